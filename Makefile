@@ -10,7 +10,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 SECONDS ?= 600
 SEED ?=
 
@@ -19,19 +19,21 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 RDMA := $(VENV)/.stamp-rdma
 # Each process takes whole files, because the tests of a file share slow fixtures.
-BESIDE := -n $(JOBS) --dist loadfile
+BESIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
+NPM := $(PY) labextension/builder.py
+MODULES := node_modules/.stamp-all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab notebooks test test-quick test-gpu chaos check lint types spelling fmt bench clean
+.PHONY: help venv demo lab notebooks test test-ts test-quick test-soak test-gpu test-ops chaos check lint types spelling fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP) ## create .venv with all dependencies
 
-$(STAMP): pyproject.toml runtime/pyproject.toml
+$(STAMP): pyproject.toml runtime/pyproject.toml package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is required; choose an interpreter with PYTHON=")'
 	@test -x $(PY) || { echo "creating $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(TORCH)"
@@ -40,6 +42,13 @@ $(STAMP): pyproject.toml runtime/pyproject.toml
 	@$(PIP) install --editable ./runtime --editable '.[test,dev,notebooks]'
 	@# pip compiles what it copies. Without this, each process compiles the package again if Python may not write files.
 	@$(PY) -m compileall -q monarch_kernel runtime
+	@test -f monarch_kernel/labextension/package.json || echo "warning: no JupyterLab extension and no live views, because the front end was not built; run 'make venv' again when npm's registry can be reached"
+	@touch $@
+
+# All packages of the front end; the build alone needs two.
+$(MODULES): package-lock.json | $(STAMP)
+	@echo "installing the packages of the front end"
+	@$(NPM) ci --ignore-scripts --silent
 	@touch $@
 
 # NIXL does not support every platform; without it, its tests are skipped.
@@ -60,19 +69,31 @@ notebooks: $(STAMP) ## run all notebooks, and store them with their outputs
 	@echo "running the notebooks"
 	@$(PY) notebooks/save.py $(ARGS)
 
-test: $(STAMP) $(RDMA) ## run all tests
+test: $(STAMP) $(RDMA) test-ts ## run all tests but the soak tests
 	@echo "running all tests"
-	@$(PY) -m pytest $(BESIDE) $(ARGS)
+	@$(PY) -m pytest -m "not soak" $(BESIDE) $(ARGS)
 
-test-quick: $(STAMP) $(RDMA) ## run the tests that are not marked slow
+test-ts: $(MODULES) ## run the tests of the front end
+	@echo "running the tests of the front end"
+	@$(NPM) run --silent test
+
+test-quick: $(STAMP) $(RDMA) ## run the tests that are neither slow nor soak tests
 	@echo "running the quick tests"
-	@$(PY) -m pytest -m "not slow" $(BESIDE) $(ARGS)
+	@$(PY) -m pytest -m "not slow and not soak" $(BESIDE) $(ARGS)
+
+test-soak: $(STAMP) $(RDMA) ## run the tests that repeat promises of others with more parameters, or for longer
+	@echo "running the soak tests"
+	@$(PY) -m pytest -m soak $(BESIDE) $(ARGS)
 
 test-gpu: $(STAMP) $(RDMA) ## run the tests and benchmarks that need a GPU; results go to benchmarks/results/
 	@echo "running the tests that need a GPU"
 	@$(PY) -m pytest -m gpu -rs $(ARGS)
 	@echo "measuring into benchmarks/results/"
 	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
+
+test-ops: $(STAMP) ## compare all ops on tensors of a mesh with torch's DTensor, by torch's own samples
+	@echo "comparing all ops on tensors of a mesh"
+	@MONARCH_ALL_OPS=1 $(PY) -m pytest tests/engine/test_opinfo.py $(ARGS)
 
 chaos: $(STAMP) $(RDMA) ## inject random faults for SECONDS per test, and run property tests with new examples
 	@echo "running property tests with new examples"
@@ -82,8 +103,9 @@ chaos: $(STAMP) $(RDMA) ## inject random faults for SECONDS per test, and run pr
 
 check: lint types spelling ## check lint, formatting, types, spelling and style
 
-types: $(STAMP) ## check types
+types: $(STAMP) $(MODULES) ## check types
 	@echo "checking types"
+	@$(NPM) run --silent types
 	@$(PY) -m pyright --pythonpath $(PY)
 
 spelling: $(STAMP) ## check spelling, and count the phrases of tests/style/phrases.txt
@@ -91,14 +113,16 @@ spelling: $(STAMP) ## check spelling, and count the phrases of tests/style/phras
 	@$(PY) -m codespell_lib
 	@$(PY) tests/style/phrases.py
 
-lint: $(STAMP) ## check lint and formatting
+lint: $(STAMP) $(MODULES) ## check lint and formatting
 	@echo "checking lint"
 	@$(PY) -m ruff check --quiet
+	@$(NPM) run --silent lint
 	@echo "checking formatting"
 	@$(PY) -m ruff format --check --quiet
 
-fmt: $(STAMP) ## format the code and apply the fixes of ruff
+fmt: $(STAMP) $(MODULES) ## format the code and apply the fixes of ruff and biome
 	@echo "formatting"
+	@$(NPM) run --silent fix || true
 	@$(PY) -m ruff check --fix --quiet || true
 	@$(PY) -m ruff format --quiet
 
@@ -108,5 +132,5 @@ bench: $(STAMP) ## run the benchmarks
 
 clean: ## remove caches and build output; .venv stays
 	@echo "removing caches and build output"
-	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist node_modules monarch_kernel/labextension monarch_kernel/views/static .pytest_cache .ruff_cache .hypothesis
 	@find . \( -name .git -o -name $(VENV) -o -name node_modules \) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

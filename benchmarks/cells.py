@@ -48,8 +48,7 @@ def run(options: Options) -> list[Measure]:
             how = {"body": body, "plain": plain, "shown": shown}
             race.rounds(2, "cells", count=5, **how)
             measure.load = calm(options)
-            seconds = race.rounds(options.rounds(20, 5), "cells", count=5, **how)
-            measure.samples = {system: [value * 1e3 for value in values] for system, values in seconds.items()}
+            measure.take(race.all_figures(options.rounds(20, 5), "cells", count=5, **how), 1e3)
     empty = measures[0]
     peers = [system for system in empty.samples if system not in (OURS, FLOOR)]
     best = min(peers, key=lambda peer: empty.value(peer) or 0.0, default="the better peer")

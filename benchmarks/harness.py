@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Literal, Protocol
@@ -28,6 +28,8 @@ PEERS = {
 }
 """Peers, each with the package that it needs."""
 
+_TAIL = 20
+"""Figures from which on the 99th percentile is more than the slowest of a few."""
 Samples = dict[str, list[float]]
 """One figure a round, by system."""
 
@@ -61,8 +63,23 @@ class Measure:
     """Share of the cores that was busy before the start."""
     worst: bool = False
     """Whether the figure of the worst round counts, because the limit must hold each time."""
+    p99: dict[str, float] = field(default_factory=dict)
+    """By system, the 99th percentile of all figures of all rounds."""
     words: dict[str, dict[str, str]] = field(default_factory=dict)
     """By system, results that are not figures, by topic."""
+
+    def take(self, seconds: dict[str, list[list[float]]], scale: float) -> None:
+        """Take all figures of each round, by system: their median for each round, and the 99th percentile of all.
+
+        Args:
+            seconds: the figures.
+            scale: from seconds to the unit of the measure.
+        """
+        for system, rounds in seconds.items():
+            self.samples[system] = [median(figures) * scale for figures in rounds]
+            every = [figure * scale for figures in rounds for figure in figures]
+            if len(every) >= _TAIL:
+                self.p99[system] = quantiles(every, n=100, method="inclusive")[-1]
 
     def spread(self, system: str) -> tuple[float, float] | None:
         """First and third quartile over the rounds; None for too few rounds."""
@@ -118,22 +135,6 @@ class Options:
 
     def systems(self, *without: str) -> list[str]:
         return [name for name in (OURS, FLOOR, *self.peers) if name not in without]
-
-
-def with_p99(measure: Measure, seconds: dict[str, list[list[float]]], scale: float) -> list[Measure]:
-    """Return the measure with its medians by round, and another one with the 99th percentile of all figures.
-
-    Args:
-        measure: to fill.
-        seconds: the figures of each round, by system.
-        scale: from seconds to the unit of the measure.
-    """
-    tail = replace(measure, name=f"{measure.name}, p99", samples={}, target=None, notes=measure.notes)
-    for system, rounds in seconds.items():
-        measure.samples[system] = [median(figures) * scale for figures in rounds]
-        every = [figure * scale for figures in rounds for figure in figures]
-        tail.samples[system] = [quantiles(every, n=100, method="inclusive")[-1]]
-    return [measure, tail]
 
 
 class Lane(Protocol):

@@ -37,6 +37,7 @@ def _rows(measures: Sequence[Measure], systems: Sequence[str], spread: bool = Fa
                 row.append(
                     number(value)
                     + (f" [{number(between[0])}-{number(between[1])}]" if between else "")
+                    + (f" p99 {number(measure.p99[system])}" if system in measure.p99 else "")
                     + (f" x{number(ratio)}" if system != OURS and ratio is not None else "")
                 )
         rows.append(row)

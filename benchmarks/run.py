@@ -20,8 +20,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import breadth
 import buffers
 import cells
+import clusters
 import cpu
 import failures
 import fanout
@@ -29,7 +31,10 @@ import groups
 import inflight
 import interrupts
 import memory
+import page
 import payload
+import pipeline
+import recorded
 import roundtrip
 import sessions
 import simulation
@@ -43,6 +48,7 @@ from report import as_json, load, markdown, show, show_verdicts
 from rich.console import Console
 
 import gpu
+import telemetry
 
 BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "roundtrip": roundtrip.run,
@@ -54,16 +60,22 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "buffers": buffers.run,
     "states": states.run,
     "steps": steps.run,
+    "recorded": recorded.run,
+    "pipeline": pipeline.run,
     "groups": groups.run,
     "failures": failures.run,
     "spawn": spawn.run,
     "sessions": sessions.run,
+    "clusters": clusters.run,
     "gpu": gpu.run,
     "memory": memory.run,
     "simulation": simulation.run,
+    "breadth": breadth.run,
     "cells": cells.run,
     "startup": startup.run,
     "interrupts": interrupts.run,
+    "telemetry": telemetry.run,
+    "page": page.run,
 }
 
 

@@ -10,63 +10,114 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import zmq
 
 from monarch._core.causes import Exited
+from monarch._procs.agent.router import Router
+from monarch._procs.agent.spreading import Spreading
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import Link, make_context
-from monarch._wire.tcp import LEASE_S, over_network
+from monarch._wire.links import make_context
+from monarch._wire.split import join
+from monarch._wire.tcp import over_network
 
+LEASE = 60.0
+"""Seconds of silence until a host counts as lost: all of them share the cores."""
+PROCESSES = 8
+"""Processes that stand in for all hosts."""
 _NOTHING = b"\x80\x05N."
 """A pickled None."""
+
+
+class Timers:
+    """Runs functions later, for all stand-ins of a process."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = count().__next__
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run a function after some seconds."""
+        heappush(self._waiting, (time.monotonic() + seconds, self._number(), action))
+
+    def run(self) -> float:
+        """Run what is due, and return the seconds until the next."""
+        while self._waiting and self._waiting[0][0] <= time.monotonic():
+            heappop(self._waiting)[2]()
+        return max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else 1.0
 
 
 class StandIn:
     """Stands in for one host agent and its ranks."""
 
-    def __init__(self, host: str, keys: KeyPair, ready: int) -> None:
+    def __init__(self, host: str, keys: KeyPair, context: zmq.Context[Any], folder: str, timers: Timers) -> None:
         self._host = host
         self._keys = keys
         self._places: dict[str, int] = {}
         self._finished = 0
-        self._link: Link | None = None
-        self._context = make_context()
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.set_hwm(0)
-        self._inbox.set(zmq.CURVE_SERVER, 1)
-        self._inbox.set(zmq.CURVE_SECRETKEY, keys.secret)
-        self._inbox.set(zmq.CURVE_PUBLICKEY, keys.public)
-        over_network(self._inbox, LEASE_S)
-        self._inbox.bind("tcp://127.0.0.1:*")
-        address = self._inbox.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
-        os.write(ready, f"{host} {address}\n".encode())
+        self.ended = False
+        self._owner = ""
+        self.inbox = context.socket(zmq.PULL)
+        self.inbox.set_hwm(0)
+        self.inbox.set(zmq.CURVE_SERVER, 1)
+        self.inbox.set(zmq.CURVE_SECRETKEY, keys.secret)
+        self.inbox.set(zmq.CURVE_PUBLICKEY, keys.public)
+        over_network(self.inbox, LEASE)
+        self.inbox.bind("tcp://127.0.0.1:*")
+        address = self.inbox.get(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        own = os.path.join(folder, host)
+        os.mkdir(own)
+        self._router = Router(context, f"{host}/agent", own, keys, LEASE)
+        self._spreading = Spreading(self._router, timers.later, self._handle, self._failed, lambda _: None)
+        self.where = f"{host} {address}\n"
 
-    def run(self) -> None:
-        """Answer until the controller says Bye."""
-        while True:
-            frames = self._inbox.recv_multipart()
-            message = m.decode(frames[0])
-            if isinstance(message, m.Cast):
-                self._on_cast(message, m.decode(frames[1]))
-            elif isinstance(message, m.Hosts):
-                # Host ids have no slash; the controller is in there by its proc id.
-                address, public = next(where for name, where in message.hosts.items() if "/" in name)
-                hello = m.encode(m.Hello(m.VERSION, f"{self._host}/agent", os.getpid()))
-                self._link = Link(self._context, address, hello, self._keys, public.encode())
-            elif isinstance(message, m.Spawn):
-                self._on_spawn(message)
-            elif isinstance(message, m.Stop):
-                for proc in message.procs:
-                    self._send(m.Dead(proc, Exited(0), True, []))
-            elif isinstance(message, m.Bye):
-                return
+    def _failed(self, frames: list[Any], error: Exception) -> None:
+        raise error
+
+    def turn(self) -> None:
+        """Handle a message."""
+        self._handle(list(self.inbox.recv_multipart()))
+
+    def _handle(self, frames: list[Any]) -> None:
+        message, more = m.decode(frames[0]), frames[1:]
+        if isinstance(message, m.Cast):
+            self._on_cast(message, m.decode(more[0]))
+        elif isinstance(message, m.Ordered):
+            self._spreading.on_ordered(message, more)
+        elif isinstance(message, m.Spread):
+            self._spreading.on_spread(message, more)
+        elif isinstance(message, m.Answers):
+            self._spreading.on_answers(message, more)
+        elif isinstance(message, m.Route):
+            asked = m.decode(more[0])
+            if isinstance(asked, m.Ask) and asked.port:
+                self._send(m.Reply(message.dst, asked.port, m.NOWHERE, m.RESULT, 0, _NOTHING))
+            else:
+                self._handle(more)
+        elif isinstance(message, m.Split):
+            self._handle(join(message, more))
+        elif isinstance(message, m.Hosts):
+            self._router.learn(message)
+            # Host ids have no slash; the controller is in there by its proc id.
+            self._owner = next(name for name in message.hosts if "/" in name)
+        elif isinstance(message, m.Spawn):
+            self._on_spawn(message)
+        elif isinstance(message, m.Stop):
+            for proc in message.procs:
+                self._send(m.Dead(proc, Exited(0), True, []))
+        elif isinstance(message, m.Bye):
+            self.ended = True
 
     def _on_spawn(self, spawn: m.Spawn) -> None:
         # Only the port of a config matters.
@@ -85,16 +136,30 @@ class StandIn:
                 m.encode(m.Reply(proc, cast.port, self._places[proc], m.RESULT, done, _NOTHING)) for proc in cast.procs
             ]
             head = m.encode(m.Batch(f"{self._host}/agent", [1] * len(replies), len(replies)))
-            assert self._link is not None
-            self._link.send(head, replies)
+            self._spreading.answer(cast.src, cast.port, [head, *replies], True)
 
     def _send(self, message: m.AnyMessage) -> None:
-        assert self._link is not None
-        self._link.send(m.encode(message))
+        self._router.send(self._owner, [m.encode(message)])
 
 
-def fork_stand_ins(count: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
-    """Fork one process for each host from a warm one; return pids and addresses."""
+def serve(hosts: Sequence[str], keys: KeyPair, ready: int) -> None:
+    """Stand in for some hosts until the controller says Bye to all."""
+    context, timers = make_context(), Timers()
+    folder = tempfile.mkdtemp(prefix="simulated")
+    stand_ins = [StandIn(host, keys, context, folder, timers) for host in hosts]
+    shutil.rmtree(folder)
+    by_socket = {each.inbox: each for each in stand_ins}
+    poller = zmq.Poller()
+    for each in stand_ins:
+        poller.register(each.inbox, zmq.POLLIN)
+        os.write(ready, each.where.encode())
+    while not all(each.ended for each in stand_ins):
+        for inbox, _ in poller.poll(int(timers.run() * 1000) + 1):
+            by_socket[inbox].turn()
+
+
+def fork_stand_ins(hosts: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
+    """Fork the processes of all hosts from a warm one; return its pid and addresses."""
     reader, writer = os.pipe()
     warm = os.fork()
     if warm == 0:
@@ -105,21 +170,22 @@ def fork_stand_ins(count: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
 
         gc.collect()
         gc.freeze()
-        for index in range(count):
+        processes = min(hosts, PROCESSES)
+        for index in range(processes):
             if os.fork() == 0:
                 try:
-                    StandIn(f"simulated{index}", keys, writer).run()
+                    serve([f"simulated{host}" for host in range(index, hosts, processes)], keys, writer)
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(0)
         os.close(writer)
-        for _ in range(count):
+        for _ in range(processes):
             os.wait()
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as lines:
-        found = [lines.readline().split() for _ in range(count)]
+        found = [lines.readline().split() for _ in range(hosts)]
     public = keys.public.decode()
     return warm, [m.Listening(f"{host}/agent", address, address, public) for host, address in found]
 
@@ -133,6 +199,9 @@ def main(hosts: int, per_host: int, rounds: int) -> None:
     warm, listening = fork_stand_ins(hosts, keys)
     try:
         print(json.dumps(_measure(hosts, per_host, rounds, keys, listening)), flush=True)
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         try:
             os.killpg(warm, signal.SIGKILL)
@@ -156,6 +225,7 @@ def _measure(
 
     this_host()
     node = current_node()
+    node.hosts.lease = LEASE
     begin = time.perf_counter()
     from monarch._session.session import need_session
 
@@ -167,6 +237,8 @@ def _measure(
     actors = procs.spawn("bench", Bench)
     actors.echo.call(0).get()
     spawn = time.perf_counter() - begin
+    # Until messages go from host to host.
+    time.sleep(2.0)
     found: dict[str, list[float]] = {"attach": [attach], "spawn": [spawn]}
     for _ in range(rounds):
         begin, cpu = time.perf_counter(), time.process_time()

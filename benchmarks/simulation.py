@@ -1,9 +1,9 @@
 """A simulation, not a measurement of real hosts: the controller's cost of a call to 8 ranks on each of many hosts.
 
 The controller is real, with its real sockets over tcp and CURVE. Behind it, light processes stand in for host agents,
-forked from a warm one: each takes the messages of a host agent, and answers for eight ranks that do not exist. They
-share the cores with the controller, so only its own times apply to real hosts: the time until a call is sent, and the
-CPU time of sending and gathering it.
+forked from a warm one: they take the messages of host agents, pass them on with the agents' own code, and answer for
+eight ranks each that do not exist. They share the cores with the controller, so only its own times apply to real hosts:
+the time until a call is sent, and the CPU time of sending and gathering it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import Measure, Options, calm
+from harness import OURS, Measure, Options, Target, calm
 
 HERE = Path(__file__).resolve().parent
 PER_HOST = 8
+MOST = 2000
+"""Hosts of the largest simulation."""
 WHAT = {
     "send": "call: time to send it",
     "cpu": "call: processor time of the controller",
@@ -32,9 +34,11 @@ WHAT = {
 def run(options: Options) -> list[Measure]:
     """Milliseconds of each part, by the number of hosts."""
     measures = {key: Measure("simulation", text, "ms", "less") for key, text in WHAT.items()}
+    most = Measure("simulation", f"call to {MOST:,} hosts: processor time of the controller", "ms", "less")
+    most.target = Target("≤ 20 ms", 20.0)
     notes = measures["send"].notes
     notes.append(f"SIMULATED: stand-ins answer for host agents with {PER_HOST} ranks each; only the controller is real")
-    for hosts in options.hosts or ((1, 10, 100) if options.quick else (1, 10, 100, 300, 1000)):
+    for hosts in options.hosts or ((1, 10, 100) if options.quick else (1, 10, 100, 300, 1000, MOST)):
         missing = _missing(hosts)
         if missing:
             notes.append(f"{hosts} hosts: left out, {missing}")
@@ -53,15 +57,17 @@ def run(options: Options) -> list[Measure]:
             measure = measures[key]
             measure.load = max(measure.load, load)
             measure.samples[f"{hosts} hosts"] = [value * 1e3 for value in seconds]
-    return list(measures.values())
+            if key == "cpu" and hosts == MOST:
+                most.load, most.samples[OURS] = load, [value * 1e3 for value in seconds]
+    return [*measures.values(), *([most] if most.samples else [])]
 
 
 def _missing(hosts: int) -> str:
     """Return what so many stand-ins would lack."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     # A link and its monitor take files at the controller, and so does each connection of a host.
-    if files != resource.RLIM_INFINITY and hosts * 10 + 200 > files:
+    if files != resource.RLIM_INFINITY and hosts * 8 + 200 > files:
         return f"the controller may have {files} files"
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) / 1024
-    return f"there is {free:.0f} MB of memory" if hosts * 6 + 500 > free else ""
+    return f"there is {free:.0f} MB of memory" if hosts + 500 > free else ""

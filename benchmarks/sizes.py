@@ -51,5 +51,4 @@ def _measure(name: str, target: Target, load: float) -> Measure:
 
 
 def _generations(race: Race, measure: Measure, options: Options, what: str, count: int, **with_: object) -> None:
-    seconds = race.rounds(options.rounds(9, 3), what, count=count, **with_)
-    measure.samples = {system: [value * 1e6 for value in values] for system, values in seconds.items()}
+    measure.take(race.all_figures(options.rounds(9, 3), what, count=count, **with_), 1e6)

@@ -32,19 +32,26 @@ def load_ipython_extension(shell: Any) -> None:
     from monarch_kernel.cells.faults import install as install_hook
     from monarch_kernel.magics.mesh import MeshMagics
     from monarch_kernel.magics.typing_help import install as install_help
+    from monarch_kernel.views.shown import install as install_views
 
     before = shell.magics_manager.registry.get("MeshMagics")
-    # Loaded again: the running meshes stay.
-    magics = MeshMagics(shell, before.meshes if before is not None else None)
-    shell.register_magics(magics)
+    # Loaded again: the running meshes and the mode of plain cells stay.
+    header = before.auto.header if before is not None else None
     if before is not None:
+        # First, since it gives back what the new magics take.
         before.close()
+    magics = MeshMagics(shell, *((before.meshes, before.front_end) if before is not None else ()))
+    magics.auto.header = header
+    shell.register_magics(magics)
     magics.editor.watch()
     magics.keeping.watch()
     install(shell)
     use_advice(NotebookAdvice(shell, magics.meshes))
     install_hook(magics.streams)
     shell.monarch_help = install_help(shell, magics)
+    install_views(shell, magics.shown)
+    if getattr(shell, "kernel", None) is not None:
+        magics.views.install(shell.kernel, getattr(shell.kernel, "lane", None))
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
         print(
             "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has Shift-Tab help on "

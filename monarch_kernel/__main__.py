@@ -13,7 +13,7 @@ _HELP = """\
 usage: python -m monarch_kernel install [--user | --sys-prefix | --prefix PREFIX] [--name NAME] [--display-name TEXT]
        python -m monarch_kernel -f CONNECTION_FILE
 
-The first command makes the kernel known to Jupyter; `install --help` describes its options. The second one is what
+The first command registers the kernel with Jupyter; `install --help` describes its options. The second is what
 Jupyter runs to start the kernel; `--help-all` lists its other options, which are those of ipykernel.
 
 Without Jupyter: `monarch --help`, or `from monarch.actor import this_host` in any Python program.
@@ -41,10 +41,10 @@ def install(words: list[str]) -> None:
 
     parser = argparse.ArgumentParser(
         "python -m monarch_kernel install",
-        description="Make the kernel known to Jupyter. It starts with the Python that runs this command.",
+        description="Register the kernel with Jupyter. The kernel runs with the Python that runs this command.",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--user", action="store_true", help="install for this user, for every Jupyter that they start")
+    where.add_argument("--user", action="store_true", help="install for this user, for every Jupyter they start")
     where.add_argument("--sys-prefix", action="store_true", help="install into this Python environment (default)")
     where.add_argument("--prefix", help="install under this prefix, such as /usr/local for all users")
     parser.add_argument("--name", default="monarch", help="name of the kernel (default: monarch)")

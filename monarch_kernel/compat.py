@@ -6,7 +6,9 @@ ipykernel is not imported here: an IPython shell without a kernel loads this fil
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from inspect import currentframe
@@ -21,6 +23,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHELL: Any = InteractiveShell
 _RUN_CODE: CodeType = _SHELL.run_code.__code__
+_ASKING_MS = 20
+"""Milliseconds between two looks whether an answer is still of interest."""
 _MOST_TRANSFORMS = 5000
 """Magics and commands of one cell."""
 
@@ -68,6 +72,20 @@ def runs_cell(frame: FrameType | None) -> bool:
     return False
 
 
+def run_nested(shell: Any, cell: str) -> Any:
+    """Run a cell inside a running one, without its result; return IPython's ``ExecutionResult``.
+
+    A top-level ``await`` runs on IPython's own event loop, since that of the kernel waits for the outer cell.
+    """
+    outer = asyncio._get_running_loop()
+    if outer is not None and shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
+        asyncio._set_running_loop(None)
+    try:
+        return shell.run_cell(cell, silent=True)
+    finally:
+        asyncio._set_running_loop(outer)
+
+
 def cancels_awaits(kernel: _Kernel) -> _Kernel:
     """Class decorator: ipykernel enters ``kernel.cancel_on_sigint(future)`` while a cell awaits something.
 
@@ -94,6 +112,30 @@ def syntax_lines(shell: Any, error: SyntaxError, number: int) -> list[str]:
 def cell_number(shell: Any, filename: str) -> int | None:
     """Return the number of the cell whose code has this file name; None if no cell has."""
     return shell.compile._filename_map.get(filename)
+
+
+def cell_file(shell: Any, number: int) -> str:
+    """Return the file name of the code of a cell; empty if none was compiled."""
+    files = [file for file, each in list(shell.compile._filename_map.items()) if each == number]
+    return files[-1] if files else ""
+
+
+def file_of_cell(text: str) -> str:
+    """Return the name of the file that the debuggers of front ends know a cell by."""
+    return import_module("ipykernel.compiler").get_file_name(text)
+
+
+def spare_threads(prefix: str, others: tuple[str, ...]) -> None:
+    """Have the debugger of the notebook not pause some threads, nor list them, as ipykernel does with its own.
+
+    Args:
+        prefix: of the names of the threads.
+        others: prefixes of those that it may pause all the same.
+    """
+    for thread in threading.enumerate():
+        if thread.name.startswith(prefix) and not thread.name.startswith(others):
+            own: Any = thread
+            own.pydev_do_not_trace = own.is_pydev_daemon_thread = True
 
 
 def publish(kernel: Any, kind: str, content: dict[str, Any], parent: Any, topic: str = "") -> None:
@@ -162,3 +204,153 @@ def reloads_extension() -> bool:
 def captures(publisher: Any) -> bool:
     """Return whether a publisher of displays keeps them for ``%%capture``."""
     return isinstance(publisher, import_module("IPython.core.displaypub").CapturingDisplayPublisher)
+
+
+def publish_packed(kernel: Any, kind: str, content: bytes, topic: str) -> None:
+    """Send a message whose content is JSON already to all front ends, from any thread; it belongs to no cell."""
+    kernel.session.send(kernel.iopub_socket, kind, content, ident=topic.encode())
+
+
+def peeked(kernel: Any, message: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header of a raw message on the shell channel, and the content of one of a comm; empty if invalid."""
+    session = kernel.session
+    try:
+        _, frames = session.feed_identities(message, copy=False)
+        read = session.deserialize(frames, content=False, copy=False)
+        is_comm = read["header"]["msg_type"] in ("comm_open", "comm_msg", "comm_close")
+        return read["header"], session.unpack(read["content"]) if is_comm else {}
+    except Exception:
+        # ipykernel reports it.
+        return {}, {}
+
+
+def deserialized(kernel: Any, message: Any) -> tuple[Any, Any]:
+    """Return the identities of a raw message, and its parts; it can be done once."""
+    idents, frames = kernel.session.feed_identities(message, copy=False)
+    return idents, kernel.session.deserialize(frames, content=True, copy=False)
+
+
+def publish_status(kernel: Any, status: str, parent: Any) -> None:
+    """Tell all front ends that the kernel is ``busy`` or ``idle`` with a message, from any thread."""
+    kernel._publish_status(status, "shell", parent=parent)
+
+
+async def reply_while_busy(kernel: Any, kind: str, message: Any) -> None:
+    """Answer a question about the kernel in the thread of the shell channel, which owns the socket."""
+    idents, request = deserialized(kernel, message)
+    publish_status(kernel, "busy", request)
+    await getattr(kernel, kind)(kernel.shell_stream, idents, request)
+    publish_status(kernel, "idle", request)
+
+
+def watch_output(kernel: Any, take: Callable[[str, dict[str, Any], dict[str, Any]], None]) -> None:
+    """Call a function with each message to all front ends, in the thread that sends it.
+
+    Args:
+        kernel: ipykernel's kernel.
+        take: called with the kind of the message, its content, and its parent: a request, or the header of one.
+    """
+    session: Any = kernel.session
+    send = session.send
+
+    def watched(stream: Any, kind: Any, content: Any = None, parent: Any = None, *args: Any, **named: Any) -> Any:
+        sent = send(stream, kind, content, parent, *args, **named)
+        # Printed text comes as a whole message.
+        whole: Any = kind
+        name, body, request = kind, content, parent
+        if isinstance(kind, dict):
+            name, body, request = whole["header"]["msg_type"], whole["content"], whole["parent_header"]
+        if request and not isinstance(body, bytes):
+            take(name, body or {}, request)
+        return sent
+
+    session.send = watched
+
+
+def open_comm(kernel: Any, request: dict[str, Any]) -> None:
+    """Open a comm as a front end asks, in this thread."""
+    kernel.comm_manager.comm_open(None, None, request)
+
+
+def give_to_comm(kernel: Any, request: dict[str, Any]) -> None:
+    """Give a message to its comm in this thread, without the events of a cell, which belong to the notebook's."""
+    comm = kernel.comm_manager.get_comm(request["content"]["comm_id"])
+    if comm is not None and comm._msg_callback is not None:
+        comm._msg_callback(request)
+
+
+def can_ask(kernel: Any, parent: Any = None) -> bool:
+    """Return whether the front end of a cell answers questions.
+
+    Args:
+        kernel: ipykernel's kernel; None in a terminal.
+        parent: the message that runs the cell; None for that of this thread.
+    """
+    if kernel is None:
+        return sys.stdin is not None and sys.stdin.isatty()
+    # Not the kernel's own note, which is that of the last cell, perhaps of another console.
+    parent = parent or kernel.get_parent("shell") or {}
+    return bool(parent.get("content", {}).get("allow_stdin"))
+
+
+def ask(
+    kernel: Any, prompt: str, wanted: Callable[[], bool], unanswered: Callable[[str, str], object] | None = None
+) -> str | None:
+    """Ask the person at the front end of the running cell, in the thread of the notebook.
+
+    Args:
+        kernel: ipykernel's kernel; None in a terminal.
+        prompt: shown before the answer.
+        wanted: tells whether the answer is still of interest; asked all the time.
+        unanswered: called if the question ends without an answer, with the id of the message that runs the cell and
+            that of the question.
+
+    Returns:
+        The answer; None if it is no longer of interest. The end of the input in a terminal is the answer ``EOF``.
+
+    Raises:
+        KeyboardInterrupt: the cell is stopped.
+    """
+    if kernel is None:
+        try:
+            return input(prompt)
+        except EOFError:
+            print()
+            return "EOF"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    socket, session = kernel.stdin_socket, kernel.session
+    while socket.poll(0):
+        # Late answers to earlier questions.
+        socket.recv_multipart()
+    ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
+    parent = kernel.get_parent("shell")
+    asked = session.send(socket, "input_request", {"prompt": prompt, "password": False}, parent, ident=ident)
+    question: str = asked["header"]["msg_id"]
+    answered = False
+    try:
+        while wanted():
+            if socket.poll(_ASKING_MS):
+                _, reply = session.recv(socket)
+                # Some front ends name the question that they answer, which may be an earlier one.
+                if reply is not None and reply.get("parent_header", {}).get("msg_id", question) == question:
+                    answered = True
+                    return str(reply["content"]["value"])
+        return None
+    finally:
+        if not answered and unanswered is not None:
+            unanswered(parent.get("header", {}).get("msg_id", ""), question)
+
+
+def debugger_of(shell: Any) -> Callable[[bool], None]:
+    """Return what ``%debug`` does in this shell after an error."""
+    usual: Any = shell.__class__
+    return lambda force: usual.debugger(shell, force)
+
+
+def set_debugger(shell: Any, debugger: Callable[[bool], None] | None) -> None:
+    """Set what ``%debug`` does after an error; None for IPython's own."""
+    if debugger is not None:
+        shell.debugger = lambda force=False: debugger(force)
+    elif "debugger" in vars(shell):
+        del shell.debugger

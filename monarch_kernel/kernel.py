@@ -9,16 +9,19 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
+from zmq import ZMQError
 
 import monarch_kernel
-from monarch._kernel_api import leave_if_forked, watch_forks
-from monarch_kernel.cells.breakpoints import Breakpoints
-from monarch_kernel.compat import cancels_awaits, runs_cell
+from monarch._kernel_api import is_ours, leave_if_forked, watch_forks
+from monarch_kernel.compat import cancels_awaits, publish_status, runs_cell
+from monarch_kernel.dap.session import Session
 from monarch_kernel.magics.typing_help import TypingHelp
+from monarch_kernel.views.lane import Lane
 
 _AGAIN = 0.02
 """Seconds before a Ctrl-C that came too early for the code of a cell is sent again."""
@@ -26,6 +29,11 @@ _AGAIN = 0.02
 
 _BREATH = 0.1
 """Seconds in which a second Ctrl-C does not cut off the handling of the first."""
+
+_CELL_S = 1.0
+"""Seconds that the end of the kernel waits for the running cell before it ends the meshes."""
+_LOST_S = 0.5
+"""Seconds that it waits for a cell that still runs then, whose calls have failed."""
 
 
 @cancels_awaits
@@ -46,7 +54,21 @@ class MonarchKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         # ipykernel types few of its methods.
         super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
-        self._breakpoints = Breakpoints()
+        self._session: Session | None = None
+        """The debugger of the front end. Control thread only."""
+        self.lane = Lane(self)
+        """The way of messages of views around the running cell."""
+        self.running: Any = None
+        self.context = copy_context()
+        """Of the running cell: what a thread prints or asks in it belongs to that cell."""
+        """The request that the notebook's thread runs; None if it is idle. Written by that thread under ``_busy``."""
+        self._busy = threading.Lock()
+        """Held while front ends are told that the cell goes on, so that its end comes after that."""
+        self._replied = threading.Event()
+        """Set while the notebook's thread owes no reply to a cell."""
+        self._replied.set()
+        self._ends = False
+        """Whether front ends have ended the kernel. Written by the control thread."""
         monarch_kernel.load_ipython_extension(self.shell)
         # As %load_ext does, for %unload_ext.
         _shell(self).extension_manager.loaded.add(monarch_kernel.__name__)
@@ -59,7 +81,31 @@ class MonarchKernel(IPythonKernel):
         # The zygote imports torch while the user reads.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 
+    async def shell_channel_thread_main(self, msg: Any) -> None:
+        """Take a message of the shell channel: those of views do not wait for the running cell."""
+        if not await self.lane.takes(msg):
+            await super().shell_channel_thread_main(msg)  # pyright: ignore[reportUnknownMemberType]
+
+    async def process_control(self, msg: Any) -> None:
+        """Handle a message of the control channel, such as the first one of the server for a page that opens."""
+        await super().process_control(msg)  # pyright: ignore[reportUnknownMemberType]
+        self.say_busy()
+
+    def say_busy(self) -> None:
+        """Tell front ends that the running cell goes on: the end of another message shows the kernel as idle."""
+        with self._busy:
+            if self.running is not None:
+                publish_status(self, "busy", self.running)
+
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Run a cell; an ending kernel drops the reply if it has closed the socket for it."""
+        try:
+            await self._run_cell(stream, ident, parent)
+        except ZMQError:
+            if not self._ends:
+                raise
+
+    async def _run_cell(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell. A Ctrl-C interrupts only its code: an interrupted kernel would not answer."""
         if threading.current_thread() is not threading.main_thread():
             await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
@@ -69,18 +115,24 @@ class MonarchKernel(IPythonKernel):
 
         def stop(number: int, frame: FrameType | None) -> None:
             nonlocal last
-            if runs_cell(frame) and time.monotonic() - last > _BREATH:
+            if runs_cell(frame) and not _finalizes(frame) and time.monotonic() - last > _BREATH:
                 last = time.monotonic()
                 raise KeyboardInterrupt
-            # Just before or after the code of the cell, where nobody catches it, or right after another Ctrl-C.
+            # Just before or after the code of the cell, where nobody catches it, right after another Ctrl-C, or in a
+            # finalizer of this package, where Python would print and drop it.
             again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), number))
             again.name, again.daemon = "monarch-interrupt-again", True
             again.start()
 
         signal.signal(signal.SIGINT, stop)
+        self.running, self.context = parent, copy_context()
+        self._replied.clear()
         try:
             await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
         finally:
+            with self._busy:
+                self.running = None
+            self._replied.set()
             over.set()
             # Until the end of the message, when the handler of the idle kernel is restored.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,7 +142,7 @@ class MonarchKernel(IPythonKernel):
 
     def _say_what_runs(self) -> None:
         """Stop what an earlier Stop has left, or say what still runs; in a thread of its own."""
-        magics = _shell(self).magics_manager.registry.get("MeshMagics")
+        magics = _magics(self)
         if magics is None:
             return
         if magics.stopping.stop_left():
@@ -155,19 +207,31 @@ class MonarchKernel(IPythonKernel):
         return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else answer
 
     async def do_debug_request(self, msg: dict[str, Any]) -> Any:
-        """Answer a request of a debugger; breakpoints in cells that run on ranks are refused."""
-        refused = self._breakpoints.refused(msg)
-        if refused is not None:
-            return refused
-        reply: Any = await super().do_debug_request(msg)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        self._breakpoints.dumped(msg, reply)
-        return reply
+        """Answer a request of a debugger, about the notebook or about ranks."""
+        session = self._debugging()
+        if session is None:
+            return await super().do_debug_request(msg)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return await session.handle(msg, super().do_debug_request)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    def _debugging(self) -> Session | None:
+        """Return the debugger of the front end, from its first request on; None without debugpy or the magics."""
+        debugger: Any = getattr(self, "debugger", None)
+        if _magics(self) is None:
+            return None
+        if self._session is None and debugger is not None:
+            self._session = Session(lambda: _magics(self), debugger, debugger.event_callback)
+            debugger.event_callback = self._session.notebook_event
+        return self._session
 
     def do_shutdown(self, restart: bool) -> Any:
-        """End the meshes with the kernel."""
+        """End the running cell, and the meshes with the kernel."""
         from monarch._kernel_api import shutdown_context
 
+        self._ends = True
+        # Jupyter has sent a Ctrl-C. The Stop of the cell needs the ranks, and its reply a socket that is closed next.
+        self._replied.wait(_CELL_S)
         shutdown_context(2).get()
+        self._replied.wait(_LOST_S)
         return super().do_shutdown(restart)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -175,7 +239,21 @@ def _shell(kernel: MonarchKernel) -> Any:
     return kernel.shell
 
 
+def _magics(kernel: MonarchKernel) -> Any:
+    """Return the magics; None if they were unloaded."""
+    return _shell(kernel).magics_manager.registry.get("MeshMagics")
+
+
 def _warm_up() -> None:
     from monarch.actor import this_host
 
     this_host()
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    """Return whether the thread with this innermost frame runs a ``__del__`` of this package, which takes no time."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" and is_ours(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False

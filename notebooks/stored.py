@@ -10,6 +10,10 @@ METADATA = {
     "kernelspec": {"display_name": "Monarch", "language": "python", "name": "monarch"},
     "language_info": {"name": "python"},
 }
+VARIES = "varies"
+"""The tag of a cell whose text differs from run to run; only the kinds of its outputs are compared."""
+_VIEW = "application/vnd.jupyter.widget-view+json"
+_HOST = re.compile(r"<caption>([^<]+)</caption>")
 _FOLDER = re.compile(r"(/[\w.+@-]+)+/(?=site-packages/)")
 _LABELLED = re.compile(r"^\[ranks? ([\d,-]+)\] (.*)$")
 _MASKS = [
@@ -22,7 +26,7 @@ _MASKS = [
     (r"\d+\.\d+(e[-+]?\d+)?", "#"),
     (r"\d+:\d\d:\d\d", "#"),
     (r"\b\d{4,}\b", "#"),
-    (r"(#|\b\d+) (ns|µs|ms|s)\b", "# s"),
+    (r"(#|\b\d+) ?(ns|µs|ms|s)\b", "# s"),
 ]
 
 
@@ -40,9 +44,36 @@ def normalized(book: Any) -> Any:
     book.metadata.update(METADATA)
     for cell in book.cells:
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
+        if cell.cell_type == "code":
+            cell.outputs = list(_joined(cell.outputs))
         for output in cell.get("outputs", ()):
             _without_folder(output)
+            _without_kernel(output.get("data", {}))
     return book
+
+
+def _joined(outputs: list[Any]) -> Iterator[Any]:
+    """Join neighboring outputs of the same stream, as JupyterLab does; how a text is divided depends on time."""
+    last = None
+    for output in outputs:
+        if (
+            last is not None
+            and output.output_type == "stream"
+            and (last.output_type, last.get("name")) == ("stream", output.name)
+        ):
+            last.text += output.text
+            continue
+        last = output
+        yield output
+
+
+def _without_kernel(data: Any) -> None:
+    """Remove a live view, which needs its kernel, and the name of the host from the picture of a mesh beside it."""
+    if data.pop(_VIEW, None) is None:
+        return
+    for host in _HOST.findall(data["text/html"]):
+        data["text/html"] = data["text/html"].replace(f">{host}<", ">localhost<")
+        data["text/plain"] = data["text/plain"].replace(f"  {host}  ", "  localhost  ")
 
 
 def _without_folder(output: Any) -> None:
@@ -67,15 +98,22 @@ def differences(stored: Any, executed: Any) -> list[str]:
 
 
 def forms(cell: Any) -> Iterator[tuple[str, list[str]]]:
-    """Return the kind and the masked lines of each output of a cell."""
+    """Return the kind and the masked lines of each output of a cell; no lines if they vary."""
+    varies = VARIES in cell.metadata.get("tags", ())
+    for kind, text in _texts(cell):
+        yield kind, [] if varies else masked(text)
+
+
+def _texts(cell: Any) -> Iterator[tuple[str, str]]:
+    """Return the kind and the text of each output of a cell."""
     for output in cell.get("outputs", ()):
         kind = output.output_type
         if kind == "stream":
-            yield f"{kind} {output.name}", masked(output.text)
+            yield f"{kind} {output.name}", output.text
         elif kind == "error":
-            yield f"{kind} {output.ename}", masked("\n".join(output.traceback))
+            yield f"{kind} {output.ename}", "\n".join(output.traceback)
         else:
-            yield f"{kind} {' '.join(sorted(output.data))}", masked(output.data.get("text/plain", ""))
+            yield f"{kind} {' '.join(sorted(output.data))}", output.data.get("text/plain", "")
 
 
 def masked(text: str) -> list[str]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
 from state import credit_lost
+from tiers import LIST, mark, rules
 from warm import OWN, hold_server
 
 # The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
@@ -42,6 +44,9 @@ sys.dont_write_bytecode = False
 _FOLDER = mark_this_run()
 _WEDGED = 150.0
 """Seconds beyond its time limit after which a test can no longer end by itself: the process says where, and exits."""
+_BROWSER = "browser"
+_SLOWEST = ("engine", "procs", "notebooks", "chaos", "kernel", "tensors", "actors", "telemetry", "views")
+"""Folders, by seconds per file; the rest is quick."""
 _start: Snapshot | None = None
 _stderr = pytest.StashKey[int]()
 
@@ -54,6 +59,31 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     global _start
     _start = Snapshot()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by ``tiers.txt``, before ``-m`` chooses.
+
+    Begins with the folders whose files take longest, so that at the end no process waits long for another.
+    Files with a browser are set apart: two at once slow each other down.
+    """
+    mark(items, rules(LIST.read_text()))
+    rank = {name: at for at, name in enumerate(_SLOWEST)}
+    browser = [item for item in items if _folder(item) == _BROWSER]
+    others = sorted(
+        (item for item in items if _folder(item) != _BROWSER), key=lambda item: rank.get(_folder(item), len(rank))
+    )
+    files = [[*each] for _, each in groupby(others, key=lambda item: item.path)]
+    apart = [[*each] for _, each in groupby(browser, key=lambda item: item.path)]
+    every = max(1, len(files) // 2 // max(1, len(apart)))
+    for at, each in enumerate(apart):
+        files.insert(at * (every + 1), each)
+    items[:] = [item for each in files for item in each]
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.parent.name
 
 
 @pytest.hookimpl(wrapper=True)
@@ -77,9 +107,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         # The tests have run in other processes, each of which looks after its own.
         shutil.rmtree(_FOLDER, ignore_errors=True)
         return
-    if "monarch.actor" in sys.modules:
+    if "monarch._session.session" in sys.modules:
         try:
-            sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+            sys.modules["monarch._session.session"].shutdown_context().get(timeout=30)
         except TimeoutError as error:
             print(f"\n{error}", file=sys.stderr)
             faulthandler.dump_traceback(all_threads=True)
@@ -177,6 +207,8 @@ def procs(host: Any) -> Iterator[Callable[..., Any]]:
     ends = [mesh.stop() for mesh in made]
     for end in ends:
         end.get(timeout=30)
+    # Pytest keeps the function above, and a mesh keeps its events.
+    made.clear()
     assert not lost, "the test has lost credit: " + ", ".join(lost)
 
 

@@ -74,6 +74,28 @@ class Cell:
         return found
 
     @property
+    def screen(self) -> str:
+        """The text on screen now, as a front end shows it that carries out ``clear_output``."""
+        pieces: list[tuple[str, str]] = []
+        clears = False
+        for message in self.messages:
+            kind, each = message["msg_type"], message["content"]
+            if kind == "clear_output":
+                clears = each["wait"]
+                pieces = pieces if clears else []
+            elif MARK in (each.get("metadata") or {}):
+                continue
+            elif kind in ("stream", "display_data", "execute_result"):
+                pieces, clears = [] if clears else pieces, False
+                text = each["text"] if kind == "stream" else each["data"].get("text/plain", "") + "\n"
+                pieces.append((each.get("transient", {}).get("display_id", ""), text))
+            elif kind == "update_display_data":
+                name = each["transient"]["display_id"]
+                text = each["data"].get("text/plain", "") + "\n"
+                pieces = [(known, text if known == name else old) for known, old in pieces]
+        return "".join(text for _, text in pieces)
+
+    @property
     def shown(self) -> str:
         """The text of what it has displayed and returned."""
         return "\n".join(bundle.get("text/plain", "") for bundle in self.bundles)
@@ -107,9 +129,9 @@ class Cell:
 class Notebook:
     """A kernel and its client."""
 
-    def __init__(self, kernel: str = "monarch", **env: str) -> None:
+    def __init__(self, kernel: str = "monarch", log: Any = subprocess.DEVNULL, **env: str) -> None:
         self.manager = KernelManager(kernel_name=kernel)
-        self.manager.start_kernel(env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.manager.start_kernel(env={**os.environ, **env}, stdout=log, stderr=log)
         self.client = self.manager.client()
         self.client.start_channels()
         try:
@@ -118,6 +140,8 @@ class Notebook:
             self.close()
             raise
         self.cells: dict[str, Cell] = {}
+        self.events: list[dict[str, Any]] = []
+        """The events of its debugger."""
         self.guard = GUARD
 
     def send(self, code: str, subshell: str | None = None, cell_id: str | None = None, **options: Any) -> Cell:
@@ -168,6 +192,8 @@ class Notebook:
                     continue
 
     def _shown(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] == "debug_event":
+            self.events.append(message["content"])
         cell = self.cells.get(message["parent_header"].get("msg_id", ""))
         if cell is not None:
             cell.messages.append(message)

@@ -15,6 +15,8 @@ KNOWN_THREADS = (
     "monarch-controllers",
     "monarch-judge",
     "monarch-tells",
+    "monarch-telemetry",
+    "monarch-shown",
     "monarch-copy",
     "monarch-helper",
     "monarch-stream",
@@ -94,7 +96,9 @@ def unsettled() -> list[str]:
         return []
     now = statistics_of(node)
     found = [f"call {label} (port {port})" for port, label in now.pending.items()]
-    found += [f"open port {port} of a {kind}" for port, kind in now.ports.items() if port not in now.pending]
+    # Liveness opens one port when it first asks ranks, and keeps it.
+    open_ports = {port: kind for port, kind in now.ports.items() if port not in now.pending and kind != "Liveness"}
+    found += [f"open port {port} of a {kind}" for port, kind in open_ports.items()]
     found += [f"an open verdict about {uid}: {'; '.join(holders)}" for uid, holders in now.verdicts.items()]
     found += [f"{count} x {kind}" for kind, count in now.mishaps.items()]
     return found

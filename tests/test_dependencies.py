@@ -19,7 +19,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "runtime"
 
-OPTIONAL = {"nixl", "matplotlib", "pytest"}
+OPTIONAL = {"nixl", "matplotlib", "pytest", "ray"}
 """Imported where they are installed: an extra, or a library that the program itself uses."""
 UNIMPORTED = {"ipywidgets", "jupyterlab"}
 """What a person works with in a notebook; the code imports neither."""
@@ -81,7 +81,7 @@ def test_one_version_everywhere() -> None:
     assert json.loads((ROOT / "package.json").read_text())["version"] == version
     extras = [each for needs in project(ROOT)["optional-dependencies"].values() for each in needs]
     pins = [each for each in [*project(ROOT)["dependencies"], *extras] if each.startswith("monarch-kernel-runtime")]
-    assert len(pins) == 2
+    assert len(pins) == 3
     assert {each.partition("==")[2] for each in pins} == {version}
 
 

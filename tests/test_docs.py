@@ -105,4 +105,4 @@ def test_paths_named_in_pages_exist(page: Path) -> None:
 def test_the_readmes_example_runs(program: Any) -> None:
     out = program(readme_code()).ok()
     assert "108" in out
-    assert "\n105\n" in out and out.endswith("]\n")
+    assert "\n105\n" in out and "]\n" in out

@@ -18,6 +18,7 @@ PACKAGE = ROOT / "runtime" / "monarch"
 
 # Ground first. A public module is one whose name has no leading underscore; it stands on the top floor.
 FLOORS = [
+    "_config",
     "_core",
     "_wire",
     "_procs",
@@ -29,6 +30,9 @@ FLOORS = [
     "_supervision",
     "_session",
     "_state",
+    "_telemetry",
+    "_debug",
+    "_engine",
     "_notebook",
     "_services",
     "_kernel_api",
@@ -37,7 +41,7 @@ FLOORS = [
 ]
 MOST_FILES = 25
 """Files of a room, besides its ``__init__.py``."""
-# Every floor may import these. In return they import nothing of the package but each other.
+# Every floor may import these. In return they import nothing of the package but each other and the lowest floor.
 GROUND = {"monarch.exceptions", "monarch.config"}
 
 JUPYTER = {
@@ -165,7 +169,7 @@ def test_imports_go_down() -> None:
             if not is_ours(found.module) or found.module in GROUND:
                 continue
             room, target = room_of(here), room_of(found.module)
-            if here in GROUND:
+            if here in GROUND and target != FLOORS[0]:
                 wrong.append(f"{place(path, found)}: {here} may import nothing of ours, not {found.module}")
             elif FLOORS.index(target) > FLOORS.index(room):
                 wrong.append(f"{place(path, found)}: {room} is below {target}, so not {found.module}")
@@ -230,11 +234,11 @@ def test_the_runtime_does_not_import_the_notebooks_side() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_tensors_imports_torch_at_module_level() -> None:
+def test_only_tensors_and_engine_import_torch_at_module_level() -> None:
     wrong = [
         f"{place(path, found)}: {found.module}"
         for path in FILES
-        if room_of(module_name(path)) != "_tensors"
+        if room_of(module_name(path)) not in ("_tensors", "_engine") and module_name(path) != "monarch.tensor"
         for found in imports_of(path)
         if in_packages(found.module, {"torch"}) and not found.deferred and not found.typing_only
     ]
@@ -270,8 +274,9 @@ def test_an_import_brings_neither_torch_nor_jupyter(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["monarch", "monarch._kernel_api"])
 def test_no_name_of_a_program_brings_torch(module: str) -> None:
-    """It takes more than a second to import, which the first heal of a program took."""
-    code = f"import sys, {module} as api; [getattr(api, name) for name in api._HOME]; print('torch' in sys.modules)"
+    """It takes more than a second to import, which the first heal of a program took. Names of tensors need it."""
+    names = "[n for n, home in api._HOME.items() if home != 'monarch.tensor']"
+    code = f"import sys, {module} as api; [getattr(api, n) for n in {names}]; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == "False\n", ran.stdout + ran.stderr
 

@@ -90,6 +90,9 @@ def runtime_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(RUNTIME, tmp_path_factory.mktemp("runtime"))
 
 
+EXTENSION = "data/share/jupyter/labextensions/@monarch-kernel/labextension/"
+
+
 def names_in(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
@@ -117,6 +120,31 @@ def test_kernel_wheel_has_the_kernel_and_its_kernelspec(kernel_wheel: Path) -> N
     data = {name.partition(".data/")[2] for name in names_in(kernel_wheel) if ".data/" in name}
     # Where Jupyter finds it.
     assert "data/share/jupyter/kernels/monarch/kernel.json" in data
+
+
+def test_wheel_of_a_clean_clone_has_the_front_end(tmp_path: Path) -> None:
+    """The widget and the JupyterLab extension are built, and JupyterLab finds the extension enabled."""
+    run("git", "clone", "--quiet", ROOT, "clone", cwd=tmp_path)
+    names = names_in(wheel := build(tmp_path / "clone", tmp_path))
+    assert "monarch_kernel/views/static/meshview.js" in names
+    (data,) = {name.partition("/")[0] for name in names if ".data/" in name}
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path, [name for name in names if EXTENSION in name])
+        info = json.loads(archive.read(f"{data}/{EXTENSION}package.json"))
+    assert f"{data}/{EXTENSION}{info['jupyterlab']['_build']['load']}" in names
+    assert f"{data}/{EXTENSION}schemas/@monarch-kernel/labextension/plugin.json" in names
+    assert not [name for name in names if "node_modules" in name or name.startswith("monarch_kernel/labextension")]
+
+    environment = {**os.environ, "JUPYTER_PATH": str(tmp_path / data / "data" / "share" / "jupyter")}
+    command = [sys.executable, "-m", "jupyterlab.labextensions", "list"]
+    listed = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.search(r"@monarch-kernel/labextension v\S+ .*enabled.*OK", listed.stdout + listed.stderr)
+
+
+def test_lockfile_names_no_address_of_a_registry() -> None:
+    packages = json.loads((ROOT / "package-lock.json").read_text())["packages"]
+    assert not [name for name, each in packages.items() if "resolved" in each]
+    assert all("integrity" in each for name, each in packages.items() if name)
 
 
 def test_wheels_work_where_they_are_installed(kernel_wheel: Path, runtime_wheel: Path, tmp_path: Path) -> None:

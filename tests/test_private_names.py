@@ -14,14 +14,17 @@ SOURCES = [ROOT / "runtime" / "monarch", ROOT / "monarch_kernel"]
 COMPAT = {
     "monarch_kernel/compat.py": "ipykernel, IPython",
     "runtime/monarch/_tensors/torch_compat.py": "torch",
+    "runtime/monarch/_engine/dtensor_compat.py": "torch.distributed.tensor",
     "runtime/monarch/_wire/options.py": "pyzmq",
     "runtime/monarch/_wire/tensor_compat.py": "torch, on a floor that does not import it",
     "runtime/monarch/_wire/accepting.py": "zmq",
     "runtime/monarch/_notebook/progress.py": "tqdm, rich",
+    "runtime/monarch/_debug/why/workers_compat.py": "torch.utils.data, multiprocessing, concurrent.futures",
     # Its documented module has this name.
     "runtime/monarch/_tensors/transports/nixl.py": "nixl",
 }
 PLATFORM = {
+    "_PyEval_SetTrace",
     "__res_init",
     "__res_state",
     "_children",
@@ -96,6 +99,7 @@ def test_private_names_of_others_are_in_compat_modules() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_own_names_do_not_hide_names_of_others() -> None:
     """A name of torch that one of our classes has too would pass the test above."""
     trees = {file: tree for file, tree in files().items() if file not in COMPAT}

@@ -46,7 +46,35 @@ def test_declared_signatures_are_those_of_the_functions() -> None:
         for stub, name in registry._names.items()
         if name in registry._services and hasattr(stub, "__wrapped__")
     }
-    assert stubs.keys() == {"rank.assume", "exports.export", "exports.cancel"}
+    assert stubs.keys() == {
+        "arguments.rref",
+        "asking_why.why",
+        "attached.serve",
+        "checking.set_all",
+        "collector.begin",
+        "collector.events_of",
+        "collector.progress",
+        "differences.diff",
+        "evaluate.evaluate",
+        "evaluate.evaluate_here",
+        "executing.execute_here",
+        "exports.cancel",
+        "exports.export",
+        "local.activate",
+        "local.rank_tensor",
+        "looking.variables_at",
+        "pausing.pause",
+        "pausing.resume",
+        "pausing.where",
+        "rank.assume",
+        "reporter.begin",
+        "source.lines_here",
+        "telling.tell_left",
+        "telling.tell_paused",
+        "telling.tell_resumed",
+        "telling.tell_stopped",
+        "threads.threads",
+    }
     for name, stub in stubs.items():
         found = inspect.signature(registry.service_of(name).function).parameters
         assert list(found) == list(inspect.signature(stub).parameters)

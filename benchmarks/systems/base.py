@@ -167,6 +167,11 @@ class System:
         """
         raise Unsupported("no training")
 
+    def recorded(self, model: str) -> Task:
+        """Train like ``training``, with a step that is recorded once; the figures are the seconds of all, the loss, and
+        the median CPU seconds that the program takes to issue a step, if it does."""
+        raise Unsupported("no recorded steps")
+
     def groups(self, ranks: int) -> Task:
         """Let so many new ranks create a process group and sum over it; each figure is the seconds of that."""
         raise Unsupported("no process groups")

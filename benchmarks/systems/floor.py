@@ -243,6 +243,9 @@ class Floor(base.System):
     def training(self, model: str, hand: bool = False) -> base.Task:
         return torchrun.Training(model)
 
+    def recorded(self, model: str) -> base.Task:
+        return torchrun.Training(model)
+
     def stop(self) -> None:
         self._zygote.close()
 

@@ -70,6 +70,11 @@ class Mesh(base.System):
 
         return Training(model, hand)
 
+    def recorded(self, model: str) -> base.Task:
+        from systems.mesh_recorded import Recorded
+
+        return Recorded(model)
+
     def stop(self) -> None:
         from monarch.actor import shutdown_context
 

@@ -9,7 +9,7 @@ from typing import Any
 from monarch._kernel_api import Advice, describe_ranks, state_of
 from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import Mesh, Meshes
 
 _FILE = re.compile(r"(?P<file>[^\s\"'(]*ipykernel_\d+/\d+\.py|<ipython-input-[^>]+>)(?::(?P<line>\d+))?")
 
@@ -28,7 +28,7 @@ class NotebookAdvice(Advice):
 
     def after_deaths(self, uid: str, dead: Sequence[int], alive: Sequence[int]) -> str:
         """Return the magics that help."""
-        mesh = next((each for each in self._meshes.in_order() if state_of(each.procs).procs.uid == uid), None)
+        mesh = self._of(uid)
         if mesh is None:
             return super().after_deaths(uid, dead, alive)
         them = "it" if len(dead) == 1 else "them"
@@ -38,8 +38,20 @@ class NotebookAdvice(Advice):
         if not alive:
             return heal
         name = mesh.name if mesh.name != self._meshes.used else ""
-        running = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} still running"
-        return f"{running}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
+        # Their cell has ended too.
+        left = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
+        return f"{left}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
+
+    def after_failure(self, uid: str) -> str:
+        """Return the magic that recreates failed actors."""
+        mesh = self._of(uid)
+        if mesh is None:
+            return super().after_failure(uid)
+        what = "--restart" if mesh.recipe.restart else magic("heal", mesh, self._meshes)
+        return f"{what} recreates failed actors; their state is lost"
+
+    def _of(self, uid: str) -> Mesh | None:
+        return next((each for each in self._meshes.in_order() if state_of(each.procs).procs.uid == uid), None)
 
     def placed(self, text: str) -> str:
         """Return a text with ``cell [7]`` for the file of a cell."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from monarch._kernel_api import Gather, Node, describe_ranks, is_gather, meshes_of, methods_of, split_proc
 
-_REMEMBERED = 10_000
+_REMEMBERED = 2_000
 
 
 class Ahead(NamedTuple):
@@ -75,6 +75,8 @@ class Calls:
         """The processes where a call was stopped but has not ended."""
         self._cleaning: dict[int, set[str]] = {}
         """The processes where a stopped call was left to clean up; the next stop breaks that off."""
+        self._stopping: dict[int, bool] = {}
+        """The calls that a stop or a timeout ends, as keys."""
 
     def opened(self, port: int, cell: int) -> None:
         """Record a call that is made."""
@@ -85,7 +87,7 @@ class Calls:
 
     def _forget(self) -> None:
         gathers = self._node.ports.gathers
-        for table in (self._cells, self._names, self._handles, self._left, self._cleaning):
+        for table in (self._cells, self._names, self._handles, self._left, self._cleaning, self._stopping):
             for port in [port for port in list(table) if port not in gathers]:
                 table.pop(port, None)
 
@@ -136,6 +138,15 @@ class Calls:
         """Return whether a call is of a cell that the notebook does not wait for."""
         return port in self._handles
 
+    def stop(self, calls: Iterable[Gather[Any]]) -> None:
+        """Record that calls are being stopped."""
+        for call in calls:
+            self._stopping[call.port] = True
+
+    def is_stopping(self, call: Gather[Any]) -> bool:
+        """Return whether a stop has begun to end a call."""
+        return call.port in self._stopping
+
     def leave(self, port: int, proc: str) -> None:
         """Record that a stop did not end a call in a process."""
         self._left.setdefault(port, set()).add(proc)
@@ -174,7 +185,7 @@ class Calls:
         if self.has_left(each):
             return (
                 f"{where}: waiting for {title}, which was stopped but has not ended; Stop ends only this wait, "
-                f"%mesh kill kills the ranks (variables and actor state are lost)"
+                f"%mesh kill kills {'it' if len(each.ranks) == 1 else 'them'} (variables and actor state are lost)"
             )
         if any(self.is_cleaning(each.call.port, proc) for proc in each.procs):
             return f"{where}: waiting for {title}, still in its except or finally code; Stop aborts it"
@@ -202,4 +213,6 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    return call.method.startswith("__")
+    cls = call.view._state.cls if call.view is not None else None
+    # Ops on tensors of a mesh go on, so that all ranks have run the same ones.
+    return call.method.startswith("__") or call.method in getattr(cls, "monarch_unstopped", ())

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch._kernel_api import is_ours
-from monarch.exceptions import ArgumentError, AxisError, MonarchError, PointError
+from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.source import CellSyntaxError
 from monarch_kernel.cells.stop import Stopped, uninterrupted
@@ -24,7 +24,7 @@ from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
-_MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError)
+_MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError, ShapeError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -44,6 +44,10 @@ def show(
 
 
 def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    magics = shell.magics_manager.registry.get("MeshMagics")
+    if magics is not None:
+        # In a terminal, the line about running ranks would be in front of the error.
+        magics.wipe()
     if isinstance(error, CellSyntaxError):
         show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
         return
@@ -51,7 +55,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         _teach(shell, error)
         shell.showtraceback((kind, error, tb))
         return
-    lines = [_headline(kind, error)]
+    lines = [_headline(kind, error) + _hint(shell, error)]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
             # Cancelled by the user's own code.
@@ -88,6 +92,13 @@ def _teach(shell: Any, error: NameError) -> None:
     hint = magics.hints.of_notebook(error.name) if magics is not None and type(error) is NameError else ""
     if hint:
         error.args = (f"{error}\n{hint}",)
+
+
+def _hint(shell: Any, error: BaseException) -> str:
+    """Return a line for an endpoint that used an undefined name; empty for other errors."""
+    magics = shell.magics_manager.registry.get("MeshMagics")
+    hint = magics.hints.of_endpoint(error) if magics is not None and isinstance(error, ActorError) else ""
+    return f"\n{hint}" if hint else ""
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:

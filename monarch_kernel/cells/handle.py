@@ -7,12 +7,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from threading import Lock
 from typing import Any
 
-from monarch._kernel_api import ValueMesh, current_node, describe_ranks, in_thread, when_done
+from monarch._kernel_api import ValueMesh, current_node, describe_ranks, duration_text, in_thread, when_done
 from monarch.exceptions import CallTimeoutError, MonarchError
-from monarch_kernel.cells.running import Run
+from monarch_kernel.cells.running import Run, Running, ended_from_outside
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.compat import display
 from monarch_kernel.meshes.asking import places_of
@@ -34,7 +35,8 @@ class Handle:
     def __init__(
         self, run: Run, finish: Callable[[], ValueMesh[Any]], stop: Callable[[], Stopped], name: str, place: Place
     ) -> None:
-        self._run = run
+        # Replaced by what is small when the cell has ended: IPython keeps a thousand results. Any thread reads them.
+        self._run: Running = run
         self._finish = finish
         self._stop = stop
         self._name = name
@@ -43,6 +45,7 @@ class Handle:
         """Display id of this handle, which is updated at the end."""
         self.recorded = False
         """Whether the definitions of the cell are recorded; guarded by the lock of the creator."""
+        self._begun = time.monotonic()
         self._lock = Lock()
         # Guarded by the lock, which also orders messages; no user code runs under it.
         self._outcome = ""
@@ -66,14 +69,21 @@ class Handle:
     def _show_end(self) -> None:
         """Show how the cell ended, once."""
         failure: BaseException | None = None
+        values: Any = None
         try:
-            self._finish()
+            values = self._finish()
         except (MeshCellError, MonarchError) as error:
-            failure = error
+            failure = error.with_traceback(None)
+        self._finish = partial(_outcome_of, values, failure)
+        self._run, self._stop = Running(self._run.name, []), partial(Stopped, {}, {}, [])
+        # Jupyter keeps a socket for each thread that has sent something, for ten seconds; this is the thread of all.
+        current_node().lanes.post("handles", lambda: self._tell(failure))
+
+    def _tell(self, failure: BaseException | None) -> None:
         with self._lock:
             if self._outcome:
                 return
-            self._outcome = _outcome(failure)
+            self._outcome = _outcome(failure, time.monotonic() - self._begun)
             self._place.update(self._id, repr(self))
         if failure is not None and not _was_stopped(failure):
             self._place.write("\n".join(failure.lines) if isinstance(failure, MeshCellError) else str(failure))
@@ -98,6 +108,9 @@ class Handle:
             raise CallTimeoutError("\n".join([head, *self._places()]))
         self._place.ask_late()
         return self._finish()
+
+    get = result
+    """The same, by the name that futures of calls have."""
 
     def interrupt(self) -> str:
         """Stop the cell where it still runs, like the stop button; describe how each rank stopped."""
@@ -137,21 +150,37 @@ class Handle:
     def _where(self) -> str:
         return f"runs on {describe_ranks(self._run.missing())}"
 
+    def _progress(self) -> str:
+        seconds = time.monotonic() - self._begun
+        return self._where() + (f" for {duration_text(int(seconds))}" if seconds >= 1 else "")
+
     def _ipython_display_(self) -> None:
         """Show the handle, in a display that its end updates."""
         with self._lock:
             display({"text/plain": repr(self)}, display_id=self._id)
 
     def __repr__(self) -> str:
-        return f"<{self._run.name}: {self._outcome or (_outcome(None) if self.done else self._where())}>"
+        return f"<{self._run.name}: {self._outcome or (_outcome(None) if self.done else self._progress())}>"
+
+
+def _outcome_of(values: ValueMesh[Any], failure: BaseException | None) -> ValueMesh[Any]:
+    """Return the values of an ended cell, or raise its error."""
+    if failure is not None:
+        raise failure.with_traceback(None)
+    return values
 
 
 def _was_stopped(failure: BaseException) -> bool:
-    return isinstance(failure, MeshCellError) and all(error.interrupted for error in failure.errors.values())
+    """Return whether ranks were interrupted, and the others only waited for them in a collective."""
+    if not isinstance(failure, MeshCellError):
+        return False
+    errors = failure.errors.values()
+    return any(error.interrupted for error in errors) and all(ended_from_outside(error) for error in errors)
 
 
-def _outcome(failure: BaseException | None) -> str:
-    """Describe how a cell ended."""
+def _outcome(failure: BaseException | None, seconds: float = 0.0) -> str:
+    """Describe how a cell ended, and after how long if that was a while."""
+    after = f" after {duration_text(seconds)}" if seconds >= 1 else ""
     if failure is None:
-        return "has ended; result() has its values"
-    return "was stopped" if _was_stopped(failure) else "has failed"
+        return f"has ended{after}; result() has its values"
+    return ("was stopped" if _was_stopped(failure) else "has failed") + after

@@ -6,9 +6,23 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from monarch._kernel_api import CellError, defines, describe_ranks, request, split_proc, targets_of
-from monarch_kernel.meshes.asking import ask_soon
+from monarch._kernel_api import CellError, ask_soon, defines, describe_ranks, request, split_proc, targets_of
+from monarch.exceptions import ActorError
+from monarch_kernel.magics.remote_names import missing_name
+from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Mesh, Meshes
+
+_INSTANCE = "context().actor_instance"
+_FOR_ACTORS = {
+    "rank": f"{_INSTANCE}.rank.rank is the rank of an actor",
+    "world_size": f"{_INSTANCE}.rank.extent.nelements is the number of actors",
+    "point": f"{_INSTANCE}.rank has the coordinates of an actor",
+    "mesh": f"{_INSTANCE}.proc_mesh is the mesh of an actor",
+    "device": "torch.device('cuda' if torch.cuda.is_available() else 'cpu') is the device of an actor",
+    "dist": "import torch.distributed as dist in the cell of the class",
+    "torch": "import torch in the cell of the class",
+}
+"""By name that only ``%%mesh`` cells have, its counterpart in a class of actors."""
 
 
 class Hints:
@@ -46,6 +60,9 @@ class Hints:
         hint = ""
         if name in self._variables:
             hint = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
+        elif holders and set(ranks) <= set(holders):
+            # Such as one of the mesh's own names, which come back when a cell that deletes them has ended.
+            hint = f"{name!r} is defined again now: run the lines that need it in a new cell"
         elif holders:
             hint = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
         hints = dict.fromkeys(ranks, hint) if hint else {}
@@ -66,6 +83,24 @@ class Hints:
         if mesh is not None and mesh.name != self._meshes.used:
             return f"copy it with %mesh use {mesh.name}, then %mesh push {name}"
         return f"{copies} to their ranks" if mesh is None else copies
+
+    def of_endpoint(self, error: ActorError) -> str:
+        """Return a hint for an endpoint that used an undefined name; empty for other errors."""
+        if type(error.exception) is not NameError:
+            return ""
+        name = missing_name(error.exception)
+        if name in _FOR_ACTORS:
+            return f"{name!r} is a name of %%mesh cells; {_FOR_ACTORS[name]}"
+        if name in self._variables:
+            return (
+                f"the notebook defined {name!r} after the class was sent; run the cell of the class again, or pass it "
+                f"as an argument"
+            )
+        for mesh in self._meshes.in_order():
+            if holders_of(mesh, name):
+                return f"{name!r} is a variable of %%mesh cells, which actor classes cannot see; pass it as an argument"
+        guess = did_you_mean(name, [each for each in self._variables if not each.startswith("_")])
+        return f"the notebook has no {name!r} either{guess}" if guess else ""
 
     def of_notebook(self, name: str) -> str:
         """Return a hint for a name that the notebook lacks; empty if no rank has it either."""

@@ -17,6 +17,7 @@ from monarch._kernel_api import (
     Dead,
     Gather,
     at_once,
+    called,
     current_node,
     describe,
     describe_ranks,
@@ -24,12 +25,13 @@ from monarch._kernel_api import (
     host_of,
     interrupt,
     is_dict,
-    region_of,
     request,
     run_in_actor,
+    split_proc,
+    state_of,
     states,
 )
-from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
+from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, GroupError, MonarchError
 from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver
 from monarch_kernel.cells.source import Source
@@ -38,14 +40,36 @@ STOPPED = "a stop aborted a collective; the next use of the group recreates it"
 _DEAD = "SupervisionError"
 
 
+def _reason(error: BaseException) -> str:
+    """Return in one line why a call has no result of a live rank."""
+    reason = error.reason if isinstance(error, DeviceMeshError) else ""
+    return reason or str(error).partition("\n")[0]
+
+
+def has_waited(error: CellError) -> bool:
+    """Return whether an error only says that others left a collective."""
+    return error.freed or error.broken
+
+
+def ended_from_outside(error: CellError) -> bool:
+    """Return whether an error only says that a rank was ended from outside, or that others left a collective."""
+    return error.interrupted or error.cut_off or has_waited(error)
+
+
 def _freed(result: CellResult, dead: list[int]) -> CellResult:
     """Return the same error for all ranks that waited for dead ones in a collective, with the reason."""
     error = result.error
-    if error is None or not (error.broken or error.freed):
+    if error is None:
         return result
+    if not has_waited(error):
+        # A rank that entered a collective after the death names the dead rank itself.
+        late = error.kind == GroupError.__name__
+        return replace(result, error=replace(error, freed=True)) if late else result
     text = f"a collective was aborted by the death of {describe_ranks(dead)}"
     trace = error.trace.rpartition(f"{error.kind}: ")[0]
-    return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}"))
+    return replace(
+        result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}", freed=True)
+    )
 
 
 class Task(NamedTuple):
@@ -201,11 +225,10 @@ class Run(Running):
         inside: bool = False,
         on_failure: Callable[[Run], None] | None = None,
     ) -> None:
-        self.views = views
         self.source = source
+        self._procs = state_of(views[0]).procs
         self.told: set[int] = set()
         """Ranks whose errors were shown while others still ran."""
-        self.ranks = [region_of(view).base_rank(position) for view in views for position in range(len(view))]
         late = await_delivery()
         if late:
             raise MonarchError(
@@ -213,11 +236,13 @@ class Run(Running):
                 f"its pending interrupt would hit this cell; run it again, or check whether the agent is suspended"
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
-        with at_once():
+        with at_once(), called(name):
             futures = [
                 cast("Gather[Any]", endpoint.call(source.code, name, port, source.shown)) for endpoint in endpoints
             ]
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
+        # As sent: a resize changes the views.
+        self.ranks = [future.base_rank(position) for future in futures for position in range(len(future.targets))]
         for future in futures:
             # When a rank dies, the others are interrupted.
             future.goes_on = False
@@ -236,8 +261,8 @@ class Run(Running):
         """Return the outcome on each finished rank; a missing result is an error of that rank."""
         outcomes: dict[int, CellResult] = {}
         dead: list[int] = []
-        for view, future in zip(self.views, self.futures, strict=True):
-            ranks = [region_of(view).base_rank(position) for position in range(len(view))]
+        for future in self.futures:
+            ranks = [future.base_rank(position) for position in range(len(future.targets))]
             if not future.done:
                 continue
             failed: BaseException | None = None
@@ -256,20 +281,29 @@ class Run(Running):
             outcomes = {rank: _freed(result, sorted(dead)) for rank, result in outcomes.items()}
         return outcomes
 
+    def _advised(self, lines: list[str]) -> str:
+        """Return the lines below a death; the last one, made at the death, advises to replace the dead ranks."""
+        procs = [peer.proc for future in self.futures for peer in future.targets if peer.dead is not None]
+        ranks = sorted(rank for proc in procs for _, rank in [split_proc(proc)] if self._procs.proc(rank) != proc)
+        if lines and len(ranks) == len(procs):
+            have = "has a new process" if len(ranks) == 1 else "have new processes"
+            lines = [*lines[:-1], f"{describe_ranks(ranks)} {have} by now; run the cell again"]
+        return "\n".join(lines)
+
     def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
         """Return the result of a rank without an answer: it died, or was interrupted because others died."""
         if dead is None and gone:
             text = f"interrupted because {describe_ranks(gone)} died"
             return CellResult(None, None, CellError("Interrupted", text, 0, "", "", True, cut_off=True), 0.0)
         if dead is None:
-            text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
+            text = _reason(error) if error is not None else "no answer"
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
         here = dead.at is not None and self.name == f"cell [{dead.at.number}]"
         line = dead.at.line if dead.at is not None and here else 0
         lines = self.source.typed.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         # Its last output, and the ranks that are alive.
-        more = "\n".join(str(error).splitlines()[1:])
+        more = self._advised(str(error).splitlines()[1:])
         failed = CellError(
             type(error).__name__,
             f"the process {describe(dead.cause, None if here else dead.at)}",

@@ -14,6 +14,8 @@ from monarch_kernel.magics.header import HeaderError
 
 _CALLS = {"run_line_magic": False, "run_cell_magic": True}
 """Methods of get_ipython() that run magics, and whether they are of cells."""
+_OTHER_LINE = re.compile(r"(\bon line )(\d+)")
+"""In the text of a syntax error, as in: expected an indented block after 'if' statement on line 1."""
 _WORD = re.compile(r"\s*(\w+)(?=\s|$)(?!\s*[=,])")
 
 
@@ -45,21 +47,22 @@ def _named(name: str) -> type[CellSyntaxError]:
 _KINDS = {kind: _named(kind.__name__) for kind in (SyntaxError, IndentationError, TabError)}
 
 
-def read(shell: Any, typed: str, name: str) -> Source:
+def read(shell: Any, typed: str, name: str, above: int = 0) -> Source:
     """Return the Python of a cell.
 
     Args:
         shell: of the notebook.
         typed: the text below the header.
         name: of the cell in tracebacks.
+        above: lines of the cell above the text; those of the result are counted with them.
 
     Raises:
         CellSyntaxError: it is not valid Python, also with its magics replaced.
         HeaderError: it has a magic that ranks lack.
     """
-    if _error(typed, name) is None:
-        return Source(typed, _guarded(shell, typed), typed)
-    return Source(typed, *_python(shell, typed, name, 0))
+    made = (_guarded(shell, typed), typed) if _error(typed, name) is None else _python(shell, typed, name, above)
+    head = "\n" * above
+    return Source(*(f"{head}{each}" if each else "" for each in (typed, *made)))
 
 
 def _guarded(shell: Any, typed: str) -> str:
@@ -117,7 +120,8 @@ def _shifted(error: SyntaxError | None, typed: str, name: str, above: int) -> Ce
     lines = typed.splitlines()
     text = lines[line - 1] if line <= len(lines) else error.text or ""
     where = (name, line + above, error.offset, text, (error.end_lineno or line) + above, error.end_offset)
-    return _KINDS.get(type(error), _KINDS[SyntaxError])(error.msg, where)
+    text = _OTHER_LINE.sub(lambda found: f"{found[1]}{int(found[2]) + above}", error.msg)
+    return _KINDS.get(type(error), _KINDS[SyntaxError])(text, where)
 
 
 def _is_automagic(shell: Any, typed: str) -> bool:

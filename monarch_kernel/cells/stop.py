@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -42,13 +42,24 @@ from monarch_kernel.cells.running import STOPPED, Running, Task
 _COST = (
     "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
 )
+_REPLACED = (
+    "replaced by a new process (ignored interrupts); its variables and actor state are lost",
+    "replaced by new processes (ignored interrupts); their variables and actor state are lost",
+)
+"""Of one rank, and of several."""
+_ANNOUNCED = (
+    "ignored interrupts, so a new process replaces it now; its variables and actor state are lost",
+    "ignored interrupts, so new processes replace them now; their variables and actor state are lost",
+)
 _WITHOUT_CPU = 0.25
 """Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
 _ENOUGH_CPU = 0.1
 """Seconds of CPU that are enough for an answer."""
 _HEARING = 0.1
 """Seconds for finished ranks to report whether they were freed."""
-_STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
+SUSPENDED = ("T", "t")
+"""Letters of suspended processes in /proc."""
+_STATES = {**dict.fromkeys(SUSPENDED, Activity.SUSPENDED), "D": Activity.DEVICE}
 """The activity of a silent process, by its state letter in /proc."""
 
 
@@ -80,6 +91,8 @@ class Stopped:
         """Whether process groups were aborted; a rank that was in something else stays there."""
         self.timeout: float | None = None
         """The timeout that ran out, if that was the reason."""
+        self.stuck = ""
+        """Why the cell waited; empty if that is unknown."""
         self.errors: dict[int, CellError] = {}
         """Errors from before the stop, by rank."""
 
@@ -88,6 +101,22 @@ class Stopped:
         if self._endings.get(rank) in (Ending.INTERRUPTED, Ending.FREED):
             self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
             self._freed[rank] = freed
+
+    def add(self, other: Stopped) -> None:
+        """Add another stop of the same cell."""
+        self._endings.update(other._endings)
+        self._freed.update(other._freed)
+        self.left.update(other.left)
+        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
+
+    def end_also(self, freed: list[int]) -> None:
+        """Note that the cell has ended on all ranks since; these were freed from a collective because of others."""
+        for rank in self.ranks(Ending.LEFT):
+            self._endings[rank] = Ending.INTERRUPTED
+        self.left = {}
+        others = [rank for rank in freed if rank not in self._endings]
+        if others:
+            self.notes.append(f"{describe_ranks(others)} waited for {_them(self._endings)} in a collective")
 
     def ranks(self, ending: Ending) -> list[int]:
         """Return the ranks with this ending."""
@@ -98,11 +127,14 @@ class Stopped:
         groups: dict[str, list[int]] = {}
         for rank, ending in sorted(self._endings.items(), key=lambda each: (each[1].value, each[0])):
             groups.setdefault(self._meaning(rank, ending), []).append(rank)
-        parts = [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]
+        parts = [
+            f"{describe_ranks(ranks)}: {_plural(text) if len(ranks) > 1 else text}" for text, ranks in groups.items()
+        ]
         head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
         if self._endings and all(each is Ending.LEFT for each in self._endings.values()):
             head = "not stopped yet"
-        return f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
+        text = f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
+        return f"{text}\n{self.stuck}" if self.stuck else text
 
     def outcome(self) -> str:
         """Describe in one line what became of the cell."""
@@ -112,7 +144,7 @@ class Stopped:
 
     def _meaning(self, rank: int, ending: Ending) -> str:
         if ending is Ending.RESTARTED:
-            return "replaced by a new process (ignored interrupts); its variables and actor state are lost"
+            return _REPLACED[0]
         if ending is Ending.LEFT:
             return self.left[rank]
         if rank in self.waited:
@@ -122,6 +154,15 @@ class Stopped:
         if self._freed.get(rank) is Freed.CONNECTION:
             return "stopped by closing the connection that it was waiting for"
         return "stopped by an interrupt"
+
+
+def _them(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _plural(text: str) -> str:
+    """Return what a line says of several ranks."""
+    return _REPLACED[1] if text == _REPLACED[0] else text
 
 
 def stop_ranks(
@@ -175,9 +216,11 @@ class _StopRun:
         self._by_proc: dict[str, list[int]] = {}
         for number, task in self._tasks.items():
             self._by_proc.setdefault(task.proc, []).append(number)
+        # Written by the receiving thread in single dict operations; the stopping thread reads them at the end.
         self._doing: dict[int, ThreadState] = {}
-        self._freed: dict[int, Freed] = {}
         self._pids: dict[int, int] = {}
+        # From here on the stopping thread only, if nothing else is said.
+        self._freed: dict[int, Freed] = {}
         self._shares: dict[str, tuple[float, float, float]] = {}
         """By process: a time, and its seconds with and without a CPU by then. Receiving thread only."""
         self._answers: list[Answers] = []
@@ -247,11 +290,8 @@ class _StopRun:
                 self._ask(command.ranks, thread_state, (running.name,), self._looked)
                 self._answers += running.states(tasks, self._state)
             elif isinstance(command, Announce):
-                ranks = describe_ranks(task.rank for task in tasks)
-                self._say(
-                    f"{ranks}: ignored interrupts, so a new process replaces it now; its variables and actor state are "
-                    f"lost"
-                )
+                ranks = sorted({task.rank for task in tasks})
+                self._say(f"{describe_ranks(ranks)}: {_ANNOUNCED[len(ranks) > 1]}")
             else:
                 assert isinstance(command, Restart)
 
@@ -398,7 +438,7 @@ class _StopRun:
         if activity is Activity.DEVICE:
             return "waiting in the OS kernel for a disk or a device; stops when that is done"
         if activity is Activity.UNKNOWN:
-            return "does not answer, and nor does its host agent"
+            return "does not answer, and neither does its host agent"
         if activity is Activity.SILENT:
             return "still inside a C call that holds the GIL; stops when it returns"
         return f"still inside a C call{where}; stops when it returns"

@@ -3,24 +3,49 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from threading import Event
 
 from monarch._kernel_api import (
     Ending,
     Freed,
+    ask_soon,
     describe_ranks,
+    host_of,
+    is_dict,
     open_node,
     replace_procs,
     split_proc,
     state_of,
+    states,
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.calls import Ahead, Calls
-from monarch_kernel.cells.running import Run, Running
-from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.cells.running import Run, Running, Task, ended_from_outside, has_waited
+from monarch_kernel.cells.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.render import CellStopped
 from monarch_kernel.output.streams import Streams
+
+_MOST = 64
+"""Interrupts by hand that are kept."""
+_LONGEST = 30.0
+"""Seconds for a stop to find out how ranks have ended."""
+
+
+class ByHand:
+    """An interrupt of ranks of a cell, by a button or by ``%mesh interrupt``.
+
+    Args:
+        ports: of the calls that it ends.
+    """
+
+    def __init__(self, ports: set[int]) -> None:
+        self.ports = ports
+        self.over = Event()
+        self.stopped: Stopped | None = None
+        """Its outcome; set before ``over`` is."""
 
 
 class Stopping:
@@ -34,6 +59,9 @@ class Stopping:
     def __init__(self, meshes: Meshes, streams: Callable[[], Streams]) -> None:
         self._meshes = meshes
         self._streams = streams
+        self._by_hand: deque[ByHand] = deque(maxlen=_MOST)
+        """The last interrupts by hand, for the cells that wait for their calls. Appended by the threads of interrupts,
+        read by that of the cell."""
 
     def stop_cell(self, mesh: Mesh | None, run: Run) -> Stopped:
         """Stop a cell.
@@ -60,6 +88,45 @@ class Stopping:
             mesh.check_groups(stopped.cut or bool(left), stopped.generation)
         return stopped
 
+    def stop_by_hand(self, run: Running, say: Callable[[str], object]) -> Stopped:
+        """Stop calls for a person who has not pressed Stop; the cell that waits for them says the same as after a Stop.
+
+        Args:
+            run: the calls.
+            say: shows a line.
+        """
+        begun = ByHand({call.port for call in run.futures})
+        self._by_hand.append(begun)
+        try:
+            begun.stopped = self.stop_calls(run, False, say)
+            return begun.stopped
+        finally:
+            begun.over.set()
+
+    def is_interrupted(self, run: Running) -> bool:
+        """Return whether a cell is or was interrupted by hand."""
+        ports = {call.port for call in run.futures}
+        return any(each.ports & ports for each in list(self._by_hand))
+
+    def outcome_by_hand(self, run: Run) -> Stopped | None:
+        """Return how interrupts by hand have ended a cell, which has ended; None if it ended otherwise."""
+        ports = {call.port for call in run.futures}
+        mine = [each for each in list(self._by_hand) if each.ports & ports]
+        for each in mine:
+            # It still asks how the ranks were freed. It has a bound of its own, well below this one.
+            each.over.wait(_LONGEST)
+        stops = [each.stopped for each in mine if each.stopped is not None]
+        errors = {rank: result.error for rank, result in run.results().items() if result.error is not None}
+        ended = [rank for rank, error in sorted(errors.items()) if ended_from_outside(error)]
+        if not stops or not ended:
+            return None
+        stopped = Stopped({}, {}, [])
+        for each in stops:
+            stopped.add(each)
+        stopped.end_also([rank for rank in ended if has_waited(errors[rank])])
+        stopped.errors = {rank: error for rank, error in errors.items() if rank not in ended}
+        return stopped
+
     def stop_calls(
         self, run: Running, restartable: bool, say: Callable[[str], object] | None = None, kills: bool = False
     ) -> Stopped:
@@ -76,14 +143,21 @@ class Stopping:
 
     def _stop_calls(self, run: Running, restartable: bool, say: Callable[[str], object], kills: bool) -> Stopped:
         calls = self._streams().calls
+        stuck = self._streams().stuck(run.futures)
+        # Ranks wait for stopped ones, which is no news.
+        calls.stop(run.futures)
+        # The line about running ranks would be in front of what a Stop says.
+        self._streams().wipe()
         ahead = calls.ahead(run.futures)
         kept = [each for each in ahead if calls.handle(each.call) or (not kills and calls.has_left(each))]
         others = [each for each in ahead if each not in kept and calls.is_stoppable(each.call)]
-        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
+        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main) if others else run
         # The user decides when a cell with a handle ends, and whether a rank that does not stop is killed.
         spared = frozenset(proc for each in kept for proc in each.procs)
         stopped = stop_ranks(every, calls, restartable, say, spared)
-        stopped.notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
+        stopped.stuck = stuck
+        notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
+        stopped.notes = list(dict.fromkeys(notes))
         for each in kept:
             title = calls.title(each.call)
             text = f"had not begun; {title}, which it waited for, continues; {self._end_of(each, calls)}"
@@ -118,13 +192,13 @@ class Stopping:
         runs: list[Running] = [run for mesh in self._meshes.by_name.values() for run in list(mesh.unfinished)]
         known = {future.port for run in runs for future in run.futures}
         runs += [Running("", [call]) for call in calls.left() if call.port not in known]
-        found = False
+        has_stopped = False
         for run in runs:
             tasks = run.tasks().values()
             if any(calls.is_left(task.port, task.proc) or calls.is_cleaning(task.port, task.proc) for task in tasks):
-                found = True
+                has_stopped = True
                 write(self.stop_calls(run, isinstance(run, Run), write, kills=True).text())
-        return found
+        return has_stopped
 
     # Waiting for cells that were stopped
 
@@ -133,16 +207,21 @@ class Stopping:
         calls, finishing = self._streams().calls, mesh.finishing()
         tasks = [task for run in mesh.unfinished for task in run.tasks().values()]
         cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
-        inside = [rank for rank in finishing if rank not in cleaning]
+        suspended = suspended_pids([task for task in tasks if task.rank not in cleaning])
+        inside = [rank for rank in finishing if rank not in cleaning and rank not in suspended]
+        names = " and ".join(dict.fromkeys(run.name for run in mesh.unfinished))
         if cleaning:
             where = describe_ranks(cleaning)
             _say(f"waiting for {where}, still in its except or finally code; Stop aborts it")
-        if inside:
-            names = " and ".join(dict.fromkeys(run.name for run in mesh.unfinished))
+        if suspended:
+            pids = " ".join(str(pid) for pid in suspended.values())
             _say(
-                f"waiting for {describe_ranks(inside)}, still in a C call of {names}, which was stopped; Stop ends "
-                f"only this wait, %mesh kill kills the ranks (their variables are lost)"
+                f"waiting for {describe_ranks(suspended)}, suspended by a signal such as SIGSTOP in {names}, which was "
+                f"stopped; kill -CONT {pids} resumes {_them(suspended)}, {_ends(suspended)}"
             )
+        if inside:
+            where = f"{describe_ranks(inside)}, still in a C call of {names}, which was stopped"
+            _say(f"waiting for {where}; {_ends(inside)}")
         if finishing:
             self._streams().told([call for each in mesh.unfinished for call in each.futures])
 
@@ -159,6 +238,29 @@ class Stopping:
             if any(self._streams().calls.is_cleaning(each.port, each.proc) for each in run.tasks().values()):
                 _say(self.stop_calls(run, True).text())
             raise CellStopped("the cell was stopped before its program began") from None
+
+
+def _them(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _ends(ranks: Collection[int]) -> str:
+    """Return how a wait for ranks ends."""
+    whose = "its" if len(ranks) == 1 else "their"
+    return f"Stop ends only this wait, %mesh kill kills {_them(ranks)} ({whose} variables are lost)"
+
+
+def suspended_pids(tasks: Iterable[Task]) -> dict[int, int]:
+    """Return the ranks whose processes are suspended, with their pids; of those whose agents answer soon."""
+    ranks = {task.proc: task.rank for task in tasks}
+    found: dict[int, int] = {}
+    for host in {host_of(proc) for proc in ranks}:
+        procs = sorted(proc for proc in ranks if host_of(proc) == host)
+        for answer in ask_soon([f"{host}/agent"], states(procs)).values():
+            for proc, (state, pid, *_) in answer.items() if is_dict(answer) else ():
+                if state in SUSPENDED:
+                    found[ranks[proc]] = pid
+    return dict(sorted(found.items()))
 
 
 def _say(text: str) -> None:

@@ -114,5 +114,5 @@ def _file_of(name: str) -> str:
             spec = None
         path = spec.origin if spec is not None and spec.has_location else None
     if path is None or not path.endswith(".py"):
-        raise HeaderError(f"%mesh reload {name}: no Python file of a module {name!r} found")
+        raise HeaderError(f"%mesh reload {name}: found no Python file for module {name!r}")
     return path

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import currentframe
 from typing import Any
 
+from monarch.exceptions import MonarchError
+from monarch_kernel.compat import runs_cell
+from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.verbs import Usage, parse
 
 HERE = "%%here"
@@ -30,15 +34,17 @@ class Auto:
         self._find = find
         self._before = shell.transform_cell
         # All of these: the thread that runs cells.
-        self._header: str | None = None
+        self.header: str | None = None
         """The first line that plain cells get; None while it is off."""
         self._marks = False
         """Whether the next ``%%mesh`` cell was a plain one."""
         shell.transform_cell = self._transform
 
     def close(self) -> None:
-        """Let cells pass as before."""
-        self._shell.transform_cell = self._before
+        """Let cells pass as before; a function that was put around this one since then stays."""
+        self.header = None
+        if self._shell.transform_cell == self._transform:
+            self._shell.transform_cell = self._before
 
     def verb(self, words: list[str]) -> None:
         """Switch the mode, or say which it is."""
@@ -46,40 +52,58 @@ class Auto:
         if arguments.mode not in (None, "on", "off"):
             raise Usage(f"%mesh auto: expected on or off, got {arguments.mode!r}; see %mesh help auto")
         if arguments.mode != "on" and arguments.place:
-            raise Usage("%mesh auto: a mesh belongs to `on`, as in %mesh auto on trainers[0:2]")
+            raise Usage("%mesh auto: name a mesh only after on, as in %mesh auto on trainers[0:2]")
         if arguments.mode == "on":
             header = " ".join(arguments.place)
             where = self._find(header)
-            self._header = header
+            self.header = header
             print(
                 f"plain cells run on {where} now; a cell that begins with {HERE} runs in the notebook, and "
                 f"%mesh auto off ends this"
             )
         elif arguments.mode == "off":
-            self._header = None
+            self.header = None
             print("plain cells run in the notebook")
-        elif self._header is None:
+        elif self.header is None:
             print("plain cells run in the notebook; %mesh auto on sends them to the ranks")
         else:
-            print(f"plain cells run on {self._find(self._header)}; %mesh auto off ends this")
+            print(f"{self._describe(self.header)}; %mesh auto off ends this")
+
+    def _describe(self, header: str) -> str:
+        """Say where plain cells run."""
+        try:
+            return f"plain cells run on {self._find(header)}"
+        except (HeaderError, MonarchError) as error:
+            return f"automatic mode is on, but plain cells fail: {error}"
 
     def mark(self) -> None:
-        """Show that a plain cell runs on ranks; nothing for other cells."""
+        """Show that a plain cell runs on ranks; nothing for other cells.
+
+        Raises:
+            HeaderError: the ranks do not exist.
+            MonarchError: the mesh does not exist.
+        """
         if self._marks:
             self._marks = False
-            where = self._find(self._header or "")
+            try:
+                where = self._find(self.header or "")
+            except (HeaderError, MonarchError) as error:
+                raise type(error)(f"{error}; automatic mode is on, %mesh auto off ends it") from None
             html = f"<span style='{_BADGE}'>auto: {where}</span>"
             self._shell.display_pub.publish({"text/plain": f"auto: {where}", "text/html": html})
 
     def _transform(self, raw_cell: str) -> str:
         """Return the code of a cell, as IPython's ``transform_cell`` does."""
+        local = _without_here(raw_cell)
+        if runs_cell(currentframe()):
+            # Code that a running cell runs, such as the body of %%time, goes where the cell does.
+            return self._before(raw_cell if local is None else local)
         self._marks = False
-        first, _, rest = raw_cell.lstrip().partition("\n")
-        if first.strip() == HERE:
-            return self._before(rest)
-        if self._header is not None and _is_for_ranks(raw_cell) and not self._is_silent():
+        if local is not None:
+            return self._before(local)
+        if self.header is not None and _is_for_ranks(raw_cell) and not self._is_silent():
             self._marks = True
-            return self._before(f"%%mesh {self._header}\n{raw_cell}")
+            return self._before(f"%%mesh {self.header}\n{raw_cell}")
         return self._before(raw_cell)
 
     def _is_silent(self) -> bool:
@@ -90,6 +114,20 @@ class Auto:
 
 
 def _is_for_ranks(cell: str) -> bool:
-    lines = [line.strip() for line in cell.splitlines()]
-    code = [line for line in lines if line and not line.startswith("#")]
-    return bool(code) and not code[0].startswith(_LOCAL)
+    first = next((line.strip() for line in cell.splitlines() if _is_code(line)), None)
+    return first is not None and not first.startswith(_LOCAL)
+
+
+def _without_here(cell: str) -> str | None:
+    """Return a cell without the ``%%here`` at its top, below comments; None for other cells."""
+    lines = cell.splitlines(keepends=True)
+    above = next((number for number, line in enumerate(lines) if _is_code(line)), len(lines))
+    words = "".join(lines[above : above + 1]).split(None, 1)
+    if words[:1] != [HERE]:
+        return None
+    rest = "".join([*words[1:], *lines[above + 1 :]])
+    return rest if (more := _without_here(rest)) is None else more
+
+
+def _is_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")

@@ -80,5 +80,5 @@ def _detached() -> list[str]:
 def _modules() -> list[str]:
     """Return the modules that a user is likely to edit."""
     installed = tuple({sys.prefix, sys.base_prefix})
-    found = [(name, getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())]
-    return sorted(name for name, path in found if path.endswith(".py") and not path.startswith(installed))
+    files = [(name, getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())]
+    return sorted(name for name, path in files if path.endswith(".py") and not path.startswith(installed))

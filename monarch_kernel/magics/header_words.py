@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from monarch._kernel_api import is_actor_mesh, meshes_of, node_of, state_of
+from monarch._kernel_api import DEVICES, is_actor_mesh, meshes_of, node_of, state_of
 from monarch_kernel.magics.header import OPTIONS, VALUED
 from monarch_kernel.magics.line_words import Typed, typed
 from monarch_kernel.magics.mesh import MeshMagics
@@ -21,6 +21,8 @@ def words_of_header(magics: MeshMagics, header: str) -> tuple[list[str], str]:
     line = typed(header)
     if line.before[:1] == ["spawn"]:
         return _of_spawn(magics, line), line.raw
+    if line.before and line.before[-1] == "--world":
+        return [f"1x8:{device}" for device in DEVICES], line.raw
     if line.before and line.before[-1] in VALUED:
         return [], line.raw
     options = [each for each in OPTIONS if each not in line.before]

@@ -18,7 +18,9 @@ CELLS: list[Row] = [
     ("%%mesh [MESH][SLICE]", "run the cell on ranks, as in %%mesh m[gpus=0:4]"),
     ("%mesh CODE", "run one line on all ranks, as in %mesh x + 1"),
     ("%%mesh ACTORS[SLICE]", "run the cell inside actors, with self"),
-    ("%%mesh spawn NAME[(ARGS)]", "spawn actors of the cell's class; --on MESH[SLICE]"),
+    ("%%mesh spawn NAME[(ARGS)]", "spawn actors of the cell's class"),
+    ("  --on MESH[SLICE]", "on these ranks; all of the mesh in use if omitted"),
+    ("  --new", "stop live actors of that name first"),
 ]
 
 

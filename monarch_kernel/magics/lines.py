@@ -1,27 +1,30 @@
-"""The verbs of ``%mesh``: meshes start and end, variables go to ranks and come back."""
+"""The actions of the ``%mesh`` verbs: meshes start and end, variables go to ranks and come back."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
-from monarch._kernel_api import member_at
-from monarch.actor import Restart
-from monarch.config import CHECK_COLLECTIVES, ISOLATE_GPUS
+from monarch._kernel_api import duration_text, member_at
+from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.compat import display
+from monarch_kernel.magics.config import up_words
 from monarch_kernel.magics.help import bundle_of, unknown
 from monarch_kernel.magics.remote_names import one_line
 from monarch_kernel.magics.short_forms import asks_for_help, help_words
 from monarch_kernel.magics.suggest import did_you_mean
+from monarch_kernel.magics.up import recipe_of
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
-from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
+from monarch_kernel.meshes.detached import DetachedRecipe
+from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.meshes.table import bundle_of as tables
+from monarch_kernel.meshes.tensors import tensors_bundle
 from monarch_kernel.meshes.warnings import sharing_of, warnings_of
 from monarch_kernel.output.log import ending
 from monarch_kernel.output.progress import Progress
@@ -31,6 +34,12 @@ _LOG_SHOWN = 256 << 10
 """Characters of the log that are shown if no --tail asks for more."""
 _LOG_MOST = 16 << 20
 """Characters of the log that are shown at most."""
+
+
+def _nothing(rank: int | None, cell: int | None) -> str:
+    """Return why a log is empty."""
+    whose = "ranks have" if rank is None else f"rank {rank} has"
+    return f"{whose} printed nothing{'' if cell is None else f' in cell [{cell}]'}\n"
 
 
 class Verbs:
@@ -48,13 +57,20 @@ class Verbs:
         self._streams = streams
         self.more: dict[str, Callable[[list[str]], Any]] = {}
         """Verbs that other modules add."""
+        self._told: set[str] = set()
+        """Notes that were shown once."""
+        self.raw: dict[str, Callable[[str], Any]] = {}
+        """Verbs that take the text after them as it is typed, since it is code."""
 
     def names(self) -> list[str]:
         """Return all verbs."""
-        return sorted({*(name[3:] for name in dir(self) if name.startswith("do_")), *self.more})
+        return sorted({*(name[3:] for name in dir(self) if name.startswith("do_")), *self.more, *self.raw})
 
     def run(self, line: str) -> Any:
         """Run one ``%mesh`` line."""
+        verb, _, text = line.strip().partition(" ")
+        if verb in self.raw and text.strip() not in ("--help", "-h"):
+            return self.raw[verb](text)
         try:
             words = shlex.split(line)
         except ValueError as error:
@@ -73,48 +89,44 @@ class Verbs:
 
     def do_up(self, words: list[str]) -> None:
         """Start a mesh."""
-        arguments = parse("up", words)
-        if arguments.name.isdecimal() and arguments.procs is None and arguments.gpus is None and not arguments.roles:
-            arguments.name, arguments.procs = "mesh", int(arguments.name)
-        if arguments.procs is not None and arguments.gpus is not None:
-            raise Usage("%mesh up: give either --procs or --gpus, not both")
-        if not arguments.name.isidentifier():
-            raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")
-        for axis in ("procs", "gpus"):
-            if getattr(arguments, axis) is not None and getattr(arguments, axis) < 1:
-                raise Usage(f"%mesh up: --{axis}: expected at least 1, got {getattr(arguments, axis)}")
-        axes = {axis: getattr(arguments, axis) for axis in ("procs", "gpus") if getattr(arguments, axis) is not None}
-        env: dict[str, str] = {}
-        for pair in arguments.env:
-            key, equals, value = pair.partition("=")
-            if not equals or not key:
-                raise Usage(f"%mesh up: --env: expected K=V, got {pair!r}")
-            env[key] = value
-        if arguments.check_collectives:
-            env[CHECK_COLLECTIVES.variable] = "1"
-        if arguments.isolate_gpus:
-            env[ISOLATE_GPUS.variable] = "1"
-        if arguments.spares < 0:
-            raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
-        restart = arguments.restart if arguments.restart != "on-failure" else str(Restart().most)
-        if restart is not None and not restart.isdecimal():
-            raise Usage(f"%mesh up: --restart: expected restarts per minute, or on-failure, got {restart!r}")
-        roles = roles_of(arguments.roles)
-        if roles and axes:
-            raise Usage("%mesh up: --roles sets the number of ranks; omit --procs and --gpus")
-        axes = axes or ({} if roles else usual_axes(arguments.device))
-        recipe = Recipe(arguments.name, axes, env, arguments.hosts, arguments.key, arguments.device)
-        recipe.restart, recipe.spares, recipe.roles = int(restart or 0), arguments.spares, roles
-        recipe.silence = arguments.silence
-        self._up(detached_recipe(recipe, arguments.keep) if arguments.keep else recipe, "is up")
+        recipe = recipe_of([*up_words(self._meshes.settings, words), *words])
+        self._meshes.check_free(recipe.name)
+        self._up(recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress(self._shell)
         progress.show(f"starting mesh {recipe.name!r}")
-        mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait)
+        tell = self._tell()
+
+        def step(line: str, keep: bool) -> None:
+            if keep:
+                tell(line)
+            else:
+                progress.show(f"starting mesh {recipe.name!r}: {line} ({progress.elapsed:.0f} s)")
+
+        mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait, step)
         self._ready(mesh, what, progress)
+        self.sync_code(mesh)
         for warning in [*warnings_of(recipe), *sharing_of(mesh)]:
             print(f"note: {warning}")
+
+    def do_sync(self, words: list[str]) -> None:
+        """Copy changed Python files of the working directory to the hosts."""
+        mesh = self._meshes.get(parse("sync", words).name)
+        with naming_deaths(mesh):
+            print(mesh.sync_code(again=True).text())
+
+    def sync_code(self, mesh: Mesh) -> None:
+        """Copy changed Python files to hosts elsewhere before ranks run code; tell why if that fails."""
+        if not mesh.elsewhere:
+            return
+        try:
+            mesh.sync_code()
+        except (ArgumentError, MonarchError) as error:
+            told = f"{mesh.name}: {error}"
+            if told not in self._told:
+                self._told.add(told)
+                print(f"note: the Python files of this folder were not copied to the hosts: {error}")
 
     def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
@@ -127,12 +139,17 @@ class Verbs:
         coming = self._meshes.coming()
         for name in coming:
             print(f"mesh {name!r} is being restarted")
-        if not self._meshes.by_name:
-            if not coming:
-                print("no mesh is running; start one with %mesh up")
-            return
+        held = tensors_bundle(self._shell.user_ns)
+        if not self._meshes.by_name and not coming and held is None:
+            print("no mesh is running; start one with %mesh up")
+        if held is not None:
+            display(held)
         if self._meshes.by_name:
             display(tables(list(self._meshes.by_name.values()), self._streams().calls, self._meshes.used))
+            for mesh in list(self._meshes.by_name.values()):
+                left = mesh.recipe.left()
+                if left is not None:
+                    print(f"mesh {mesh.name!r}: the hosts' time ends in {duration_text(left)}")
 
     def do_use(self, words: list[str]) -> None:
         """Make a mesh the one that cells run on if they name none."""
@@ -149,7 +166,7 @@ class Verbs:
         progress = Progress(self._shell)
         progress.show(f"restarting mesh {name!r}")
         mesh = self._meshes.restart(name, self._shell.user_ns, self._tell())
-        self._ready(mesh, "is up again, with empty namespaces", progress)
+        self._ready(mesh, "restarted (variables cleared)", progress)
 
     def _tell(self) -> Callable[[str], None]:
         """Return a function that shows a line in the current cell, even after its end."""
@@ -167,8 +184,10 @@ class Verbs:
             mesh.cells.push.call({name: self._shell.user_ns[name] for name in names}).get()
 
     def do_pull(self, words: list[str]) -> None:
-        """Copy a variable of the ranks to the notebook."""
+        """Copy variables of the ranks to the notebook."""
         arguments = parse("pull", words)
+        if arguments.target and len(arguments.names) > 1:
+            raise Usage(f"%mesh pull: --as names one variable, not {len(arguments.names)}; pull them one by one")
         mesh = self._meshes.get(None)
         if arguments.rank is not None and not 0 <= arguments.rank < len(mesh.cells):
             raise Usage(
@@ -176,10 +195,13 @@ class Verbs:
             )
         with naming_deaths(mesh), one_line(mesh, "%mesh pull"):
             if arguments.rank is not None:
-                value = member_at(mesh.cells, arguments.rank).pull.call_one(arguments.name).get()
+                one = member_at(mesh.cells, arguments.rank)
+                calls = [one.pull.call_one(name) for name in arguments.names]
             else:
-                value = mesh.cells.pull.call(arguments.name).get()
-        self._shell.user_ns[arguments.target or arguments.name] = value
+                calls = [mesh.cells.pull.call(name) for name in arguments.names]
+            values = [call.get() for call in calls]
+        targets = [arguments.target] if arguments.target else arguments.names
+        self._shell.user_ns.update(zip(targets, values, strict=True))
 
     def do_log(self, words: list[str]) -> None:
         """Show the output of the ranks, or its end if it is very long."""
@@ -187,12 +209,17 @@ class Verbs:
         if options.tail is not None and options.tail < 1:
             raise Usage(f"%mesh log: --tail: expected at least 1, got {options.tail}")
         log = self._streams().log
-        lines: Iterable[str] = log.lines(options.rank, options.cell)
+        lines: Iterator[str] = log.lines(options.rank, options.cell)
         if options.tail is not None:
-            lines = deque(lines, options.tail)
+            lines = iter(deque(lines, options.tail))
         if options.save:
             with open(options.save, "w", encoding="utf-8", errors="surrogatepass") as file:
                 file.writelines(lines)
             return
+        first = next(lines, None)
+        if first is None:
+            sys.stderr.write(_nothing(options.rank, options.cell))
+            return
+        lines = chain([first], lines)
         for piece in ending(lines, _LOG_SHOWN if options.tail is None else _LOG_MOST):
             sys.stdout.write(piece)

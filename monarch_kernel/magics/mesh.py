@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -17,23 +18,45 @@ from monarch._kernel_api import (
     Deferred,
     Extent,
     ValueMesh,
+    calling,
     describe_ranks,
+    hides_value,
     in_thread,
     is_actor_mesh,
     need_session,
     open_node,
 )
-from monarch.exceptions import CallTimeoutError
+from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
+from monarch_kernel.cells.dry_run import dry_run
+from monarch_kernel.cells.gutter import lines_above
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.compat import cell_magic, line_magic, no_var_expand
+from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, run_nested, set_debugger
+from monarch_kernel.debug.announcing import Announcing
+from monarch_kernel.debug.asking import Asking
+from monarch_kernel.debug.breaks import Breaks
+from monarch_kernel.debug.cells import source_of
+from monarch_kernel.debug.checking import Checking
+from monarch_kernel.debug.diffing import Diffing
+from monarch_kernel.debug.failing import Failing, take_debug
+from monarch_kernel.debug.frames import Frames
+from monarch_kernel.debug.front_end import FrontEnd
+from monarch_kernel.debug.in_frame import InFrame
+from monarch_kernel.debug.pausing import Pausing
+from monarch_kernel.debug.printing import Printing
+from monarch_kernel.debug.prompt import Prompt
+from monarch_kernel.debug.reasons import Reasons
+from monarch_kernel.debug.stepping import Stepping
+from monarch_kernel.debug.variables import Variables
+from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.auto import HERE, Auto
+from monarch_kernel.magics.config import Config, header_defaults
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
@@ -44,7 +67,11 @@ from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
+from monarch_kernel.meshes.files import Files
+from monarch_kernel.meshes.growing import Growing
+from monarch_kernel.meshes.interrupt import Interrupting
 from monarch_kernel.meshes.kill import Killing
+from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
@@ -53,6 +80,9 @@ from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.views.shown import Shown
+from monarch_kernel.views.verbs import Watching
+from monarch_kernel.views.views import Views
 
 _CALLER = 2
 """Frames between a line magic and the code that runs it, whose variables a line may name."""
@@ -60,8 +90,10 @@ _CALLER = 2
 
 def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
     """Return the value of each rank, in the shape of the mesh or slice that the cell ran on."""
-    extent = run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),))
-    return ValueMesh(extent, [_value(results.get(rank)) for rank in run.ranks])
+    extent = run.futures[0].extent if len(run.futures) == 1 else Extent(("ranks",), (len(run.ranks),))
+    # A result is kept for long, and the cell is not.
+    ranks = run.ranks
+    return ValueMesh.of(extent, [_value(results.get(rank)) for rank in ranks], lambda: ranks)
 
 
 def _value(result: CellResult | None) -> Any:
@@ -75,22 +107,49 @@ class MeshMagics(Magics):
 
     shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, shell: Any, meshes: Meshes | None = None) -> None:
+    def __init__(self, shell: Any, meshes: Meshes | None = None, front_end: FrontEnd | None = None) -> None:
         super().__init__(shell)
+        self.front_end = front_end or FrontEnd()
+        """The debugger of the front end."""
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
-        self.meshes.on_added = provide_variables
+        self.meshes.silent = lambda: self._attach_streams().hiding(False)
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams)
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self._verbs.more.update(Files(self.meshes).verbs(), pip=self.run_pip)
         self.auto = Auto(shell, self._ranks_of)
-        self._verbs.more.update(auto=self.auto.verb)
+        self._verbs.more.update(auto=self.auto.verb, config=Config(self.meshes).verb)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
-        self._verbs.more.update(kill=Killing(self.meshes, lambda: self._attach_streams().calls).kill)
+        killing = Killing(self.meshes, lambda: self._attach_streams().calls)
+        interrupting = Interrupting(self.meshes, self.stopping)
+        self._verbs.more.update(kill=killing.kill, interrupt=interrupting.interrupt)
+        self.views = Views(self.meshes, self._attach_streams, killing, interrupting)
+        self.views.pins.on_pin = lambda proc: self.front_end.show(proc)
+        pausing = Pausing(self.meshes)
+        self._verbs.more.update(pausing.verbs())
+        self._verbs.more.update({**Checking(pausing).verbs(), "why": Reasons(pausing).why})
+        self._verbs.raw.update(Printing(pausing).verbs() | Diffing(pausing).verbs())
+        self._verbs.more.update(Frames(pausing).verbs() | Variables(self.meshes, pausing).verbs())
+        self._verbs.more.update(Watches(pausing, lambda: self._attach_streams().place().write).verbs())
+        self._prompt = Prompt(shell, self._verbs.run, self.front_end, self.views.close_prompt)
+        asking = Asking(shell, self.meshes, self._prompt, self._attach_streams)
+        self._announcing = Announcing(self._attach_streams, self._prompt.shows, asking.ask)
+        self.breaks = Breaks(self.meshes, pausing, lambda number: source_of(shell, number), self.front_end)
+        self._verbs.raw.update(self.breaks.raw())
+        self._verbs.more.update({**self.breaks.verbs(), **Stepping(pausing).verbs()})
+        failing = Failing(pausing, self._prompt)
+        self._verbs.more.update(failing.verbs())
+        take_debug(shell, lambda: failing.debug([]), self.meshes)
+        self.shown = Shown(shell, self.views)
+        self._verbs.more.update(Watching(shell, self.meshes, self.shown).verbs())
         self._verbs.more.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
+        self._growing = Growing()
+        self._preempting = Preempting(self.meshes, shell.user_ns, lambda: self._attach_streams().place().write)
+        self.meshes.on_added = self._added
         self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._verbs.do_down)
@@ -106,8 +165,34 @@ class MeshMagics(Magics):
         self._attach_streams()
         if is_code(line, self._verbs.names()):
             return self.cell("", line)
+        if line.split(maxsplit=1)[:1] and line.split(maxsplit=1)[0] in self._verbs.raw:
+            return self._verbs.run(line)
         # Braces of code are its own; those of verbs name variables of the notebook, as in other magics.
         return self._verbs.run(self.shell.var_expand(line, depth=_CALLER))
+
+    def _added(self, mesh: Mesh) -> None:
+        provide_variables(mesh)
+        self._preempting.watch(mesh)
+
+    def _is_shown(self, uid: str) -> bool:
+        """Return whether the prompt of a cell, or the debugger of the front end, shows the stops of a mesh."""
+        return uid in self._prompt.speaks_for or self.front_end.active
+
+    def waits_for(self) -> set[str]:
+        """Return the uids of the meshes that the running cell waits for; from any thread."""
+        return set(self._prompt.speaks_for)
+
+    def auto_ranks(self) -> tuple[Mesh, list[int]] | None:
+        """Return where plain cells run in automatic mode; None while it is off, or if these ranks do not exist."""
+        line = self.auto.header
+        if line is None:
+            return None
+        try:
+            header = self.header(line)
+            mesh, actors = self.addressed(header.name)
+        except (HeaderError, MonarchError):
+            return None
+        return (mesh, sorted(ranks_in(choose(actors, header)))) if mesh is not None else None
 
     # The cell magic
 
@@ -119,20 +204,32 @@ class MeshMagics(Magics):
         order = parse_spawn(line)
         if order is not None:
             self._attach_streams()
+            self.front_end.begin_spawn(self.shell, cell)
             return self._spawning.run(order, cell)
         if asks_for_help(line.split()):
             return self._verbs.do_help([])
-        header = parse(line)
+        self.auto.mark()
+        header = self.header(line)
+        if header.dry_run:
+            return self._run_dry(header, cell)
+        if header.world is not None:
+            raise HeaderError("--world is for cells with --dry-run")
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
-        self.auto.mark()
+        if header.in_frame:
+            return self._run_in_frame(mesh, actors, header, cell)
+        if header.force:
+            raise HeaderError("--force is for cells with --in-frame")
         if header.here:
             self._run_here(cell)
         if mesh is not None:
             self.stopping.say_finishing(mesh)
             self._restarts.remind(mesh, ranks_in(choose(actors, header)))
             mesh.check_groups_left()
+            self._preempting.wait(mesh)
+            self._growing.grow(mesh)
             mesh.define()
+            self.breaks.bind(mesh)
         with naming_deaths(mesh):
             run, displays = self._start(mesh, actors, header, cell)
         if header.nowait:
@@ -141,22 +238,47 @@ class MeshMagics(Magics):
         stopped: Stopped | None = None
         try:
             until = None if header.timeout is None else time.monotonic() + header.timeout
-            if not run.wait(until):
+            if not self._prompt.wait(mesh, run, until):
                 stopped = self.stopping.stop_cell(mesh, run)
                 stopped.timeout = header.timeout
             elif run.missing():
                 # A rank died, so the cell has failed; the others need not go on.
                 run.interrupt()
+            else:
+                stopped = self.stopping.outcome_by_hand(run)
         except KeyboardInterrupt:
             stopped = self.stopping.stop_cell(mesh, run)
         displays.close()
         return self._finish(mesh, len(actors), header, run, stopped)
 
+    def _run_in_frame(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> None:
+        """Run a cell in the selected frame of paused ranks."""
+        __tracebackhide__ = True
+        if mesh is None:
+            raise HeaderError(f"--in-frame: expected a mesh of ranks, got a mesh of actors: {header.name}")
+        name = f"cell [{self.shell.displayhook.prompt_count}]"
+        ranks = sorted(ranks_in(choose(actors, header)))
+        running = InFrame(self.shell, self._attach_streams, lambda failure: self._show_errors(failure, True))
+        running.run(mesh, ranks, header, name, read(self.shell, cell, name, lines_above(self.shell, cell)))
+
+    def _run_dry(self, header: Header, cell: str) -> None:
+        """Simulate a cell, with the variables of the ranks if there is a mesh."""
+        __tracebackhide__ = True
+        views: list[Any] = []
+        if header.name is not None or self.meshes.by_name:
+            mesh, actors = self.addressed(header.name)
+            if mesh is None:
+                raise HeaderError(f"--dry-run: expected a mesh of ranks, got a mesh of actors: {header.name}")
+            views = choose(actors, header)
+        self._attach_streams()
+        name = f"cell [{self.shell.displayhook.prompt_count}]"
+        dry_run(self.shell, views, header, name, read(self.shell, cell, name, lines_above(self.shell, cell)))
+
     def run_program(self, words: list[str]) -> Any:
         """``%mesh run``: run a torchrun script on the ranks of a mesh."""
         __tracebackhide__ = True
         program = parse_run(words)
-        header = parse(program.place)
+        header = self.header(program.place)
         mesh, actors = self.addressed(header.name)
         if mesh is None:
             raise HeaderError(f"%mesh run --on {header.name}: expected a mesh of ranks, got a mesh of actors")
@@ -164,16 +286,27 @@ class MeshMagics(Magics):
         self.stopping.await_finishing(mesh, set(ranks_in(views)))
         return self.cell(program.place, hand_out(program, actors, views))
 
+    def run_pip(self, words: list[str]) -> Any:
+        """``%mesh pip``: run pip once per host, in the environment of its ranks."""
+        __tracebackhide__ = True
+        if not words:
+            raise HeaderError("%mesh pip needs a command, such as %mesh pip install einops")
+        return self.cell("", f"%pip {shlex.join(words)}")
+
+    def header(self, line: str) -> Header:
+        """Parse the first line of a cell, with the defaults of the notebook."""
+        return parse(line, header_defaults(self.meshes.settings))
+
     def _ranks_of(self, line: str) -> str:
         """Describe the ranks of a header, as in ``ranks 0-1 of trainers``."""
-        header = parse(line)
+        header = self.header(line)
         mesh, actors = self.addressed(header.name)
         name = mesh.name if mesh is not None else header.name
         return f"{describe_ranks(ranks_in(choose(actors, header)), len(actors))} of {name}"
 
     def _run_here(self, cell: str) -> None:
         """Run a cell in the notebook too; raise if it fails, so that the ranks do not run it."""
-        if not self.shell.run_cell(f"{HERE}\n{cell}", silent=True).success:
+        if not run_nested(self.shell, f"{HERE}\n{cell}").success:
             raise HeaderError("the cell failed in the notebook, so the ranks have not run it")
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
@@ -187,11 +320,14 @@ class MeshMagics(Magics):
     def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:
         # The number that the notebook shows; the shell's own counter may be at the next cell already.
         name = f"cell [{self.shell.displayhook.prompt_count}]"
-        source = read(self.shell, cell, name)
+        source = read(self.shell, cell, name, lines_above(self.shell, cell))
+        if mesh is not None:
+            self._verbs.sync_code(mesh)
+        self.front_end.begin(self.shell, name)
         views = choose(actors, header)
         streams = self._attach_streams()
         count = sum(len(view) for view in views)
-        displays = Displays(self.shell, count, len(actors), header.quiet, streams.output)
+        displays = Displays(self.shell, count, len(actors), header.quiet, streams)
         hidden = header.quiet or not header.stream
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
@@ -218,6 +354,8 @@ class MeshMagics(Magics):
         if header.out and stopped is None and not any(result.error is not None for result in results.values()):
             # As in an assignment: nothing is assigned if the right side raises.
             self.shell.user_ns[header.out] = values
+            if hides_value(run.source.code):
+                print(f"note: {header.out} holds None for each rank, since the cell ends in a semicolon")
         if not header.quiet:
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
             for bundle in bundles_of_ranks(shown, total):
@@ -231,7 +369,7 @@ class MeshMagics(Magics):
                 raise CallTimeoutError(self._describe_timeout(run, results, stopped))
             raise CellStopped(stopped.outcome())
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
-        self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
+        self._record(mesh, header, run, results, total)
         if errors:
             self.hints.teach(mesh, errors)
             failure = MeshCellError(run.name, errors, total, values)
@@ -248,9 +386,9 @@ class MeshMagics(Magics):
         }
         return timeout_text(run.name, stopped.timeout or 0.0, interrupts, stopped.left)
 
-    def _show_errors(self, failure: MeshCellError, told: bool) -> None:
+    def _show_errors(self, failure: MeshCellError, shown: bool) -> None:
         """Show folded tracebacks, below the error lines unless these were shown already."""
-        if not told:
+        if not shown:
             print("\n".join(failure.lines), file=sys.stderr)
         tracebacks = failure.tracebacks()
         if tracebacks is not None:
@@ -264,8 +402,13 @@ class MeshMagics(Magics):
         parent = kernel.get_parent("shell") if kernel is not None else None
 
         def show(run: Run) -> None:
-            # The stop reports the ranks that it interrupted or freed.
-            errors = {rank: error for rank, error in run.failures().items() if not (error.interrupted or error.freed)}
+            # The stop reports the ranks that it interrupted or freed, and those that waited for them.
+            by_hand = self.stopping.is_interrupted(run)
+            errors = {
+                rank: error
+                for rank, error in run.failures().items()
+                if not (error.interrupted or error.freed or (error.broken and by_hand))
+            }
             run.told.update(errors)
             left = run.missing()
             if not errors or not left:
@@ -285,19 +428,28 @@ class MeshMagics(Magics):
         streams = self._attach_streams()
         once = Lock()
 
-        def finish() -> ValueMesh[Any]:
+        def settle() -> bool:
+            if not run.done:
+                return False
             results = run.results()
-            errors = {rank: result.error for rank, result in results.items() if result.error is not None}
-            values = _values(run, results)
             with once:
                 # No user code runs under this lock.
                 if not handle.recorded:
                     handle.recorded = True
                     displays.close()
+                    for future in run.futures:
+                        streams.hidden.pop(future.port, None)
                     if run.missing():
                         # A rank died, so the cell has failed; the others need not go on.
                         run.interrupt()
-                    self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
+                    self._record(mesh, header, run, results, total)
+            return True
+
+        def finish() -> ValueMesh[Any]:
+            settle()
+            results = run.results()
+            errors = {rank: result.error for rank, result in results.items() if result.error is not None}
+            values = _values(run, results)
             if errors:
                 self.hints.teach(mesh, errors)
                 raise MeshCellError(run.name, errors, total, values)
@@ -309,13 +461,17 @@ class MeshMagics(Magics):
         self.shell.user_ns["_mesh"] = handle
         if header.out:
             self.shell.user_ns[header.out] = handle
+        if mesh is not None:
+            mesh.record_ended()
+            mesh.unrecorded.append(settle)
         handle.watch()
         return handle
 
-    def _record(self, mesh: Mesh | None, header: Header, run: Run, good: list[int]) -> None:
-        """Record the definitions of a cell for the ranks where it succeeded."""
+    def _record(self, mesh: Mesh | None, header: Header, run: Run, results: dict[int, CellResult], total: int) -> None:
+        """Record the definitions of a cell for the ranks where it succeeded, of all that there were."""
+        good = [rank for rank in sorted(results) if results[rank].error is None]
         if mesh is not None and good and not header.once:
-            mesh.definitions.record(run.name, run.source, good, len(mesh.cells), header.define)
+            mesh.definitions.record(run.name, run.source, good, total, header.define)
 
     def verbs(self) -> list[str]:
         """Return the verbs of ``%mesh``."""
@@ -340,23 +496,35 @@ class MeshMagics(Magics):
         """Return the streams that show the output of ranks."""
         return self._attach_streams()
 
+    def wipe(self) -> None:
+        """Erase an unfinished line of the running cell."""
+        if self._streams is not None:
+            self._streams.wipe()
+
     def close(self) -> None:
         """Stop watching the cells of the notebook."""
+        set_debugger(self.shell, None)
         self.editor.close()
         self.auto.close()
         self.keeping.close()
+        self.shown.close()
         self.shell.events.unregister("pre_run_cell", self._cell_begins)
         self.shell.events.unregister("post_run_cell", self._cell_ended)
 
     def _cell_begins(self, _: Any) -> None:
+        # Calls that the code of the cell makes have its number in the events of their meshes.
+        calling.set(("", self.shell.displayhook.prompt_count))
         if self._streams is not None:
             self._streams.begin()
 
     def _cell_ended(self, _: Any) -> None:
         """Show the end of a cell's output, if it was too long to show in full."""
+        emptied = ""
         if self._streams is not None:
-            self._streams.end()
+            emptied = self._streams.end()
             self._streams.finish()
+        self.shown.cell_ended()
+        self.views.cell_ended(emptied)
 
     def _attach_streams(self) -> Streams:
         node = open_node()
@@ -364,6 +532,7 @@ class MeshMagics(Magics):
             self._streams = Streams(node, getattr(self.shell, "kernel", None))
             self._streams.begin()
             self._streams.attach(need_session(node).output)
+            self._announcing.attach()
         return self._streams
 
 

@@ -10,6 +10,8 @@ from monarch_kernel.magics.help import OTHERS
 
 _SHORT = 2
 """Most letters of a name that is never taken for a mistyped verb."""
+_GIVEN = {"device", "dist", "mesh", "point", "rank", "torch", "world_size"}
+"""Names that every rank has; no mistyped verbs either."""
 
 
 def is_code(line: str, verbs: Collection[str]) -> bool:
@@ -24,4 +26,6 @@ def is_code(line: str, verbs: Collection[str]) -> bool:
         compile(text, "<line>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
-    return not text.isidentifier() or len(text) <= _SHORT or not get_close_matches(text, verbs, 1)
+    if len(text) <= _SHORT or text in _GIVEN:
+        return True
+    return not text.isidentifier() or not get_close_matches(text, verbs, 1)

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from monarch._kernel_api import describe_ranks, is_list, names_here, request, split_proc, targets_of
+from monarch._kernel_api import ask_soon, describe_ranks, is_list, names_here, request, split_proc, targets_of
 from monarch.exceptions import ActorError, SerializationError
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import Usage
-from monarch_kernel.meshes.asking import ask_soon
 from monarch_kernel.meshes.registry import Mesh
 
 _MOST = 12
@@ -26,7 +25,7 @@ def one_line(mesh: Mesh, doing: str) -> Generator[None]:
     except ActorError as error:
         raise Usage(f"{doing}: {explain(mesh, error)}") from error
     except SerializationError as error:
-        raise Usage(f"{doing}: {error}") from None
+        raise Usage(f"{doing}: {error.reason or error}") from None
 
 
 def explain(mesh: Mesh, error: ActorError) -> str:
@@ -34,7 +33,9 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     cause, failed = error.exception, sorted(error.failures)
     where = describe_ranks(failed, len(mesh.cells))
     if not isinstance(cause, NameError):
-        return f"{type(cause).__name__}: {cause} (on {where})" if cause is not None else str(error).splitlines()[0]
+        # The second line names an error that is no Exception, such as an interrupt.
+        text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[1].strip()
+        return f"{text} (on {where})"
     name = missing_name(cause)
     ranks_of = variables(mesh)
     holders = ranks_of.get(name, [])

@@ -21,7 +21,7 @@ from monarch._kernel_api import (
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.compat import matcher
 from monarch_kernel.magics.candidates import Candidates
-from monarch_kernel.magics.header import HeaderError, parse
+from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.header_words import words_of_header
 from monarch_kernel.magics.help import bundle_of, bundle_of_cells
 from monarch_kernel.magics.line_words import Typed, rest_of_word, typed
@@ -159,7 +159,7 @@ class TypingHelp:
     def _ask(self, header: str, service: Callable[[str, str], R], text: str) -> R | None:
         """Ask the first live rank of the cell, which answers even while it runs another cell."""
         try:
-            parsed = parse(header)
+            parsed = self._magics.header(header)
             mesh, actors = self._addressed(parsed.name)
             if actors is None:
                 return None

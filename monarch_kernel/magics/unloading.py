@@ -11,6 +11,7 @@ from monarch.actor import default_fault_hook
 from monarch.exceptions import MonarchError
 from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.magics.question_marks import separate
+from monarch_kernel.views.shown import uninstall
 
 
 def unload(shell: Any) -> None:
@@ -28,6 +29,7 @@ def unload(shell: Any) -> None:
     if names:
         print(f"ended {'mesh' if len(names) == 1 else 'meshes'} {', '.join(names)}")
     magics.close()
+    uninstall(shell)
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("mesh", None)
     with contextlib.suppress(ValueError):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from typing import Any, cast
 
 from monarch._kernel_api import CellVariables, Region, ValueMesh, current_node, state_of, view_at
-from monarch.exceptions import ActorError
+from monarch.exceptions import ActorError, MonarchError, SerializationError
+from monarch_kernel.magics.joining import is_plain, is_tensor, join
 from monarch_kernel.magics.remote_names import explain, one_line
+from monarch_kernel.magics.verbs import Usage
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.registry import Mesh
+
+
+class NoVariable(MonarchError, KeyError):
+    """Ranks have no such variable."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+# The name of the error that a dict raises.
+NoVariable.__name__ = NoVariable.__qualname__ = "KeyError"
 
 
 def provide_variables(mesh: Mesh) -> None:
@@ -34,7 +46,12 @@ class _Variables:
             try:
                 return self._cells(region).pull.call(name).get()
             except ActorError as error:
-                raise KeyError(explain(self._mesh, error)) from None
+                text = explain(self._mesh, error)
+                if isinstance(error.exception, NameError):
+                    raise NoVariable(text) from None
+                raise Usage(f"{self._mesh.name}[{name!r}]: {text}") from None
+            except SerializationError as error:
+                raise Usage(f"{self._mesh.name}[{name!r}]: {error.reason or error}") from None
 
     def set(self, region: Region, name: str, value: Any) -> None:
         """Set a variable: to the same value on all ranks, or to those of a ValueMesh."""
@@ -75,31 +92,20 @@ def split(value: Any, count: int) -> list[Any]:
     """
     rows = getattr(value, "iloc", value)
     try:
+        if is_tensor(value) and not is_plain(value):
+            raise TypeError
         length = len(value)
         size, larger = divmod(length, count)
         bounds = [size * part + min(part, larger) for part in range(count + 1)]
         parts = [rows[start:end] for start, end in pairwise(bounds)]
     except (TypeError, KeyError):
         raise TypeError(
-            f"scatter: expected a list, tuple, range, tensor, array or DataFrame, got {type(value).__name__}"
+            f"scatter: expected a list, tuple, range, dense tensor, array or DataFrame, got {_kind(value)}"
         ) from None
     # A view of a tensor is sent with all of its storage.
     return [part.clone() if hasattr(part, "untyped_storage") else part for part in parts]
 
 
-def join(parts: list[Any]) -> Any:
-    """Join parts along their first dimension; return a list of them if they cannot be joined."""
-    first = parts[0]
-    if any(type(part) is not type(first) for part in parts):
-        return parts
-    if isinstance(first, (list, tuple)):
-        items: list[Any] = [item for part in parts for item in part]
-        return items if isinstance(first, list) else tuple(items)
-    torch, numpy, pandas = map(sys.modules.get, ("torch", "numpy", "pandas"))
-    if torch is not None and isinstance(first, torch.Tensor) and first.ndim:
-        return torch.cat(parts)
-    if numpy is not None and isinstance(first, numpy.ndarray) and first.ndim:
-        return numpy.concatenate(parts)
-    if pandas is not None and isinstance(first, (pandas.DataFrame, pandas.Series)):
-        return pandas.concat(parts)
-    return parts
+def _kind(value: Any) -> str:
+    layout = str(getattr(value, "layout", "")).removeprefix("torch.") if is_tensor(value) else ""
+    return f"{type(value).__name__} ({layout})" if layout not in ("", "strided") else type(value).__name__

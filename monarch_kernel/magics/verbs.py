@@ -87,21 +87,30 @@ def _up() -> Parser:
         nargs="?",
         default="mesh",
         metavar="NAME",
-        help="its name, also of its variable (default: mesh); a number means --procs",
+        help="name of the mesh and of its variable (default: mesh); a number means --procs",
     )
     add("--procs", type=int, metavar="N", help="ranks per host, on an axis named procs")
     add("--gpus", type=int, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
     add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
+    add("--on", default="", metavar="WHERE", help="launcher of the hosts: ssh:node[1-4], slurm, ray, kubernetes")
+    add("--opt", action="append", default=[], metavar="K=V", help="option of the launcher, as in partition=gpu")
+    add("--at-least", type=int, metavar="N", help="start with N hosts; grow when the others come")
+    packages = "lock file to install on each host: requirements.txt, pylock.toml, uv.lock, or a packed .tar.gz"
+    add("--packages", default="", metavar="FILE", help=packages)
+    add("--spare-hosts", type=int, default=0, metavar="N", help="keep N hosts of --on to replace others")
+    rule = "what to do when a host is taken back: heal, shrink, checkpoint[:PATH], or a function of the notebook"
+    add("--on-preempt", default="", metavar="RULE", help=rule)
+    add("--reverse", action="store_true", help="reach hosts of ssh through the ssh connection only")
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
     add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
     restart = "replace ranks that die, at most N times a minute"
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)
     add("--spares", type=int, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
-    add("--keep", default="", metavar="TIME", help="detach when this kernel ends, and live on for TIME, such as 2h")
+    add("--keep", default="", metavar="TIME", help="detach when this kernel ends; keep running for TIME, such as 2h")
     add("--silence", type=float, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost")
-    add("--check-collectives", action="store_true", help="compare shapes and dtypes before each collective; slow")
+    add("--check-collectives", action="store_true", help="compare collectives before they begin; see check")
     add("--isolate-gpus", action="store_true", help="show each rank only its own GPU, as cuda:0")
     return parser
 
@@ -142,7 +151,7 @@ def _heal() -> Parser:
         offers=(Offer.MESH,), then=(Offer.REMOTE,),
     )  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="define nothing on the new ranks")
-    copying = "copy variables from this rank, or from any: peer"
+    copying = "copy variables from this rank, or from any live one: peer"
     parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
     _grow_onto(parser)
     return parser
@@ -157,10 +166,140 @@ def _kill() -> Parser:
     return parser
 
 
+def _interrupt() -> Parser:
+    return _on_ranks("interrupt", "interrupt what runs on ranks, as Stop does")
+
+
+def _on_ranks(verb: str, summary: str) -> Parser:
+    parser = Parser(verb, summary)
+    parser.usage = f"%%mesh {verb} [MESH] [RANKS]"
+    parser.add_argument(
+        "words", nargs="*", metavar="RANKS",
+        help="such as 0,2 or [0:2]; all ranks if omitted. MESH before them is the mesh, the current one if omitted",
+        offers=(Offer.MESH,), then=(Offer.RANK,),
+    )  # fmt: skip
+    return parser
+
+
+def _where() -> Parser:
+    parser = _on_ranks("where", "show the stacks of ranks, paused or not")
+    parser.usage = "%%mesh where [MESH] [RANKS] [--threads]"
+    parser.add_argument("--threads", action="store_true", help="of all Python threads of each rank")
+    return parser
+
+
+def _print() -> Parser:
+    return _expression(
+        "print", "evaluate an expression where ranks are",
+        "The expression sees the variables of the line that a rank is paused at, or runs. Options come first.",
+    )  # fmt: skip
+
+
+def _diff() -> Parser:
+    return _expression(
+        "diff", "compare a value across ranks",
+        "It tells which ranks agree, and of tensors, modules, dicts and lists the first key and index that differ. "
+        "Hashes are compared, so no large value is sent. Options come first.",
+    )  # fmt: skip
+
+
+def _expression(verb: str, summary: str, details: str) -> Parser:
+    parser = Parser(verb, summary, details)
+    parser.add_argument(
+        "--on", metavar="MESH[SLICE]", default="", help="the ranks, as in mesh[0:2]", offers=(Offer.MESH,)
+    )
+    calls = "look N calls outward from the selected frame"
+    parser.add_argument("--up", metavar="N", type=int, default=0, help=calls)
+    parser.add_argument("--force", action="store_true", help="also call functions that wait for other ranks")
+    parser.add_argument("expression", nargs="*", metavar="EXPR", help="a Python expression", offers=(Offer.REMOTE,))
+    return parser
+
+
+def _frame() -> Parser:
+    parser = Parser(
+        "frame", "select the caller that print and vars look at",
+        "Without a number, the stacks are shown. The selection of a mesh lasts until its ranks are resumed.",
+    )  # fmt: skip
+    chosen = "a mesh, then a number (0 is innermost), up for the caller, or down"
+    parser.add_argument(
+        "words", nargs="*", metavar="N|up|down", help=chosen, offers=("up", "down", Offer.MESH), then=("up", "down")
+    )
+    return parser
+
+
+def _vars() -> Parser:
+    parser = Parser(
+        "vars", "list the variables where ranks are",
+        "It shows the local variables of the selected frame; see frame. Ranks on which a variable is the same share a "
+        "line, as in who. Idle ranks show the variables of cells.",
+    )  # fmt: skip
+    words = "a mesh, ranks such as 0,2 or [0:2], and names such as w*"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words, offers=(Offer.MESH,), then=(Offer.RANK,))
+    return parser
+
+
+def _watch() -> Parser:
+    parser = Parser(
+        "watch", "report ranks that diverge, and NaN",
+        "After each N-th step of its optimizer, fingerprints of the parameters and gradients of a module are compared "
+        "across ranks, which should be equal in data-parallel training. The first step, tensor and ranks that differ, "
+        "or that have NaN or Inf, are reported once. Without a name, the watches are listed.",
+    )  # fmt: skip
+    name = "a module or optimizer of the ranks"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name, offers=(Offer.REMOTE,))
+    parser.add_argument("--every", type=int, default=10, metavar="N", help="steps between comparisons (default: 10)")
+    parser.add_argument("--on", metavar="MESH[SLICE]", default="", help="the ranks to compare", offers=(Offer.MESH,))
+    parser.add_argument("--off", action="store_true", help="end this watch, or all of them")
+    return parser
+
+
+def _check() -> Parser:
+    parser = Parser(
+        "check", "compare collectives across ranks before they begin",
+        "Ranks whose operation, shapes, dtypes, op or src differ raise an error with the calls and lines of all ranks, "
+        "instead of hanging or computing a wrong result. It covers all process groups. Turned off, it costs nothing. "
+        "Without on or off, it tells whether it is on.",
+    )  # fmt: skip
+    parser.add_argument(
+        "words", nargs="*", metavar="on|off", help="turn it on or off; a mesh may follow",
+        offers=("on", "off", Offer.MESH), then=(Offer.MESH,),
+    )  # fmt: skip
+    return parser
+
+
+def _until() -> Parser:
+    parser = Parser("until", "go on to a line below, or to the function's end")
+    parser.add_argument(
+        "words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; all paused ranks if omitted",
+        offers=(Offer.MESH,), then=(Offer.RANK,),
+    )  # fmt: skip
+    parser.add_argument("--line", type=int, metavar="LINE", help="the first line to stop at; the next if omitted")
+    return parser
+
+
+def _break() -> Parser:
+    parser = Parser(
+        "break", "stop at a line or function, on some condition",
+        "PLACE is file:line, cell:line such as 3:5, or a function such as Trainer.step. Ranks that have no breakpoint "
+        "run at full speed. While one is at a breakpoint, the others wait: MONARCH_BREAK_ALONE=1 lets them run on. "
+        "breakpoint() in the code does the same.",
+    )  # fmt: skip
+    parser.add_argument("place", metavar="PLACE", help="as in train.py:12, 3:5 or Trainer.step")
+    parser.add_argument("condition", nargs="*", metavar="if EXPR", help="stop only if this is true there")
+    parser.add_argument("ranks", nargs="*", metavar="on MESH[SLICE]", help="as in on mesh[0:2]; all if omitted")
+    return parser
+
+
+def _clear() -> Parser:
+    parser = Parser("clear", "remove breakpoints")
+    parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="as breaks shows them; all if omitted")
+    return parser
+
+
 def _resize() -> Parser:
     parser = Parser("resize", "grow or shrink a mesh; remaining ranks keep state")
     parser.add_argument(
-        "words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6 or 6, after a mesh name",
+        "words", nargs="*", metavar="AXIS=N", help="new size, such as gpus=6 or 6; a mesh name may precede it",
         offers=(Offer.MESH, Offer.SIZE), then=(Offer.SIZE,),
     )  # fmt: skip
     _grow_onto(parser)
@@ -186,14 +325,14 @@ def _definitions() -> Parser:
 
 def _who() -> Parser:
     parser = Parser(
-        "who", "list variables of ranks, and where they differ",
-        "A variable has a line for the ranks on which it is the same. Compared are type, shape, dtype, device and "
-        "length, and the contents of plain values on the CPU up to 64 KiB. Contents of larger values, of values on "
-        "a GPU and of objects of classes are not compared. Ranks answer while they run a cell.",
+        "who", "list variables and actors of ranks",
+        "Ranks on which a variable is the same share a line. Type, shape, dtype, device and length are compared, and "
+        "the contents of plain values on the CPU up to 64 KiB; the contents of larger values, of values on a GPU and "
+        "of class instances are not. Ranks answer while they run a cell.",
     )  # fmt: skip
-    place = "the mesh and slice, as in mesh[0:2]; all ranks of the one in use if omitted"
+    place = "mesh and slice, as in mesh[0:2]; all ranks of the mesh in use if omitted"
     parser.add_argument("place", nargs="?", metavar="MESH[SLICE]", help=place, offers=(Offer.MESH,))
-    names = "names such as loss or w*; all variables if omitted"
+    names = "names such as loss or w*; all variables and actors if omitted"
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help=names, offers=(Offer.REMOTE,))
     return parser
 
@@ -205,11 +344,11 @@ def _push() -> Parser:
 
 
 def _pull() -> Parser:
-    summary = "copy a variable from the ranks to the notebook"
-    parser = _named("pull", summary, "NAME", "a variable of the ranks", Offer.REMOTE)
+    parser = Parser("pull", "copy variables from the ranks to the notebook")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the ranks", offers=(Offer.REMOTE,))
     from_one = "from this rank only; from all if omitted"
     parser.add_argument("--rank", type=int, metavar="RANK", help=from_one, offers=(Offer.RANK,))
-    parser.add_argument("--as", dest="target", metavar="NAME", help="its name in the notebook")
+    parser.add_argument("--as", dest="target", metavar="NAME", help="name of a single one in the notebook")
     return parser
 
 
@@ -242,6 +381,34 @@ def _run() -> Parser:
     return parser
 
 
+def _pip() -> Parser:
+    """Return the parser of ``pip``, for help only: the words are those of pip."""
+    parser = Parser("pip", "run pip once per host")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as in install einops", offers=("install", "list"))
+    return parser
+
+
+def _get() -> Parser:
+    parser = Parser(
+        "get", "copy files of the ranks here",
+        "A file that several ranks of a host have is copied once, from the lowest of them.",
+    )  # fmt: skip
+    parser.add_argument(
+        "path", metavar="PATH", help="a file, folder or pattern there, as in out/log-{rank}.txt or *.pt"
+    )
+    folder = "folder here, in which each rank has one, such as rank-0 (default: this one)"
+    parser.add_argument("target", nargs="?", default=".", metavar="FOLDER", help=folder, offers=(Offer.PATH,))
+    return parser
+
+
+def _put() -> Parser:
+    parser = Parser("put", "copy a file or folder to each host")
+    parser.add_argument("path", metavar="PATH", help="a file or folder here", offers=(Offer.PATH,))
+    folder = "folder there; the working directory of the ranks if omitted"
+    parser.add_argument("target", nargs="?", default="", metavar="FOLDER", help=folder)
+    return parser
+
+
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
     parser.add_argument("--tail", type=int, metavar="N", help="the last N lines only")
@@ -254,7 +421,11 @@ def _log() -> Parser:
 def _auto() -> Parser:
     parser = Parser("auto", "run plain cells on ranks, or in the notebook")
     parser.add_argument(
-        "mode", nargs="?", metavar="on|off", help="which of both; without it, say which it is", offers=("on", "off")
+        "mode",
+        nargs="?",
+        metavar="on|off",
+        help="turn it on or off; show the current mode if omitted",
+        offers=("on", "off"),
     )
     parser.add_argument(
         "place",
@@ -263,6 +434,28 @@ def _auto() -> Parser:
         help="the ranks, as in the first line of a cell",
         offers=(Offer.MESH,),
     )
+    return parser
+
+
+CELL_SETTINGS = ("mesh", "ranks", "timeout", "out", "collect")
+"""Keys of ``%mesh config`` for cells: the mesh, its ranks, and options of their first lines."""
+UP_SETTINGS = (
+    "procs", "gpus", "hosts", "key", "device", "restart", "spares", "keep", "silence", "check-collectives",
+    "isolate-gpus",
+)  # fmt: skip
+"""Keys of ``%mesh config`` for ``%mesh up``: its options of the same names."""
+
+
+def _config() -> Parser:
+    parser = Parser(
+        "config", "show or set defaults of this notebook",
+        "Without arguments, a table shows all keys, their values and meanings. KEY=none removes a default. An "
+        "option in a line overrides its default. Defaults last until the kernel ends.",
+    )  # fmt: skip
+    keys = "such as timeout=60 or device=cpu; several may be set at once"
+    offers = tuple(f"{key}=" for key in (*CELL_SETTINGS, *UP_SETTINGS))
+    parser.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help=keys, offers=offers)
+    parser.add_argument("--reset", action="store_true", help="remove these defaults, or all of them")
     return parser
 
 
@@ -276,23 +469,66 @@ SECTIONS = {
     "Meshes": [
         _up(),
         Parser("table", "show meshes and ranks, like %mesh alone"),
+        _one_mesh("view", "show the ranks of a mesh live"),
+        _one_mesh("top", "show the ranks of a mesh live, as text"),
         _auto(),
+        _config(),
         _named("use", "make this the default mesh of cells", "NAME", "the mesh", Offer.MESH),
         _down(),
         _one_mesh("restart", "restart a mesh with empty namespaces"),
         _list(),
         _named("attach", "attach a detached mesh with all its state", "NAME", "the detached mesh", Offer.DETACHED),
     ],
-    "Ranks": [_heal(), _kill(), _resize(), _definitions()],
+    "Ranks": [_heal(), _interrupt(), _kill(), _resize(), _definitions()],
+    "Debugging": [
+        _on_ranks("pause", "stop ranks at their next Python line"),
+        _on_ranks("resume", "let paused ranks go on"),
+        _where(),
+        _print(),
+        _on_ranks("why", "explain what ranks wait for, and why"),
+        _frame(),
+        _vars(),
+        _diff(),
+        _watch(),
+        _check(),
+        _break(),
+        _one_mesh("breaks", "list the breakpoints of a mesh"),
+        _clear(),
+        _on_ranks("next", "go on to the next line of the function"),
+        _on_ranks("step", "go on to the next line, also of a called function"),
+        _until(),
+        _on_ranks("finish", "go on to the end of the function"),
+        _on_ranks("continue", "let paused ranks go on, like resume"),
+        _on_ranks("debug", "look into failed or paused ranks, at a prompt"),
+        _on_ranks("forget", "let go of the variables of the last error"),
+    ],
     "Variables": [_who(), _push(), _pull(), _checkpoint(), _restore()],
     "Programs and output": [
         _run(),
         _log(),
-        _named("update", "give live actors the notebook's new class", "NAME", "the mesh of actors", Offer.ACTORS),
+        _named("update", "give live actors the notebook's new class", "NAME", "the actor mesh", Offer.ACTORS),
         _named("reload", "reload an edited module here and on all ranks", "MODULE", "the module", Offer.MODULE),
+        _get(),
+        _put(),
+        _pip(),
+        _one_mesh("sync", "copy changed Python files to the hosts"),
         _help(),
     ],
 }
+_ELSEWHERE = {
+    "-n": "--procs",
+    "-np": "--procs",
+    "--num-processes": "--procs",
+    "--nproc_per_node": "--procs",
+    "--nproc-per-node": "--procs",
+    "--num-gpus": "--gpus",
+    "-g": "--gpus",
+    "--nnodes": "--hosts",
+    "--local": "--here",
+    "--noblock": "--nowait",
+}
+"""Options of launchers and of other notebook magics, with ours."""
+
 PARSERS = {parser.verb: parser for section in SECTIONS.values() for parser in section}
 
 
@@ -314,5 +550,7 @@ def _unknown(parser: Parser, word: str) -> str:
         return f"unexpected argument {word!r}"
     option = word.partition("=")[0]
     known = [name for each in parser.arguments for name in each.option_strings]
+    if _ELSEWHERE.get(option) in known:
+        return f"no option {option!r}; did you mean {_ELSEWHERE[option]!r}?"
     expected = f": expected one of {', '.join(known)}" if known else ": it takes none"
     return f"no option {option!r}{did_you_mean(option, known) or expected}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from monarch_kernel.magics.offers import Offers
+from monarch_kernel.magics.offers import Offer, Offers
 from monarch_kernel.magics.verbs import Parser
 
 _SEVERAL = ("*", "+")
@@ -48,6 +48,10 @@ class _Line:
         # Options after the script of run belong to the script.
         return word.startswith("-") and not (self.parser.verb == "run" and self.position)
 
+    def more(self) -> Offers:
+        """Return what an option adds to the first positional argument: the mesh may be omitted before variables."""
+        return (Offer.REMOTE,) if "--copy-from" in self.taken and not self.position else ()
+
     def options(self) -> list[str]:
         """Return the options that may still be given."""
         if self.parser.verb == "run" and self.position:
@@ -76,7 +80,11 @@ def wanted(parser: Parser, before: list[str], word: str) -> Wanted:
         if equals:
             return Wanted(parser.offers_of(action) if action is not None else (), typed=value)
         return Wanted(options=line.options(), typed=word)
-    offers = _positional(parser, line.position) + (parser.offers_of(line.open) if line.open is not None else ())
+    offers = (
+        _positional(parser, line.position)
+        + line.more()
+        + (parser.offers_of(line.open) if line.open is not None else ())
+    )
     return Wanted(offers, line.options(), word)
 
 

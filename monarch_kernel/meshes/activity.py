@@ -25,29 +25,32 @@ class Busy(NamedTuple):
     stopped: bool
     """Whether a Stop did not end it."""
 
-    def text(self, place: str = "") -> str:
+    def text(self, place: str = "", is_paused: bool = False) -> str:
         """Describe it.
 
         Args:
             place: where the rank is, as in ``cell [3] line 5``; empty if unknown.
+            is_paused: whether a debugger has paused it.
         """
         title = self.title.removesuffix(" (--nowait)")
         where = place if place.startswith(f"{title} ") else ", ".join(filter(None, [title, place]))
+        if is_paused:
+            return f"paused: {where}; %mesh resume lets it go on"
         return f"{'stopped, but still in' if self.stopped else 'busy:'} {where}, {self.seconds:.0f} s"
 
 
 def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
     """Return the ranks that owe an answer to the notebook."""
     node, uid = current_node(), state_of(mesh.procs).procs.uid
-    found: dict[int, Busy] = {}
+    by_rank: dict[int, Busy] = {}
     for port, each in sorted(node.ports.gathers.items()):
         if not is_gather(each) or not each.actor:
             continue
         for proc in [peer.proc for peer in each.waits_for()]:
             if split_proc(proc)[0] == uid:
                 busy = Busy(calls.title(each), calls.seconds(each), calls.is_left(port, proc))
-                found.setdefault(split_proc(proc)[1], busy)
-    return found
+                by_rank.setdefault(split_proc(proc)[1], busy)
+    return by_rank
 
 
 def vitals_of(mesh: Mesh) -> dict[int, Vitals]:

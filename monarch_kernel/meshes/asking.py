@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from typing import Any
 
-from monarch._kernel_api import AgentRequest, Answers, Request, Vitals, current_node, is_tuple, request, vitals_here
-
-_ALL = 0.2
-"""Seconds for all ranks to answer."""
-_ONE = 0.3
-"""More seconds for the first answer, on a busy machine."""
-
-
-def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: float = _ALL) -> dict[str, Any]:
-    """Return the answers of the processes that answer soon, by process; an error is a Failure."""
-    answers: dict[str, Any] = {}
-    said, all_said = threading.Event(), threading.Event()
-
-    def heard(proc: str, answer: Any) -> None:
-        answers[proc] = answer
-        said.set()
-        if len(answers) == len(procs):
-            all_said.set()
-
-    asking = Answers(current_node(), procs, asked, heard)
-    if procs and not all_said.wait(patience):
-        said.wait(_ONE)
-    asking.close()
-    return dict(answers)
+from monarch._kernel_api import Vitals, ask_soon, is_tuple, request, vitals_here
 
 
 def ask_vitals(procs: Sequence[str]) -> dict[str, Vitals]:

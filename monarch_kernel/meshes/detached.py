@@ -27,7 +27,7 @@ from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.verbs import parse
-from monarch_kernel.meshes.recipe import Recipe
+from monarch_kernel.meshes.recipe import Recipe, Step
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
@@ -39,8 +39,10 @@ class DetachedRecipe(Recipe):
     """How long it lives while no notebook is attached."""
     detached: DetachedMesh | None = None
 
-    def find_hosts(self, names: Mapping[str, Any]) -> tuple[HostMesh, Callable[[], object]]:
+    def find_hosts(self, names: Mapping[str, Any], step: Step | None = None) -> tuple[HostMesh, Callable[[], object]]:
         """Return a new host on this machine, and the function that ends it."""
+        if self.on:
+            raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --on {self.on}")
         if self.hosts:
             raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --hosts {self.hosts}")
         self.detached = keep(self.name, self.seconds)
@@ -49,7 +51,7 @@ class DetachedRecipe(Recipe):
     def says(self) -> str:
         """Describe the lease to the user."""
         return (
-            f"mesh {self.name!r} detaches when this kernel ends, crashes or restarts, and lives on for "
+            f"mesh {self.name!r} detaches when this kernel ends, crashes or restarts, and keeps running for "
             f"{duration_text(self.seconds)}; %mesh attach {self.name} attaches it again, %mesh down {self.name} ends it"
         )
 
@@ -191,15 +193,15 @@ class Detaching:
             )
         recipe = DetachedRecipe(**_plain(book.recipe), seconds=detached.seconds, detached=detached)
         if cells:
-            mine: Any = cells[0]
+            namespaces: Any = cells[0]
             procs = next(each for each in detached.procs if state_of(each).procs == state_of(cells[0]).procs)
         else:
             # A program made it, without namespaces.
             procs = detached.procs[0]
-            mine = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
-            mine.initialized.get()
+            namespaces = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
+            namespaces.initialized.get()
         recipe.axes = recipe.axes or dict(procs.sizes)
-        mesh = Mesh(recipe, procs, mine, detached.end)
+        mesh = Mesh(recipe, procs, namespaces, detached.end)
         mesh.definitions.cells.extend(book.definitions)
         return mesh
 

@@ -65,11 +65,9 @@ class Elastic:
         source = self._source(mesh, arguments.copy_from)
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
-        failed = {state_of(actors).name: sorted(state_of(actors).failed) for actors in mesh.actors()}
-        new = mesh.heal(not arguments.bare)
-        again = [f"{name} on {describe_ranks(ranks)}" for name, ranks in failed.items() if ranks]
+        new, again = _heal(mesh, not arguments.bare)
         if again:
-            print(f"recreated failed actors: {', '.join(again)}; their state is lost")
+            print(again)
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
         bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
         copying = arguments.copy_from is not None and bool(bare)
@@ -145,15 +143,46 @@ class Elastic:
         print(text)
 
 
+def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
+    """Replace dead ranks; return what ``Mesh.heal`` returns, and lines about what runs again; empty for none."""
+    failed = {state_of(actors).name: sorted(state_of(actors).failed) for actors in mesh.actors()}
+    ended = sorted(state_of(mesh.cells).failed)
+    new = mesh.heal(define)
+    revived = [rank for rank in ended if rank not in {each for each, _ in new}]
+    lines: list[str] = []
+    if revived:
+        lines.append(f"{describe_ranks(revived)} of mesh {mesh.name!r}: cells run again; their variables are kept")
+    again = [f"{name} on {describe_ranks(ranks)}" for name, ranks in failed.items() if ranks]
+    if again:
+        lines.append(f"recreated failed actors: {', '.join(again)}; their state is lost")
+    return new, "\n".join(lines)
+
+
+def healed(mesh: Mesh) -> list[str]:
+    """Replace dead ranks, with the definitions of cells, and describe it in lines."""
+    new, again = _heal(mesh, True)
+    lines = [*filter(None, [again]), *new_lines(mesh, new, "; other variables are lost")]
+    return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
+
+
 def print_new(mesh: Mesh, new: list[tuple[int, int]], others: str) -> None:
-    """Print which ranks are new.
+    """Print which ranks are new."""
+    for line in new_lines(mesh, new, others):
+        print(line)
+
+
+def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
+    """Describe which ranks are new, in lines.
 
     Args:
         mesh: of the ranks.
         new: the ranks, each with the number of cells whose definitions it ran.
         others: what became of the other variables.
     """
+    lines: list[str] = []
     for count in sorted({count for _, count in new}):
         ranks = [rank for rank, each in new if each == count]
         what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
-        print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}{others}")
+        process = "a new process" if len(ranks) == 1 else "new processes"
+        lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{others}")
+    return lines

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from monarch._kernel_api import Extent, HostMesh, Region, axes_text, current_node, hosts_of, reaches, state_of
+from monarch._kernel_api import (
+    Extent,
+    HostMesh,
+    Region,
+    axes_text,
+    current_node,
+    hosts_of,
+    need_session,
+    reaches,
+    state_of,
+)
 from monarch.actor import ProcMesh
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe
@@ -25,7 +35,10 @@ class Hosts:
         self._recipe = recipe
         self._procs = procs
         self._releases = [release]
-        self._known = list(state_of(procs).procs.hosts)
+        self._known = [*state_of(procs).procs.hosts, *recipe.spare]
+        """All hosts. Any thread, in single list operations."""
+        self._late: list[str] = []
+        """Hosts that have joined later, and that the mesh is to grow onto. Thread that runs cells only."""
 
     def add(self, text: str, key: str, names: Mapping[str, Any]) -> None:
         """Attach more hosts.
@@ -48,15 +61,39 @@ class Hosts:
         self._releases.append(release)
         self._known += hosts_of(more)
 
+    def arrived(self) -> int:
+        """Return the number of hosts that have joined since the mesh was started, and that it is not on yet."""
+        late = self._recipe.late()
+        if late is not None:
+            self._late += hosts_of(late)
+            self._known += hosts_of(late)
+        current, node = state_of(self._procs).procs.hosts, current_node()
+        self._late = [host for host in self._late if host not in current and reaches(node, host)]
+        return len(self._late)
+
+    def free_now(self, leaving: Sequence[str]) -> list[str]:
+        """Return the ids of hosts that the mesh is not on and that do not leave."""
+        current, node = state_of(self._procs).procs.hosts, current_node()
+        used = {*current, *leaving}
+        return [host for host in dict.fromkeys(self._known) if host not in used and reaches(node, host)]
+
+    def leave(self, leaving: Sequence[str]) -> None:
+        """Give hosts back that the mesh has left."""
+        self._known = [host for host in self._known if host not in leaving]
+        need_session(current_node()).release(leaving)
+
+    def name(self, host: str) -> str:
+        """Return the name of a host of a launcher, for messages."""
+        return self._recipe.preemption.name(host) if self._recipe.preemption is not None else host
+
     def free(self, missing: int) -> HostMesh | None:
         """Return hosts that the mesh is not on; None if there are none.
 
         Args:
             missing: how many it needs; if they are processes of this machine, they are started.
         """
-        current, node = state_of(self._procs).procs.hosts, current_node()
-        free = [each for each in dict.fromkeys(self._known) if each not in current and reaches(node, each)]
-        if len(free) < missing and self._recipe.hosts.isdecimal():
+        node, free = current_node(), self.free_now(())
+        if len(free) < missing and self._recipe.hosts.isdecimal() and not self._recipe.on:
             self.add(str(missing - len(free)), "", {})
             return self.free(missing)
         region = Region.full(Extent(("hosts",), (len(free),))) if free else None

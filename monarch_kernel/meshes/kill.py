@@ -11,7 +11,7 @@ from monarch_kernel.magics.header import parse_where, ranks_of
 from monarch_kernel.magics.remote_names import variables
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.activity import busy_ranks
-from monarch_kernel.meshes.elastic import print_new
+from monarch_kernel.meshes.elastic import new_lines
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
@@ -32,30 +32,33 @@ class Killing:
         parsed: list[str] = parse("kill", words).words
         mesh = self._meshes.get(parsed.pop(0) if parsed and parsed[0].isidentifier() else None)
         busy = busy_ranks(mesh, self._calls())
-        ranks = _ranks(" ".join(parsed), mesh) if parsed else sorted(busy)
+        ranks = ranks_in_words("kill", " ".join(parsed), mesh) if parsed else sorted(busy)
         if not ranks:
             raise Usage(f"%mesh kill: no rank of mesh {mesh.name!r} is busy; name the ranks, as in %mesh kill 0,2")
-        lost = variables(mesh)
+        print("\n".join(self.killed(mesh, ranks)))
+
+    def killed(self, mesh: Mesh, ranks: list[int]) -> list[str]:
+        """Kill ranks, start new ones, and describe it in lines."""
+        busy, lost = busy_ranks(mesh, self._calls()), variables(mesh)
         new = mesh.kill(ranks)
         doing: dict[str, list[int]] = {}
         for rank in ranks:
             doing.setdefault(busy[rank].text() if rank in busy else "idle", []).append(rank)
-        for text, group in doing.items():
-            print(f"killed {describe_ranks(group)} of mesh {mesh.name!r} ({text})")
+        lines = [f"killed {describe_ranks(group)} of mesh {mesh.name!r} ({text})" for text, group in doing.items()]
         names = [name for name, holders in lost.items() if set(holders) & set(ranks)]
-        print(f"lost: variables and actor state of {describe_ranks(ranks)}{': ' + ', '.join(names) if names else ''}")
-        print_new(mesh, new, "")
+        what = f"variables and actor state of {describe_ranks(ranks)}{': ' + ', '.join(names) if names else ''}"
+        return [*lines, f"lost: {what}", *new_lines(mesh, new, "")]
 
 
-def _ranks(text: str, mesh: Mesh) -> list[int]:
+def ranks_in_words(verb: str, text: str, mesh: Mesh) -> list[int]:
     """Parse ranks as messages write them, such as ``0-3,7``, or as headers do, such as ``[0:4]``."""
     text, total = text.strip(), len(mesh.procs)
     try:
         if text.startswith("[") or ":" in text:
             _, chosen = parse_where(text.strip("[]"))
             if chosen is None:
-                raise Usage(f"%mesh kill: expected ranks such as 0,2 or [0:2], got {text!r}")
+                raise Usage(f"%mesh {verb}: expected ranks such as 0,2 or [0:2], got {text!r}")
             return sorted(ranks_of(chosen, total))
         return parse_ranks(text.replace(" ", ","), total)
     except MonarchError as error:
-        raise Usage(f"%mesh kill: {error}") from None
+        raise Usage(f"%mesh {verb}: {error}") from None

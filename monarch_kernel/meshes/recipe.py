@@ -7,11 +7,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch._kernel_api import HostMesh, WorkerHosts, attach_to_workers, visible_gpus
+from monarch._kernel_api import (
+    HostMesh,
+    Preemption,
+    WorkerHosts,
+    attach_to_workers,
+    hosts_of,
+    launch_hosts,
+    make_launcher,
+    visible_gpus,
+)
 from monarch.actor import ProcMesh, Restart, Role, this_host
 from monarch_kernel.magics.header import HeaderError
 
 DEVICES = ("cpu", "cuda")
+HEAL = "heal"
+"""The rule for hosts that are taken back, unless another is given."""
+Step = Callable[[str, bool], None]
+"""Shows a line about the wait for hosts, and whether it still matters after it."""
+
+
+def _unlimited() -> float | None:
+    return None
+
+
+def _none() -> HostMesh | None:
+    return None
 
 
 @dataclass
@@ -34,11 +55,41 @@ class Recipe:
     """Spare processes per host."""
     roles: dict[str, Role] = field(default_factory=dict[str, Role])
     """Roles of ranks that differ."""
+    on: str = ""
+    """The launcher of the hosts, such as ``ssh:node1,node2`` or ``slurm``."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the launcher."""
+    at_least: int | None = None
+    """Start with this many hosts if the others fail or take longer."""
     silence: float | None = None
     """Seconds after which a silent rank counts as unresponsive and a silent host as lost; None for the default."""
 
+    spare_hosts: int = 0
+    """How many of the hosts of the launcher are kept to replace others."""
+    on_preempt: str = HEAL
+    """The rule for hosts that are taken back, or the name of a function."""
+
+    def __post_init__(self) -> None:
+        # No field, since a detached mesh stores those.
+        self.left: Callable[[], float | None] = _unlimited
+        """Returns the seconds until the engine takes the hosts back; None if it does not, or not known."""
+        self.late: Callable[[], HostMesh | None] = _none
+        """Returns the hosts that have joined since the last call; None if none has."""
+        self.preemption: Preemption | None = None
+        """The notices that hosts are taken back; None if nobody takes them."""
+        self.spare: tuple[str, ...] = ()
+        """The ids of the hosts that are kept to replace others."""
+
     def spawn(self, hosts: HostMesh) -> ProcMesh:
         """Start the processes."""
+        if self.spare_hosts:
+            used = hosts.sizes["hosts"] - self.spare_hosts
+            if used < 1:
+                raise HeaderError(
+                    f"%mesh up: --spare-hosts {self.spare_hosts}: only {hosts.sizes['hosts']} have joined"
+                )
+            self.spare = tuple(hosts_of(hosts)[used:])
+            hosts = hosts.slice(hosts=slice(0, used))
         return hosts.spawn_procs(
             self.axes,
             name=self.name,
@@ -53,15 +104,18 @@ class Recipe:
         """Return the environment of the ranks."""
         return {"CUDA_VISIBLE_DEVICES": "", **self.env} if self.device == "cpu" else self.env
 
-    def find_hosts(self, names: Mapping[str, Any]) -> tuple[HostMesh, Callable[[], object]]:
+    def find_hosts(self, names: Mapping[str, Any], step: Step | None = None) -> tuple[HostMesh, Callable[[], object]]:
         """Return the hosts, and the function that gives them back.
 
         Args:
             names: the variables of the notebook.
+            step: shows the wait for hosts of a launcher.
 
         Raises:
             HeaderError: no hosts match.
         """
+        if self.on:
+            return self._launch(step)
         wanted = self.hosts
         if not wanted:
             return this_host(), _nothing
@@ -84,6 +138,22 @@ class Recipe:
             )
         # The user started these hosts, so they stay.
         return hosts, _nothing
+
+    def _launch(self, step: Step | None) -> tuple[HostMesh, Callable[[], object]]:
+        count = int(self.hosts or 0)
+        launched = launch_hosts(
+            make_launcher(self.on, count, self.options),
+            count,
+            name=self.name,
+            at_least=self.at_least,
+            silence=self.silence,
+            tell=step,
+            advice=f"mesh {self.name!r} grows onto it before its next cell",
+        )
+        self.left = launched.launch.left
+        self.late = launched.late_hosts
+        self.preemption = launched.preemption
+        return launched.mesh, lambda: launched.mesh.shutdown().get(30)
 
 
 def roles_of(text: str) -> dict[str, Role]:

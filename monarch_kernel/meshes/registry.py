@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -18,6 +19,8 @@ from monarch._kernel_api import (
     Namespace,
     ProcMesh,
     StateTransfer,
+    ask_soon,
+    called,
     current_node,
     give_copies,
     groups,
@@ -30,20 +33,22 @@ from monarch._kernel_api import (
     region_of,
     replace_procs,
     request,
+    resize_procs,
     spoil_groups,
     state_of,
     take_copies,
     targets_of,
     to_its_end,
 )
+from monarch.config import CHECK_COLLECTIVES
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import STOPPED, Run
 from monarch_kernel.editing.definitions import Definitions
 from monarch_kernel.magics.header import Header, HeaderError, check_axes, ranks_of
 from monarch_kernel.magics.suggest import did_you_mean
-from monarch_kernel.meshes.asking import ask_soon
+from monarch_kernel.meshes.code import Code, Synced
 from monarch_kernel.meshes.hosts import Hosts
-from monarch_kernel.meshes.recipe import Recipe
+from monarch_kernel.meshes.recipe import Recipe, Step
 from monarch_kernel.meshes.replaced import Replaced
 
 Stage = Callable[[str, Any], None]
@@ -70,17 +75,37 @@ class Mesh:
         self.cells = cells
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
+        self._code = Code(cells)
         self.asked = False
         """Whether a verb of the user replaces ranks; written by the main thread, read by threads that replace ranks."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process; set by the notebook before ranks can die."""
+        self.silent: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Hides the output of calls made inside; set by the notebook before ranks can die."""
+        self.frame = 0
+        """The selected frame of its code: 0 for the innermost one of the user, 1 for its caller. Written by the threads
+        of verbs and view actions, as a whole."""
+        self.checked = recipe.env.get(CHECK_COLLECTIVES.variable) == "1"
+        """Whether collectives are compared, as far as this notebook knows. Written by the threads of verbs."""
         self.replaced = Replaced(state_of(procs).procs.uid, len(procs), lambda rank: self.on_replaced(self, rank))
         self._bare: set[int] = set()
-        """New ranks, or ranks about to be made, that lack the definitions."""
+        """New ranks, or ranks about to be made, that lack the definitions. Any thread, in single set operations."""
         self.unfinished: list[Run] = []
         """Stopped cells with ranks still inside C calls, or cleaning up; they end when that is done."""
+        self.unrecorded: list[Callable[[], bool]] = []
+        """For cells that the notebook does not wait for: each records the definitions of one once it has ended, and
+        returns whether it has. Threads that run cells; an entry that two lose is harmless, as a cell records too."""
         self._unchecked = False
         """Whether a stop has left the check of the groups for later."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its hosts may have other files than this machine."""
+        return bool(self.recipe.on) or "://" in self.recipe.hosts
+
+    def sync_code(self, again: bool = False) -> Synced:
+        """Copy Python files of the working directory to the hosts that lack them; see ``Code.sync``."""
+        return self._code.sync(dict(self.replaced.counts), again)
 
     def finishing(self) -> list[int]:
         """Return the ranks that have not ended a stopped cell: they are inside a C call or clean up."""
@@ -122,6 +147,10 @@ class Mesh:
         procs = state_of(self.procs).procs
         states = [(mesh, state_of(mesh)) for mesh in list(meshes_of(current_node()).actor_meshes.values())]
         return [mesh for mesh, state in states if state.procs == procs and state.stopped is None and mesh != self.cells]
+
+    def users_actors(self) -> list[ActorMesh]:
+        """Return those of them whose class is not of this package."""
+        return [each for each in self.actors() if not state_of(each).cls.__module__.startswith("monarch._")]
 
     def dead(self) -> list[int]:
         """Return the dead ranks."""
@@ -181,13 +210,18 @@ class Mesh:
         missing = prod(sizes.get(label, now[label]) for label in of_hosts) - len(procs.hosts) if of_hosts else 0
         wanted = prod({**now, **{label: size for label, size in sizes.items() if size > 0}}.values())
         self._bare.update(range(len(self.procs), wanted))
-        self.procs.resize(self.hosts.free(missing) if missing > 0 else None, **sizes)
+        # Without a limit: the cell that is waited for is shown, and Stop ends the wait.
+        resize_procs(self.procs, self.hosts.free(missing) if missing > 0 else None, sizes, None)
         # A restart keeps the new size.
         if not self.recipe.roles:
             self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
         if self.recipe.hosts.isdecimal():
             self.recipe.hosts = str(len(procs.hosts))
         return max((count for _, count in self._fill(True)), default=0)
+
+    def record_ended(self) -> None:
+        """Record the definitions of cells that have ended and were not waited for."""
+        self.unrecorded = [record for record in self.unrecorded if not _has_recorded(record)]
 
     def lack(self, ranks: list[int]) -> None:
         """Note that new ranks lack the definitions; from any thread."""
@@ -201,6 +235,7 @@ class Mesh:
     def _fill(self, define: bool) -> list[tuple[int, int]]:
         """Run the definitions on ranks that lack them, also after an interrupted heal or resize."""
         filled: list[tuple[int, int]] = []
+        self.record_ended()
         for rank in sorted(tuple(self._bare)):
             try:
                 if rank < len(self.procs):
@@ -214,11 +249,18 @@ class Mesh:
 
     def _define(self, rank: int) -> int:
         cells: Any = member_at(self.cells, rank)
+        if self.elsewhere:
+            # Without the files, what needs them fails and says so.
+            with contextlib.suppress(MonarchError):
+                self._code.join(rank)
         port, receiver = Channel[Any].open()
         try:
             defined = self.definitions.of(rank)
             for each in defined:
-                result: CellResult = cells.run.call_one(each.text, each.name, port, each.shown).get()
+                # The cell showed its output when it ran.
+                with self.silent(), called(each.name):
+                    run = cells.run.call_one(each.text, each.name, port, each.shown)
+                result: CellResult = run.get()
                 if result.error is not None:
                     raise MonarchError(
                         f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
@@ -287,9 +329,13 @@ class Meshes:
         self.by_name: dict[str, Mesh] = {}
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process, in the thread that starts it."""
+        self.silent: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Hides the output of calls made inside, for meshes added later."""
         self.on_added: Callable[[Mesh], object] = lambda mesh: None
         """Called with each new mesh, in the thread that starts it."""
         self.used: str | None = None
+        self.settings: dict[str, str] = {}
+        """Defaults of the notebook, by key of ``%mesh config``; thread that runs cells only."""
         self._variables = variables if variables is not None else {}
         self._changing: dict[str, Future[Mesh]] = {}
         """Restarts in progress, by name; added by the main thread, removed by the thread of the restart."""
@@ -297,7 +343,7 @@ class Meshes:
     def add(self, mesh: Mesh) -> bool:
         """Add a mesh, and make it the one in use; return whether its name was free for a variable."""
         self.by_name[mesh.name] = mesh
-        mesh.on_replaced = self.on_replaced
+        mesh.on_replaced, mesh.silent = self.on_replaced, self.silent
         self.on_added(mesh)
         self.used = mesh.name
         known = self._variables.get(mesh.name)
@@ -306,25 +352,25 @@ class Meshes:
             self._variables[mesh.name] = mesh.procs
         return free
 
-    def up(self, recipe: Recipe, names: Mapping[str, Any], stage: Stage) -> Mesh:
+    def up(self, recipe: Recipe, names: Mapping[str, Any], stage: Stage, step: Step | None = None) -> Mesh:
         """Start a mesh, wait until it is up, and make it the one in use.
 
         Args:
             recipe: of the mesh.
             names: the variables of the notebook.
             stage: called at each stage.
+            step: shows the wait for hosts of a launcher.
         """
         name = recipe.name
-        if name in self.by_name:
-            raise HeaderError(f"mesh {name!r} is already running; end it with %mesh down {name}, or use another name")
-        hosts, release = recipe.find_hosts(names)
+        self.check_free(name)
+        hosts, release = recipe.find_hosts(names, step)
         mesh: Mesh | None = None
         try:
             procs = recipe.spawn(hosts)
             cells: Any = procs.spawn(name, Namespace, name, recipe.device)
             mesh = Mesh(recipe, procs, cells, release)
-            stage("ranks run", procs.initialized)
-            stage("namespaces are ready", cells.initialized)
+            stage("starting ranks", procs.initialized)
+            stage("initializing ranks", cells.initialized)
         except BaseException as error:
             # Clean up what was started; a second interrupt ends only the wait for that.
             with contextlib.suppress(MonarchError, KeyboardInterrupt):
@@ -334,6 +380,15 @@ class Meshes:
             raise
         self.add(mesh)
         return mesh
+
+    def check_free(self, name: str) -> None:
+        """Check that no mesh of this name is running.
+
+        Raises:
+            HeaderError: one is.
+        """
+        if name in self.by_name:
+            raise HeaderError(f"mesh {name!r} is already running; end it with %mesh down {name}, or use another name")
 
     def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], None]) -> Mesh:
         """End a mesh and start it again, empty; an interrupt ends only the wait for it.
@@ -419,10 +474,22 @@ class Meshes:
         return mesh
 
 
+def _has_recorded(record: Callable[[], bool]) -> bool:
+    try:
+        return record()
+    except MonarchError:
+        # The handle of the cell raises it.
+        return True
+
+
 def _outcome(name: str, change: Future[Mesh]) -> str:
     """Describe the outcome of a restart."""
     error = change.exception()
-    return f"mesh {name!r} is up again" if error is None else f"the restart of mesh {name!r} failed: {error}"
+    return (
+        f"mesh {name!r} restarted (variables cleared)"
+        if error is None
+        else f"the restart of mesh {name!r} failed: {error}"
+    )
 
 
 def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:

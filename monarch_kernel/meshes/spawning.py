@@ -26,6 +26,7 @@ from monarch._kernel_api import (
     targets_of,
 )
 from monarch_kernel.cells.calls import Calls
+from monarch_kernel.cells.gutter import lines_above, typed
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
@@ -34,7 +35,7 @@ from monarch_kernel.magics.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes.registry import Meshes
 
 _ORDER = re.compile(
-    r"spawn\s+(?P<name>[^\s(\[]+)\s*(?:\((?P<arguments>.*)\))?\s*(?:--on[\s=]+(?P<place>[^-].*?))?\s*(?P<anew>--anew)?\s*"
+    r"spawn\s+(?P<name>[^\s(\[]+)\s*(?:\((?P<arguments>.*)\))?\s*(?:--on[\s=]+(?P<place>[^-].*?))?\s*(?P<new>--new)?\s*"
 )
 SPAWN_OPTIONS = tuple(re.findall(r"--\w+", _ORDER.pattern))
 _USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn NAME --on MESH[SLICE]"
@@ -49,8 +50,8 @@ class Order:
     """The text between the parentheses."""
     place: str
     """The mesh and an optional slice; empty for the mesh in use."""
-    anew: bool
-    """Whether live actors of that name are stopped and new ones spawned."""
+    new: bool
+    """Whether to stop live actors of that name and spawn new ones."""
 
 
 def parse_spawn(line: str) -> Order | None:
@@ -67,7 +68,7 @@ def parse_spawn(line: str) -> Order | None:
         raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
     if not match["name"].isidentifier():
         raise HeaderError(f"invalid name {match['name']!r} for actors: must be a Python identifier; {_USAGE}")
-    return Order(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["anew"]))
+    return Order(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["new"]))
 
 
 class Spawning:
@@ -92,55 +93,78 @@ class Spawning:
         """Run the cell in the notebook, and spawn actors of the last class that it defines."""
         # IPython hides frames that have this.
         __tracebackhide__ = True
-        before = actor_classes(self._shell)
+        cls = self._class_of(order, cell)
+        living = self._shell.user_ns.get(order.name)
+        if is_actor_mesh(living) and _is_alive(living):
+            if not order.new:
+                self._update(order, living, cls)
+                return
+            living.stop().get(15)
+        actors = self._spawn(order, cls)
+        self._shell.user_ns[order.name] = actors
+        self._arguments_of[state_of(actors).key] = order.arguments
+        ranks = describe_ranks([region_of(actors).base_rank(at) for at in range(len(actors))])
+        count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
+        print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
+
+    def _class_of(self, order: Order, cell: str) -> type[Any]:
+        """Run the cell in the notebook, and return the last class of actors that it defines."""
+        __tracebackhide__ = True
         shell = self._shell
+        before = actor_classes(shell)
         # In automatic mode too, the class is defined in the notebook.
-        source: str = shell.transform_cell(f"{HERE}\n{cell}")
+        above = lines_above(shell, cell)
+        source: str = "\n" * above + shell.transform_cell(f"{HERE}\n{cell}")
         flags: int = shell.compile.flags
         _lend(source, shell.user_ns)
-        name: str = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
+        name: str = shell.compile.cache(
+            source, shell.displayhook.prompt_count, raw_code=typed(shell) if above else cell
+        )
         exec(compile(source, name, "exec", flags, dont_inherit=True), shell.user_ns)
         new = [cls for cls in actor_classes(shell) if cls not in before]
         if not new:
             raise HeaderError(
                 f"%%mesh spawn {order.name}: the cell defines no actor class, such as class Trainer(Actor): ..."
             )
-        cls = new[-1]
-        living = self._shell.user_ns.get(order.name)
-        if is_actor_mesh(living) and _is_alive(living):
-            if not order.anew and self._editor.renew(living, cls):
-                if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
-                    print(
-                        f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their "
-                        f"state; --anew spawns new ones",
-                        file=sys.stderr,
-                    )
-                return
-            if not order.anew:
-                raise HeaderError(
-                    f"%%mesh spawn {order.name}: {order.name!r} already names actors of another class "
-                    f"({state_of(living).cls.__name__}); stop them with {order.name}.stop().get(), or add --anew"
-                )
-            living.stop().get(15)
+        return new[-1]
+
+    def _update(self, order: Order, living: ActorMesh, cls: type[Any]) -> None:
+        """Give live actors the new version of their class.
+
+        Raises:
+            HeaderError: they are of another class.
+        """
+        __tracebackhide__ = True
+        if not self._editor.renew(living, cls):
+            raise HeaderError(
+                f"%%mesh spawn {order.name}: {order.name!r} already names actors of another class "
+                f"({state_of(living).cls.__name__}); stop them with {order.name}.stop().get(), or add --new"
+            )
+        if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
+            print(
+                f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their state; "
+                f"--new replaces the actors",
+                file=sys.stderr,
+            )
+
+    def _spawn(self, order: Order, cls: type[Any]) -> ActorMesh:
+        """Spawn the actors, and wait for their constructors."""
+        __tracebackhide__ = True
         args, kwargs = self._arguments(order)
         place = self._place(order)
         before = set(meshes_of(current_node()).actor_meshes)
         try:
             actors: ActorMesh = place.spawn(order.name, cls, *args, **kwargs)
             actors.initialized.get()
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            if stopped:
-                self._stop_constructors(order.name, before)
-            _forsake(order.name, before, "its spawn was stopped" if stopped else "some actors could not be created")
-            if stopped:
-                print(f"{order.name}: the spawn was stopped; no actors were created", file=sys.stderr)
+        except KeyboardInterrupt:
+            self._stop_constructors(order.name, before)
+            _give_up(order.name, before, "its spawn was stopped")
+            print(f"{order.name}: the spawn was stopped; no actors were created", file=sys.stderr)
             raise
-        self._shell.user_ns[order.name] = actors
-        self._arguments_of[state_of(actors).key] = order.arguments
-        ranks = describe_ranks([region_of(actors).base_rank(at) for at in range(len(actors))])
-        count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
-        print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
+        except BaseException:
+            _give_up(order.name, before, "some actors could not be created")
+            raise
+        return actors
 
     def _stop_constructors(self, name: str, before: set[str]) -> None:
         """Stop the constructors of a spawn, so that the next cell meets none of them in a collective."""
@@ -227,7 +251,7 @@ def _read(_: Future[Any]) -> None:
     pass
 
 
-def _forsake(name: str, before: set[str], reason: str) -> None:
+def _give_up(name: str, before: set[str], reason: str) -> None:
     """Stop actors that nobody can use, so that no heal and no later spawn counts them as alive."""
     for mesh in _spawned(name, before):
         mesh.stop(reason)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import html
 
 from monarch._kernel_api import (
+    ActorMesh,
     Liveness,
     Point,
+    Vitals,
     current_node,
     html_table,
     state_of,
     text_table,
 )
 from monarch_kernel.cells.calls import Calls
-from monarch_kernel.meshes.activity import busy_ranks, dead_text, vitals_of
+from monarch_kernel.meshes.activity import Busy, busy_ranks, dead_text, vitals_of
 from monarch_kernel.meshes.registry import Mesh
 
 _MOST = 40
@@ -31,7 +33,7 @@ def bundle_of(meshes: list[Mesh], calls: Calls, used: str | None) -> dict[str, s
         mesh.look()
         headers, rows = table_of(mesh, calls)
         title = _title(mesh, mesh.name == used)
-        actors = [_actors_text(mesh, each) for each in range(len(mesh.actors()))]
+        actors = [_actors_text(each) for each in mesh.users_actors()]
         texts.append("\n".join([title, text_table(headers, rows, _MOST), *actors]))
         below = "".join(f"<div style='opacity:.8'>{html.escape(each)}</div>" for each in actors)
         pages.append(f"<div style='margin-bottom:1em'>{html_table(headers, rows, _MOST, title=title)}{below}</div>")
@@ -40,11 +42,11 @@ def bundle_of(meshes: list[Mesh], calls: Calls, used: str | None) -> dict[str, s
 
 def _title(mesh: Mesh, used: bool) -> str:
     sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-    return f"mesh {mesh.name!r}: {sizes}{' (in use)' if used else ''}"
+    about = [text for text, shown in (("in use", used), ("collectives checked", mesh.checked)) if shown]
+    return f"mesh {mesh.name!r}: {sizes}" + (f" ({', '.join(about)})" if about else "")
 
 
-def _actors_text(mesh: Mesh, number: int) -> str:
-    actors = mesh.actors()[number]
+def _actors_text(actors: ActorMesh) -> str:
     return f"actors {state_of(actors).name!r}: {state_of(actors).cls.__name__} on {len(actors)} ranks"
 
 
@@ -61,6 +63,10 @@ def _says_something(values: list[object], name: str) -> bool:
     return any(value not in _NOTHING for value in values)
 
 
+def _busy_text(busy: Busy, known: Vitals | None) -> str:
+    return busy.text(known.place, known.is_paused) if known is not None else busy.text()
+
+
 def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
     procs, extent = state_of(mesh.procs).procs, mesh.procs.extent
     vitals, busy = vitals_of(mesh), busy_ranks(mesh, calls)
@@ -71,7 +77,7 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
         point, known = Point(rank, extent), vitals.get(rank)
         silence = current_node().find_part(Liveness)
         silent = silence.text(procs.proc(rank)) if silence is not None else ""
-        running = busy[rank].text(known.place if known is not None else "") if rank in busy else "idle"
+        running = _busy_text(busy[rank], known) if rank in busy else "idle"
         rows.append(
             {
                 "rank": rank,

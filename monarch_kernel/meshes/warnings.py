@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monarch._kernel_api import is_dict, shared_gpus, state_of, visible_gpus
-from monarch_kernel.meshes.asking import ask_soon
+from monarch._kernel_api import ask_soon, is_dict, shared_gpus, state_of, visible_gpus
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Mesh
 
@@ -15,18 +14,18 @@ _CROWD = 8
 
 def warnings_of(recipe: Recipe) -> list[str]:
     """Return what the user may not expect of a mesh on this host; nothing is known of other hosts."""
-    if recipe.hosts and not recipe.hosts.isdecimal():
+    if recipe.on or (recipe.hosts and not recipe.hosts.isdecimal()):
         return []
-    found: list[str] = []
+    warnings: list[str] = []
     gpus, cores = recipe.axes.get("gpus", 0), len(os.sched_getaffinity(0))
     count = 1
     for size in recipe.axes.values():
         count *= size
     if gpus and recipe.device != "cpu":
-        found += _about_gpus(gpus, len(visible_gpus()))
+        warnings += _about_gpus(gpus, len(visible_gpus()))
     if count > _CROWD * cores:
-        found.append(f"{count} ranks share {cores} core{'s' if cores > 1 else ''} of this host and will be slow")
-    return found
+        warnings.append(f"{count} ranks share {cores} core{'s' if cores > 1 else ''} of this host and will be slow")
+    return warnings
 
 
 def sharing_of(mesh: Mesh) -> list[str]:

@@ -1,16 +1,18 @@
-"""``%mesh who``: the variables of cells on the ranks, and where ranks differ."""
+"""``%mesh who``: the variables of cells on the ranks, where ranks differ, and the actors there."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from monarch._kernel_api import (
     MOST_VARIABLES,
+    Failure,
     Listing,
     Variable,
+    ask_soon,
     current_node,
     describe_ranks,
     html_table,
@@ -29,13 +31,14 @@ from monarch_kernel.magics.remote_names import variables
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.activity import busy_ranks, dead_text
-from monarch_kernel.meshes.asking import ask_soon
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.meshes.who_actors import HEADERS as ACTORS
+from monarch_kernel.meshes.who_actors import actors_on
 from monarch_kernel.meshes.who_lines import lines_of
 
 PATIENCE = 2.0
 """Seconds for all ranks to answer; only one inside C code that holds the GIL takes longer."""
-_HEADERS = ("name", "type", "value", "bytes", "ranks", "contents")
+HEADERS = ("name", "type", "value", "bytes", "ranks", "contents")
 _PLACE = re.compile(r"(?P<name>\w*)\s*\[[^\]]*\](?!\S)")
 
 
@@ -45,6 +48,8 @@ class Asked(NamedTuple):
     mesh: Mesh
     ranks: list[int]
     answers: dict[int, Listing]
+    refused: dict[int, str]
+    """The errors of ranks that could not list their variables."""
 
 
 class Who:
@@ -68,9 +73,11 @@ class Who:
         asked = _ask(mesh, header, patterns)
         notes = [*_silent(asked, self._calls()), *_more(asked)]
         rows = lines_of({rank: each.variables for rank, each in asked.answers.items()}, MOST_VARIABLES)
-        if not rows and asked.answers:
+        actors = actors_on(mesh, asked.ranks, patterns)
+        if not rows and asked.answers and not (actors and patterns):
             notes.insert(0, _nothing(asked, patterns))
-        display(_bundle(_title(asked), [list(row) for row in rows], notes))
+        tables = [table_of(HEADERS, [list(row) for row in rows], _title(asked)), table_of(ACTORS, actors, "")]
+        display(tables_bundle([each for each in tables if each is not None], notes))
 
     def _split(self, words: list[str]) -> tuple[str, list[str]]:
         """Return the mesh and slice as in a header, and the patterns."""
@@ -87,10 +94,11 @@ def _ask(mesh: Mesh, header: Header, patterns: list[str]) -> Asked:
     ranks = sorted(ranks_in(choose(mesh.cells, header)))
     procs, node = state_of(mesh.procs).procs, current_node()
     living = [proc for proc in map(procs.proc, ranks) if node.peers.get(proc).dead is None]
-    found = ask_soon(living, request(variables_here, patterns), PATIENCE)
-    answers = {split_proc(proc)[1]: each for proc, each in found.items() if is_tuple(each)}
+    replies = ask_soon(living, request(variables_here, patterns), PATIENCE)
+    answers = {split_proc(proc)[1]: each for proc, each in replies.items() if is_tuple(each)}
     listings = {rank: Listing(total, [Variable(*each) for each in some]) for rank, (total, some) in answers.items()}
-    return Asked(mesh, ranks, listings)
+    refused = {split_proc(proc)[1]: each.text for proc, each in replies.items() if isinstance(each, Failure)}
+    return Asked(mesh, ranks, listings, refused)
 
 
 def _nothing(asked: Asked, patterns: list[str]) -> str:
@@ -117,7 +125,7 @@ def _silent(asked: Asked, calls: Calls) -> list[str]:
         if dead:
             ranks_of.setdefault((dead, "; %mesh heal replaces dead ranks"), []).append(rank)
         elif rank not in asked.answers:
-            answer = f"no answer within {PATIENCE:g} s"
+            answer = asked.refused.get(rank, f"no answer within {PATIENCE:g} s")
             ranks_of.setdefault((f"{answer} ({doing})" if doing else answer, ""), []).append(rank)
         elif doing:
             ranks_of.setdefault((doing, "; values may change"), []).append(rank)
@@ -135,13 +143,16 @@ def _title(asked: Asked) -> str:
     return f"variables on {describe_ranks(asked.ranks)} of mesh {asked.mesh.name!r}"
 
 
-def _bundle(title: str, rows: list[list[object]], notes: list[str]) -> dict[str, str]:
-    """Return a table with a title and lines below, without columns that say nothing."""
-    shown = [at for at in range(len(_HEADERS)) if at < 5 or any(row[at] for row in rows)]
-    headers = [_HEADERS[at] for at in shown]
-    cells = [[row[at] for at in shown] for row in rows]
+def table_of(headers: Sequence[str], rows: list[list[object]], title: str) -> tuple[str, str] | None:
+    """Return a table as text and as HTML, without a last column that is empty; None without rows."""
+    shown = [at for at in range(len(headers)) if at < len(headers) - 1 or any(row[at] for row in rows)]
+    names, cells = [headers[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    text = "\n".join([*filter(None, [title]), text_table(names, cells, len(cells))])
+    return (text, html_table(names, cells, len(cells), title=title)) if rows else None
+
+
+def tables_bundle(tables: list[tuple[str, str]], notes: list[str]) -> dict[str, str]:
+    """Return tables with lines below."""
     below = "".join(f"<div style='opacity:.8'>{html.escape(each)}</div>" for each in notes)
-    if not rows:
-        return {"text/plain": "\n".join(notes), "text/html": below}
-    text = "\n".join([title, text_table(headers, cells, len(cells)), *notes])
-    return {"text/plain": text, "text/html": html_table(headers, cells, len(cells), title=title) + below}
+    text = "\n".join([*(plain for plain, _ in tables), *notes])
+    return {"text/plain": text, "text/html": "".join(page for _, page in tables) + below}

@@ -37,15 +37,15 @@ class _Group(NamedTuple):
         return self.variable.kind, self.variable.text
 
 
-def lines_of(found: Mapping[int, list[Variable]], most: int) -> list[Line]:
+def lines_of(listings: Mapping[int, list[Variable]], most: int) -> list[Line]:
     """Return the lines for the variables of ranks, by name.
 
     Args:
-        found: the variables of each rank.
+        listings: the variables of each rank.
         most: the most variables that are shown.
     """
     groups: dict[str, dict[tuple[str, str, str], _Group]] = {}
-    for rank, variables in sorted(found.items()):
+    for rank, variables in sorted(listings.items()):
         for each in variables:
             key = (each.kind, each.text, each.mark)
             groups.setdefault(each.name, {}).setdefault(key, _Group(each, [])).ranks.append(rank)

@@ -6,6 +6,8 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -13,6 +15,8 @@ from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, current_node
 from monarch_kernel.compat import captures, publish
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, is_apart, merged_bundle
 from monarch_kernel.output.frontend import overwrites_displays
+from monarch_kernel.output.owners import without_code
+from monarch_kernel.output.page import Page
 
 _WINDOW = 0.1
 """Seconds that the display of one rank waits for those of the others."""
@@ -54,27 +58,32 @@ class Displays:
         count: number of ranks that the cell runs on.
         total: number of ranks of the mesh.
         quiet: whether to show nothing.
-        lines: the printed output of the session, which keeps its order with displays.
+        streams: show the printed output, which keeps its order with displays.
     """
 
-    def __init__(self, shell: Any, count: int, total: int, quiet: bool, lines: Any) -> None:
+    def __init__(self, shell: Any, count: int, total: int, quiet: bool, streams: Any) -> None:
         self._count = count
         self._total = total
         self._quiet = quiet
-        self._lines = lines
+        self._streams = streams
+        self._lines = streams.output
         self._kernel = getattr(shell, "kernel", None)
         self._publisher = shell.display_pub
         """Of the running cell; ``%%capture`` replaces it."""
         # The current cell; it may have ended when a display arrives.
-        self._parent = self._kernel.get_parent("shell") if self._kernel is not None else None
+        self._parent = without_code(self._kernel.get_parent("shell")) if self._kernel is not None else None
+        self._page: Page | None = streams.open_page(self._parent) if not quiet else None
+        if self._page is not None:
+            self._page.on_cleared = lambda rank, number: _post(lambda: self._remove(rank, number))
         self._id = secrets.token_hex(8)
         # From here on, used by the lane only.
         self._so_far: dict[int, int] = {}
         """The number of displays of each rank since it cleared them."""
         self._turns: OrderedDict[int, Output] = OrderedDict()
         """Displays without an id, by their number (first, second, ...)."""
-        self._stale: set[int] = set()
-        """Ranks that clear what they have displayed at their next display."""
+        self._cleared: dict[int, dict[int, dict[Output, Bundle]]] = {}
+        """Displays of each rank at its clears, by the number of the clear, until they are removed."""
+        self._clears = 0
         self._waiting: list[Output] = []
         self._scheduled = False
         self.port, self._receiver = Channel[Any].open_ranked()
@@ -86,20 +95,23 @@ class Displays:
         event = Event()
         if not self._quiet:
             self._lines.hold(reply.src, event)
-        _post(lambda: self._unpack(event))
+        _post(lambda: self._unpack(event, reply.src))
 
-    def _unpack(self, event: Event) -> None:
+    def _unpack(self, event: Event, proc: str) -> None:
         rank, shown = self._receiver.recv().get()
         if self._quiet:
             return
         if shown.kind == CLEAR:
-            self._clear(rank, shown.wait)
+            self._clear(rank, shown.wait, proc)
             event.set()
             self._lines.go_on()
             return
-        if rank in self._stale:
-            self._stale.discard(rank)
-            self._remove(rank)
+        if self._page is not None and self._page.is_stale(rank):
+            # Lines before this display clear first.
+            self._lines.catch_up()
+            with self._page.lock:
+                self._page.wake([rank], True)
+        self._remove(rank, self._clears)
         output = self._output_of(rank, shown)
         output.bundles[rank] = shown.bundle
         output.held.append(event)
@@ -138,23 +150,26 @@ class Displays:
 
     # Clearing
 
-    def _clear(self, rank: int, wait: bool) -> None:
-        """Remove what a rank has displayed; where no other rank shows anything, all of the cell's output."""
+    def _clear(self, rank: int, wait: bool, proc: str) -> None:
+        """Clear what a rank has printed and displayed, now or with its next output."""
+        self._clears += 1
         self._so_far[rank] = 0
-        if self._count == 1 and self._kernel is not None:
-            self._lines.catch_up()
-            publish(self._kernel, "clear_output", {"wait": wait}, self._parent)
-            self._turns.clear()
-            self._waiting.clear()
-        elif wait:
-            self._stale.add(rank)
-        else:
-            self._remove(rank)
+        shown = {output: output.bundles[rank] for output in self._turns.values() if rank in output.bundles}
+        self._cleared.setdefault(rank, {})[self._clears] = shown
+        self._lines.catch_up(proc, partial(self._streams.is_of, parent=self._parent), _LAST_S)
+        if self._page is not None:
+            self._page.clear(rank, wait, self._clears)
+        if not wait:
+            self._remove(rank, self._clears)
 
-    def _remove(self, rank: int) -> None:
-        for output in list(self._turns.values()):
-            if output.bundles.pop(rank, None) is not None:
-                self._change(rank, output)
+    def _remove(self, rank: int, number: int) -> None:
+        """Remove what a rank had displayed at its clears up to a number."""
+        cleared = self._cleared.get(rank, {})
+        for each in [each for each in cleared if each <= number]:
+            for output, bundle in cleared.pop(each).items():
+                if output.bundles.get(rank) is bundle:
+                    del output.bundles[rank]
+                    self._change(rank, output)
 
     # Showing
 
@@ -187,6 +202,11 @@ class Displays:
         _post(shown.set)
         shown.wait(_LAST_S)
         self._receiver.close()
+        if self._page is not None:
+            if self._clears:
+                # Lines may have waited for the last clear.
+                self._lines.catch_up(patience=_LAST_S)
+            self._streams.close_page(self._parent, self._page)
 
     def _show(self, output: Output) -> None:
         is_update = output.is_shown and overwrites_displays(self._kernel, self._parent)
@@ -197,24 +217,30 @@ class Displays:
         bundles = [(rank, output.bundles[rank]) for rank in sorted(ranks)]
         output.due, output.is_shown, output.changed = time.monotonic(), True, set()
         if is_update:
-            self._send(merged_bundle(bundles, self._total), output.name, "update_display_data")
+            self._send(output, [merged_bundle(bundles, self._total)], {rank for rank, _ in bundles}, True)
         elif bundles:
             self._lines.catch_up()
-            *before, last = bundles_of_ranks(bundles, self._total)
-            for each in before:
-                self._send(each, "")
-            self._send(last, output.name)
+            self._send(output, bundles_of_ranks(bundles, self._total), {rank for rank, _ in bundles}, False)
         for event in output.held:
             event.set()
         output.held.clear()
         self._lines.go_on()
 
-    def _send(self, bundle: Bundle, name: str, kind: str = "display_data") -> None:
+    def _send(self, output: Output, bundles: list[Bundle], ranks: set[int], is_update: bool) -> None:
+        """Send bundles, the last of which has the id of the output, unless the page will be shown again."""
         if self._kernel is None or captures(self._publisher):
-            self._publisher.publish(bundle)
+            for bundle in bundles:
+                self._publisher.publish(bundle)
             return
-        content = {"data": bundle, "metadata": {}, "transient": {"display_id": name} if name else {}}
-        publish(self._kernel, kind, content, self._parent)
+        contents = [{"data": bundle, "metadata": {}, "transient": {}} for bundle in bundles]
+        contents[-1]["transient"] = {"display_id": output.name}
+        kind, page = "update_display_data" if is_update else "display_data", self._page
+        with page.lock if page is not None else nullcontext():
+            # An update of a display of another cell is not on this page.
+            if page is not None and not (is_update and output.is_named and not page.has(output.name)):
+                kind = page.add_display(output.name, contents, ranks, is_update)
+            for content in contents if kind else ():
+                publish(self._kernel, kind, content, self._parent)
 
 
 def _post(action: Callable[[], None]) -> None:

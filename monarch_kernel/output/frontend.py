@@ -15,6 +15,11 @@ def shows_late_output(kernel: Any, parent: Any) -> bool:
     return kernel is None or has_cells(parent) or _is_terminal(kernel, parent)
 
 
+def is_terminal(kernel: Any, parent: Any) -> bool:
+    """Return whether a cell shows its output as lines of a terminal, of which only the last can be overwritten."""
+    return kernel is not None and not has_cells(parent) and _is_terminal(kernel, parent)
+
+
 def _is_terminal(kernel: Any, parent: Any) -> bool:
     """Return whether a request without a cell is of a terminal: a program that executes a notebook takes no input."""
     request: dict[str, Any] = parent or {}

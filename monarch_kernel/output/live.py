@@ -21,16 +21,12 @@ _DISPLAYS = 200
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """Control sequences of terminals, such as colours, which show nothing by themselves."""
 
-Send = Callable[[str, str, str, Any], None]
-"""Sends a display: the kind of the message, display id, text, request of the cell."""
-
-
 Key = tuple[int, str]
 """Rank and stream."""
 
 
-class _Lines:
-    """One display: the lines that are unfinished at the same time. For the output thread only."""
+class Lines:
+    """One display: the lines that are unfinished at the same time. For one thread at a time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,6 +34,16 @@ class _Lines:
         """Lines that were unfinished, with their last text."""
         self.open: dict[Key, str] = {}
         self.is_shown = False
+
+    def ranks(self) -> set[int]:
+        """Return the ranks with lines."""
+        return {rank for rank, _ in (*self.ended, *self.open)}
+
+    def drop(self, rank: int) -> None:
+        """Drop the lines of a rank, which has cleared them."""
+        for table in (self.ended, self.open):
+            for key in [key for key in table if key[0] == rank]:
+                del table[key]
 
     def end(self, key: Key, lines: Sequence[str]) -> None:
         """Record finished lines of a rank."""
@@ -56,6 +62,10 @@ class _Lines:
         return "\n".join(rows)
 
 
+Send = Callable[[str, Lines, Any], None]
+"""Sends a display: the kind of the message, the lines, the request of the cell."""
+
+
 class Live:
     """The unfinished lines of calls, by port. For the output thread only.
 
@@ -65,7 +75,7 @@ class Live:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._lines: dict[int, _Lines] = {}
+        self._lines: dict[int, Lines] = {}
         self._count: dict[int, int] = {}
         """Displays of a call so far."""
         self._last: dict[int, str] = {}
@@ -98,17 +108,17 @@ class Live:
         for table in (self._lines, self._count, self._last):
             table.pop(port, None)
 
-    def _new(self, port: int) -> _Lines:
+    def _new(self, port: int) -> Lines:
         self._count[port] = self._count.get(port, 0) + 1
         if self._count[port] > _DISPLAYS:
-            lines = _Lines(self._last[port])
+            lines = Lines(self._last[port])
             lines.is_shown = True
             return lines
         self._last[port] = secrets.token_hex(8)
-        return _Lines(self._last[port])
+        return Lines(self._last[port])
 
-    def _show(self, port: int, lines: _Lines, parent: Any) -> None:
-        self._send("update_display_data" if lines.is_shown else "display_data", lines.name, lines.text(), parent)
+    def _show(self, port: int, lines: Lines, parent: Any) -> None:
+        self._send("update_display_data" if lines.is_shown else "display_data", lines, parent)
         lines.is_shown = True
         if not lines.open:
             del self._lines[port]

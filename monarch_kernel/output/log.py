@@ -7,9 +7,9 @@ import re
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
-from typing import IO
+from typing import IO, NamedTuple
 
 from monarch._kernel_api import left_out, parse_ranks
 
@@ -19,10 +19,21 @@ TOTAL_MB = 128
 _MEMORY = 4 << 20
 """Characters that are kept in memory."""
 _READ = 1 << 20
-_CELL = re.compile("^\x1e(\\d+)\x1f", re.M)
-"""Before lines in the log: the number of the cell that printed them, and the following lines."""
+_CELL = re.compile("^\x1e(\\d+)(?:;([oe]);([^\x1f]*))?\x1f", re.M)
+"""Before lines in the log: the number of the cell that printed them, and the following lines, stream and mesh."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _RANKS = re.compile(r"\[ranks? ([0-9,-]+)\] ")
+
+
+class Line(NamedTuple):
+    """A line of the log."""
+
+    mesh: str
+    """Uid of the mesh; empty if unknown."""
+    ranks: tuple[int, ...]
+    stream: str
+    text: str
+    cell: int
 
 
 class _Segment:
@@ -67,15 +78,17 @@ class OutputLog:
         self.characters_lost = 0
         """Dropped characters."""
 
-    def add(self, text: str, cell: int | None = None) -> None:
+    def add(self, text: str, cell: int | None = None, stream: str = "stdout", mesh: str = "") -> None:
         """Add a text of whole lines.
 
         Args:
             text: each line begins with its ranks.
             cell: number of the cell that printed it.
+            stream: ``stdout`` or ``stderr``.
+            mesh: uid of the mesh of the ranks.
         """
         if cell is not None:
-            text = f"\x1e{cell}\x1f{text}"
+            text = f"\x1e{cell};{'e' if stream == 'stderr' else 'o'};{mesh}\x1f{text}"
         with self._lock:
             self._recent.append(text)
             self._recent_size += len(text)
@@ -120,6 +133,27 @@ class OutputLog:
                 if cell in (None, now) and (rank is None or rank in _ranks_of(line)):
                     yield line
 
+    def newest(self, wanted: Callable[[Line], bool], most: int, whole: bool = True) -> tuple[list[Line], bool]:
+        """Return the newest lines that are wanted, oldest first, and whether there are older ones.
+
+        Args:
+            wanted: tells whether a line is.
+            most: how many.
+            whole: whether to look at the older output in files too, which takes longer.
+        """
+        with self._lock:
+            recent, older = list(self._recent), bool(self._segments)
+        found: list[Line] = []
+        for text in reversed(recent):
+            found += filter(wanted, reversed(_parsed([text])))
+            if len(found) > most:
+                return found[:most][::-1], True
+        if not whole or not older:
+            return found[::-1], older
+        # The pieces of files begin where lines do; what is in memory comes after them again.
+        lines = deque((line for line in _iter_parsed(self._read()) if wanted(line)), most + 1)
+        return list(lines)[-most:] if most else [], len(lines) > most
+
     def _read(self) -> Iterator[str]:
         if self.characters_lost:
             yield f"… {left_out(self.lines_lost, self.characters_lost)} dropped\n"
@@ -145,6 +179,23 @@ class OutputLog:
             rest = rest_of_it
             yield (whole + newline).decode("utf-8", "surrogatepass")
         yield rest.decode("utf-8", "surrogatepass")
+
+
+def _iter_parsed(pieces: Iterable[str]) -> Iterator[Line]:
+    cell, stream, mesh = 0, "stdout", ""
+    for piece in pieces:
+        for line in _LINE.findall(piece):
+            mark = _CELL.match(line)
+            if mark is not None:
+                cell, stream, mesh = int(mark[1]), "stderr" if mark[2] == "e" else "stdout", mark[3] or ""
+                line = line[mark.end() :]
+            prefix = _RANKS.match(line)
+            ranks = parse_ranks(prefix[1]) if prefix is not None else []
+            yield Line(mesh, tuple(ranks), stream, line[prefix.end() if prefix else 0 :].rstrip("\n"), cell)
+
+
+def _parsed(pieces: Iterable[str]) -> list[Line]:
+    return list(_iter_parsed(pieces))
 
 
 def ending(pieces: Iterable[str], characters: int) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Progress:
             arrived = total - len(future.waits_for())
             if arrived != shown or self.elapsed - when >= _EVERY:
                 shown, when = arrived, self.elapsed
-                self.show(f"{arrived} of {total} {text} ({when:.1f} s)")
+                self.show(f"{text}: {arrived} of {total} ({when:.1f} s)")
             try:
                 future.get(_LOOK)
             except CallTimeoutError:

@@ -46,12 +46,12 @@ class MeshCellError(Exception):
         for rank, error in sorted(self.errors.items()):
             if error.trace.startswith("Traceback"):
                 ranks_of.setdefault(error.trace, []).append(rank)
-        if not ranks_of:
-            return None
         causes = {rank for rank, error in self.errors.items() if not _follows(error)}
         if causes:
             # Ranks freed because of the others add no information.
             ranks_of = {trace: ranks for trace, ranks in ranks_of.items() if causes & set(ranks)}
+        if not ranks_of:
+            return None
         named = [(describe_ranks(ranks), trace) for trace, ranks in list(ranks_of.items())[:_SHOWN]]
         pages = "".join(
             f"<details><summary>traceback of {name}</summary><pre style='{_TRACE}'>{html.escape(trace)}</pre></details>"

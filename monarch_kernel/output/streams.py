@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from threading import Lock, get_ident
 from typing import Any
 
@@ -27,22 +28,34 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.compat import capturing_streams, publish
-from monarch_kernel.output.frontend import has_cells, overwrites_displays
+from monarch_kernel.output.diagnosing import Diagnosing
+from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays
 from monarch_kernel.output.late import Late, id_of
-from monarch_kernel.output.live import Live
+from monarch_kernel.output.live import Lines, Live
 from monarch_kernel.output.log import OutputLog
+from monarch_kernel.output.owners import Owners, without_code
+from monarch_kernel.output.page import Page
+from monarch_kernel.output.positions import Positions
 from monarch_kernel.output.waiting import PATIENCE, WaitingLine
 
-_REMEMBERED = 10_000
-LINES_SHOWN = 20_000
-"""Lines of one cell that are shown as they arrive; of the rest, ``%mesh log`` has all and the cell its end."""
-TEXT_SHOWN = 2 << 20
+_CAPTURED = 10_000
+"""Most calls whose output ``%%capture`` takes."""
+_CELLS = 1_000
+"""Most cells whose output is counted."""
+LINES_SHOWN = 5_000
+"""Lines of one cell that are shown as they arrive, since a page with many more is slow; of the rest, ``%mesh log`` has
+all and the cell its end."""
+TEXT_SHOWN = 1 << 20
 """Characters of one cell that are shown as they arrive; at least one piece."""
 _LAST = 8192
 """Characters shown from the end of a long output."""
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
-_MORE = "… more lines of this cell: %mesh log shows them; the last follow at its end\n"
+_MORE = "… more lines of this cell: %mesh log{} shows them; the last follow at its end\n"
+_TERMINAL = 79
+"""Characters of a line that any terminal holds."""
+_REASONS = 20
+"""Most different explanations of the waits of one cell that are written."""
 _UNFINISHED = 200
 """Most characters shown of an unfinished line."""
 
@@ -50,7 +63,7 @@ _UNFINISHED = 200
 class _CellOutput:
     """The output of a cell so far."""
 
-    __slots__ = ("bytes_left_out", "last", "lines", "size", "unfinished")
+    __slots__ = ("bytes_left_out", "is_of_ranks", "last", "lines", "number", "size", "unfinished")
 
     def __init__(self) -> None:
         self.lines = 0
@@ -59,8 +72,12 @@ class _CellOutput:
         """The end of the output, once it is too long to show as it arrives."""
         self.bytes_left_out: dict[int, int] = {}
         """Bytes left out, by rank."""
+        self.number = 0
+        """The number of the cell; 0 if unknown."""
         self.unfinished = ""
         """The unfinished line on screen; the next output overwrites it."""
+        self.is_of_ranks = False
+        """Whether ranks have printed it, rather than that it says which ranks still run."""
 
 
 class Streams:
@@ -74,7 +91,7 @@ class Streams:
     def __init__(self, node: Node, kernel: Any) -> None:
         self._node = node
         self._kernel = kernel
-        self._parents: OrderedDict[int, Any] = OrderedDict()
+        self._owners = Owners()
         # Guarded by _lock, which is not held while sending.
         self._cells: OrderedDict[str, _CellOutput] = OrderedDict()
         self._lock = Lock()
@@ -89,8 +106,14 @@ class Streams:
         self._running: dict[str, Any] = {}
         """The running cells, by message id."""
         self._late = Late(kernel, self._running)
-        self._waiting = WaitingLine(self.calls, self._send_display)
-        self._told: set[tuple[str, int]] = set()
+        # Single operations, by the threads that run cells; read by any thread.
+        self._pages: dict[str, Page] = {}
+        """Of running cells whose ranks can clear their output, by message id."""
+        self._diagnosing = Diagnosing(node, self._show_waits, self.calls.is_cell)
+        self._waiting = WaitingLine(self.calls, Positions(node).text, self._diagnosing.text, self._send_display)
+        self._reasons: dict[str, set[str]] = {}
+        """By cell of a front end without displays, why its ranks wait, as it was written. Leader only."""
+        self._told: set[tuple[str, int | tuple[str, frozenset[str]]]] = set()
         """The cells and calls whose wait was reported."""
         self._watching = False
         self._captured: dict[int, dict[str, Any]] = {}
@@ -98,6 +121,7 @@ class Streams:
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are hidden from the start, and whether their output is collected."""
         node.ports.opened.subscribe(self.opened)
+        node.ports.closed.subscribe(self._owners.closed)
         node.part(UnjoinedCollectives).show = self.tell_unjoined
 
     def attach(self, output: Any) -> None:
@@ -129,13 +153,11 @@ class Streams:
         captured = capturing_streams()
         if captured and collect is None:
             self._captured[port] = captured
-            if len(self._captured) > _REMEMBERED:
+            if len(self._captured) > _CAPTURED:
                 self._captured.pop(next(iter(self._captured)), None)
         self.calls.opened(port, self._kernel.shell.displayhook.prompt_count)
         self._watch()
-        self._parents[port] = self._kernel.get_parent("shell")
-        if len(self._parents) > _REMEMBERED:
-            self._parents.popitem(last=False)
+        self._owners.opened(port, self._kernel.get_parent("shell"))
 
     # Waits of cells
 
@@ -144,16 +166,23 @@ class Streams:
         parent = self._kernel.get_parent("shell") if self._kernel is not None else None
         self._running[id_of(parent)] = parent
 
-    def end(self) -> None:
-        """Record the end of a cell."""
+    def end(self) -> str:
+        """Record the end of a cell; return the id of a display of it that is empty now, or nothing."""
         cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
-        self._waiting.end(cell, self._running.pop(cell, None))
         self._told = {each for each in self._told if each[0] != cell}
+        return self._waiting.end(cell, self._running.pop(cell, None))
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
         """Record that the current cell has reported its wait for these calls."""
         cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
         self._told.update((cell, call.port) for call in calls)
+
+    def stuck(self, calls: Sequence[Gather[Any]]) -> str:
+        """Describe why calls could not have ended, unless their cell has kept that in its output. Any thread."""
+        cells = {id_of(self._owners.get(call.port)) for call in calls}
+        if not calls or any(self._reasons.get(cell) for cell in cells):
+            return ""
+        return self._diagnosing.stuck(calls, self.calls.title(calls[0]))
 
     def _watch(self) -> None:
         """Schedule a check of what running cells wait for."""
@@ -164,35 +193,61 @@ class Streams:
     def _look(self) -> None:
         """Report what running cells wait for: which ranks, and each earlier call, once."""
         self._watching = False
+        waiting = [each for each in self._show_waits() if each[2]]
+        for cell, parent, calls in waiting:
+            for each in self.calls.ahead(calls):
+                # Several calls of one map have the same title.
+                keys = {(cell, each.call.port), (cell, (self.calls.title(each.call), each.procs))}
+                if not keys & self._told:
+                    text = self.calls.reason(each) + "\n"
+                    # In the output thread: the page of a cell may be locked for as long as another thread sends it.
+                    self.output.run(lambda text=text, parent=parent: self.write(text, "stderr", parent))
+                self._told |= keys
+        if waiting:
+            self._watch()
+
+    def _show_waits(self) -> list[tuple[str, Any, list[Gather[Any]]]]:
+        """Show which ranks running cells wait for, and why; return the cells with their requests and calls."""
         running = [(cell, parent, self.calls_of(cell)) for cell, parent in list(self._running.items())]
-        waiting = [each for each in running if each[2]]
         for cell, parent, calls in running:
             if has_cells(parent):
                 self._waiting.update(cell, parent, calls, lambda cell=cell: cell in self._running)
-        for cell, parent, calls in waiting:
-            for each in self.calls.ahead(calls):
-                if (cell, each.call.port) not in self._told:
-                    self._told.add((cell, each.call.port))
-                    self.write(self.calls.reason(each) + "\n", "stderr", parent)
-        if waiting:
-            self._watch()
+                continue
+            line, *reasons = self._waiting.lines(calls) or [""]
+            self._write_reasons(cell, parent, reasons)
+            if is_terminal(self._kernel, parent):
+                self._overwrite(_in_width(line), parent)
+        self._reasons = {cell: told for cell, told in self._reasons.items() if cell in self._running}
+        return running
+
+    def _write_reasons(self, cell: str, parent: Any, reasons: Sequence[str]) -> None:
+        """Write once why ranks wait, where a text cannot be replaced."""
+        text = "".join(f"{line}\n" for line in reasons)
+        # Text with other seconds only is no news.
+        key = re.sub(r" for \d+\w+( \d+\w)?", "", text)
+        told = self._reasons.setdefault(cell, set())
+        if text and key not in told and len(told) < _REASONS:
+            told.add(key)
+            self.write(text, "stderr", parent)
 
     def calls_of(self, cell: str) -> list[Gather[Any]]:
         """Return the unanswered calls of a cell, by its message id."""
         gathers = self._node.ports.gathers
-        mine = [gathers.get(port) for port, parent in list(self._parents.items()) if id_of(parent) == cell]
+        gathers_of_cell = [gathers.get(port) for port in self._owners.open_ports(cell)]
         # Other gathers wait for deaths, which cannot be stopped.
-        return [each for each in mine if isinstance(each, Gather)]
+        return [each for each in gathers_of_cell if isinstance(each, Gather)]
 
     def take(self, blocks: Sequence[Block]) -> None:
         """Show lines in their cells, consecutive lines of a cell as one message."""
         parent: Any = None
         stream = ""
-        texts: list[str] = []
+        shown: list[Block] = []
         for block in blocks:
             port = _port_of(block.source)
             text = block.prefixed()
-            self.log.add(text, self.calls.cell_of(port))
+            # A progress bar on stderr is no error.
+            name = "stdout" if block.stream.startswith(PROGRESS) else block.stream
+            self.log.add(text, self.calls.cell_of(port), name, block.source[0] if is_tuple(block.source) else "")
             if port in self.hidden:
                 kept = self.hidden[port]
                 if kept is not None:
@@ -205,33 +260,92 @@ class Streams:
             if captured is not None:
                 captured.write(text)
                 continue
-            owner = self._parents.get(port) or self._kernel.get_parent("shell")
+            owner = self._owners.get(port) or self._kernel.get_parent("shell")
+            self._number(owner, self.calls.cell_of(port))
             if self.calls.has_handle(port):
                 owner = self._late.owner(owner, text, "stdout" if block.stream.startswith(PROGRESS) else block.stream)
                 if owner is None:
                     continue
             if block.stream.startswith(PROGRESS):
-                if texts:
-                    self._show("".join(texts), stream, parent)
-                    texts = []
-                if self._live.finish(port, block, owner):
-                    continue
-            # A progress bar on stderr is no error.
-            name = "stdout" if block.stream.startswith(PROGRESS) else block.stream
-            if texts and (owner is not parent or name != stream):
-                self._show("".join(texts), stream, parent)
-                texts = []
+                if shown:
+                    self._show_blocks(shown, stream, parent)
+                    shown = []
+                with self._waking(owner, [block]):
+                    if self._live.finish(port, block, owner):
+                        continue
+            if shown and (owner is not parent or name != stream):
+                self._show_blocks(shown, stream, parent)
+                shown = []
             parent, stream = owner, name
-            texts.append(text)
-        if texts:
-            self._show("".join(texts), stream, parent)
+            shown.append(block)
+        if shown:
+            self._show_blocks(shown, stream, parent)
+
+    def _show_blocks(self, blocks: Sequence[Block], stream: str, parent: Any) -> None:
+        """Show lines in a cell, unless its page will be shown again."""
+        page = self._pages.get(id_of(parent))
+        with page.lock if page is not None else nullcontext():
+            if page is None or page.add_blocks(blocks, stream):
+                self.show("".join(block.prefixed() for block in blocks), stream, parent)
+
+    @contextmanager
+    def _waking(self, parent: Any, blocks: Sequence[Block]) -> Generator[None]:
+        """Let unfinished lines clear what their ranks have shown, and keep the page of the cell meanwhile."""
+        page = self._pages.get(id_of(parent))
+        with page.lock if page is not None else nullcontext():
+            if page is not None:
+                page.wake([rank for block in blocks for rank in block.ranks])
+            yield
+
+    def open_page(self, parent: Any) -> Page | None:
+        """Keep the output of a cell while it runs, so that ranks can clear theirs; None where nothing is cleared."""
+        if self._kernel is None or is_terminal(self._kernel, parent):
+            return None
+        page = self._pages[id_of(parent)] = Page(_Canvas(self, parent), self._later, (LINES_SHOWN, TEXT_SHOWN))
+        return page
+
+    def close_page(self, parent: Any, page: Page) -> None:
+        """Show the last state of the output of a cell that ends."""
+        page.close()
+        if self._pages.get(id_of(parent)) is page:
+            del self._pages[id_of(parent)]
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._node.receive_loop.call_later(seconds, lambda: self.output.run(action))
+
+    def is_of(self, port: int, parent: Any) -> bool:
+        """Return whether a call belongs to a cell."""
+        return id_of(self._owners.get(port)) == id_of(parent)
+
+    def clear(self, parent: Any, wait: bool) -> _CellOutput:
+        """Clear a cell, now or with its next output; return what it had shown."""
+        with self._lock:
+            old = self._cell(parent)
+            new = self._cells[id_of(parent)] = _CellOutput()
+            new.number = old.number
+        publish(self._kernel, "clear_output", {"wait": wait}, parent)
+        return old
+
+    def cut(self, parent: Any, old: _CellOutput) -> None:
+        """Keep the end of a long output that was cleared in part."""
+        with self._lock:
+            cell = self._cell(parent)
+            cell.last, cell.bytes_left_out = old.last or Excerpt(0, _LAST), old.bytes_left_out
+
+    def show_display(self, content: dict[str, Any], parent: Any) -> None:
+        """Show a display in a cell."""
+        self._send_display("display_data", content, parent)
+
+    def show_waiting(self, parent: Any) -> None:
+        """Show again which ranks a cell waits for."""
+        self._waiting.again(id_of(parent), parent)
 
     def unfinished(self, source: Any, blocks: Sequence[Block]) -> None:
         """Show unfinished lines, such as progress bars, in place of their last state."""
         port = _port_of(source)
         if port in self.hidden or (blocks and blocks[-1].stream in self._captured.get(port, ())):
             return
-        parent = self._parents.get(port) or self._kernel.get_parent("shell")
+        parent = self._owners.get(port) or self._kernel.get_parent("shell")
         if self.calls.has_handle(port):
             parent = self._late.owner(parent)
             if parent is None:
@@ -240,31 +354,37 @@ class Streams:
             with self._lock:
                 if self._cell(parent).last is not None:
                     return
-            self._live.update(port, blocks, parent)
+            with self._waking(parent, blocks):
+                self._live.update(port, blocks, parent)
         elif blocks:
-            self._overwrite(blocks, parent)
+            self._overwrite("  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED], parent, True)
 
-    def _overwrite(self, blocks: Sequence[Block], parent: Any) -> None:
-        """Show unfinished lines in the last line of a terminal."""
-        text = "  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED]
+    def _overwrite(self, text: str, parent: Any, is_of_ranks: bool = False) -> None:
+        """Show unfinished lines of ranks, or which ranks a cell waits for, in the last line of a terminal."""
         with self._lock:
             cell = self._cell(parent)
-            if cell.last is not None or cell.unfinished == text:
+            if cell.last is not None or cell.unfinished == text or (cell.is_of_ranks and not is_of_ranks):
                 return
+            cell.is_of_ranks = is_of_ranks
             wiped, cell.unfinished = _wipe(cell), text
         self.write(wiped + text, "stdout", parent)
 
-    def _send_live(self, kind: str, name: str, text: str, parent: Any) -> None:
-        self._send_display(
-            kind, {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}, parent
-        )
+    def _send_live(self, kind: str, lines: Lines, parent: Any) -> None:
+        page = self._pages.get(id_of(parent))
+        with page.lock if page is not None else nullcontext():
+            if page is not None:
+                kind = page.add_bars(lines)
+            data = {"text/plain": lines.text()}
+            if kind:
+                content = {"data": data, "metadata": {}, "transient": {"display_id": lines.name}}
+                self._send_display(kind, content, parent)
 
     def _send_display(self, kind: str, content: dict[str, Any], parent: Any) -> None:
         publish(self._kernel, kind, content, parent)
 
     def left_out(self, source: Any, rank: int, count: int) -> None:
         """Count bytes of a rank that were left out because it printed too fast."""
-        parent = self._parents.get(source[2])
+        parent = self._owners.get(source[2])
         with self._lock:
             counts = self._cell(parent).bytes_left_out
             counts[rank] = counts.get(rank, 0) + count
@@ -292,7 +412,18 @@ class Streams:
         if text:
             self.write(text, "stdout", parent)
 
-    def _show(self, text: str, stream: str, parent: Any) -> None:
+    def wipe(self) -> None:
+        """Erase an unfinished line of the current cell, before something that would follow on the same line."""
+        if self._kernel is None:
+            return
+        parent = self._kernel.get_parent("shell")
+        with self._lock:
+            cell = self._cells.get(id_of(parent))
+            text = _wipe(cell) if cell is not None else ""
+        if text:
+            self.write(text, "stdout", parent)
+
+    def show(self, text: str, stream: str, parent: Any) -> None:
         """Show as much of a text in a cell as fits."""
         with self._lock:
             cell = self._cell(parent)
@@ -303,14 +434,18 @@ class Streams:
                 cell.size += len(text)
                 text = _wipe(cell) + text
                 if rest:
-                    text += _MORE
+                    text += _MORE.format(f" --cell {cell.number}" if cell.number else "")
                     cell.last = Excerpt(0, _LAST)
                     cell.last.add(rest)
             else:
                 cell.last.add(text)
                 text = ""
         if text:
-            self.write(text, stream, parent)
+            self.send(text, stream, parent)
+
+    def _number(self, parent: Any, number: int) -> None:
+        with self._lock:
+            self._cell(parent).number = number
 
     def _cell(self, parent: Any) -> _CellOutput:
         """Return the output of a cell; the caller holds the lock."""
@@ -318,8 +453,9 @@ class Streams:
         cell = self._cells.get(name)
         if cell is None:
             cell = self._cells[name] = _CellOutput()
-            if len(self._cells) > _REMEMBERED:
+            if len(self._cells) > _CELLS:
                 self._cells.popitem(last=False)
+        self._cells.move_to_end(name)
         return cell
 
     def tell(self, text: str, port: int) -> None:
@@ -327,17 +463,19 @@ class Streams:
         if self._kernel is None:
             print(text, end="", file=sys.stderr, flush=True)
         else:
-            self.write(text, "stderr", self._parents.get(port) or self._kernel.get_parent("shell"))
+            self.write(text, "stderr", self._owners.get(port) or self._kernel.get_parent("shell"))
 
     def tell_unjoined(self, finding: Finding, call: Gather[Any], count: int) -> None:
-        """Report in its cell that ranks wait in a collective for finished ranks."""
+        """Report in its cell that ranks wait in a collective for finished ranks, unless the cell says why they wait."""
+        if not self.calls.has_handle(call.port) and id_of(self._owners.get(call.port)) in self._running:
+            return
         is_cell = self.calls.is_cell(call)
         where, what = ("this cell", "stop the cell") if is_cell else (call.label, "stop the cell that waits for it")
         self.tell(describe_unjoined(finding, count, where, what, ranks_of(call)) + "\n", call.port)
 
     def place(self) -> Place:
         """Return the output of the current cell, usable even after its end."""
-        return Place(self, self._kernel.get_parent("shell") if self._kernel is not None else None)
+        return Place(self, without_code(self._kernel.get_parent("shell")) if self._kernel is not None else None)
 
     def ask_late(self, parent: Any) -> None:
         """Show what a cell has printed after its end in the current cell, if its own cell cannot show it."""
@@ -345,7 +483,7 @@ class Streams:
             return
         here = self._kernel.get_parent("shell")
         for stream, text in self._late.ask(parent, here):
-            self._show(text, stream, here)
+            self.show(text, stream, here)
 
     def update(self, name: str, text: str, parent: Any) -> None:
         """Replace the text of a display."""
@@ -354,12 +492,42 @@ class Streams:
             publish(self._kernel, "update_display_data", content, parent)
 
     def write(self, text: str, stream: str, parent: Any) -> None:
+        """Send text to the output of a cell, which stays when ranks clear theirs."""
+        page = self._pages.get(id_of(parent))
+        with page.lock if page is not None else nullcontext():
+            if page is None or page.add_note(text, stream):
+                self.send(text, stream, parent)
+
+    def send(self, text: str, stream: str, parent: Any) -> None:
         """Send text to the output of a cell."""
         kernel = self._kernel
         if kernel is None:
             print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
             return
         publish(kernel, "stream", {"name": stream, "text": text}, parent, f"stream.{stream}")
+
+
+class _Canvas:
+    """The cell of a page; see ``Canvas``."""
+
+    def __init__(self, streams: Streams, parent: Any) -> None:
+        self._streams = streams
+        self._parent = parent
+        self._cleared: _CellOutput | None = None
+
+    def clear(self, wait: bool) -> None:
+        self._cleared = self._streams.clear(self._parent, wait)
+
+    def write(self, text: str, stream: str, is_note: bool) -> None:
+        (self._streams.send if is_note else self._streams.show)(text, stream, self._parent)
+
+    def show(self, content: dict[str, Any]) -> None:
+        self._streams.show_display(content, self._parent)
+
+    def end(self, is_cut: bool) -> None:
+        if is_cut and self._cleared is not None:
+            self._streams.cut(self._parent, self._cleared)
+        self._streams.show_waiting(self._parent)
 
 
 class Place:
@@ -391,13 +559,18 @@ class Place:
         self._streams.ask_late(self._parent)
 
 
+def _in_width(text: str) -> str:
+    """Return as much of a text as one line of a terminal holds, since a wrapped line cannot be overwritten."""
+    return text if len(text) <= _TERMINAL else text[: _TERMINAL - 1] + "…"
+
+
 def _port_of(source: object) -> int:
     return source[2] if is_tuple(source) else 0
 
 
 def _wipe(cell: _CellOutput) -> str:
     """Return the characters that erase the unfinished line."""
-    shown, cell.unfinished = cell.unfinished, ""
+    shown, cell.unfinished, cell.is_of_ranks = cell.unfinished, "", False
     return "\r" + " " * len(shown) + "\r" if shown else ""
 
 

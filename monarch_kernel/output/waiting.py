@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ PATIENCE = 1.0
 """Seconds that a call takes before the line appears, and between two updates."""
 MARK = "monarch_waiting"
 """Metadata of these displays, which are no results."""
-_STYLE = "font-size:85%;color:#888"
+_STYLE = "font-size:85%;color:#888;white-space:pre-wrap"
 
 Send = Callable[[str, dict[str, Any], Any], None]
 """Sends a display: the kind of the message, its content, the request of the cell."""
@@ -26,11 +27,21 @@ class WaitingLine:
 
     Args:
         calls: of the notebook.
+        positions: describes where the ranks of a call are, of an age in seconds and a title.
+        reasons: describes why the ranks of calls wait, given their age in seconds and a title.
         send: sends a display.
     """
 
-    def __init__(self, calls: Calls, send: Send) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        positions: Callable[[Gather[Any], float, str], str],
+        reasons: Callable[[Sequence[Gather[Any]], Callable[[Gather[Any]], float], str], str],
+        send: Send,
+    ) -> None:
         self._calls = calls
+        self._positions = positions
+        self._reasons = reasons
         self._send = send
         # Guarded by _lock, which is held while a line is sent: the last message of a display empties it.
         self._lock = Lock()
@@ -46,26 +57,42 @@ class WaitingLine:
             waiting: its unanswered calls.
             is_running: whether the cell still runs.
         """
-        text = self.text([call for call in waiting if call.actor and self._calls.seconds(call) >= PATIENCE])
+        text = "\n".join(self.lines(waiting))
         with self._lock:
             if text and is_running():
                 self._show(cell, parent, text)
             else:
                 self._wipe(cell, parent)
 
-    def end(self, cell: str, parent: Any) -> None:
-        """Remove the line of a cell that has ended."""
+    def end(self, cell: str, parent: Any) -> str:
+        """Remove the line of a cell that has ended; return the id of its display, which is empty, or nothing."""
         with self._lock:
             self._wipe(cell, parent)
-            self._shown.pop(cell, None)
+            return self._shown.pop(cell, ("", ""))[0]
 
-    def text(self, calls: Sequence[Gather[Any]]) -> str:
+    def again(self, cell: str, parent: Any) -> None:
+        """Show the line of a cell again, whose output was cleared."""
+        with self._lock:
+            _, text = self._shown.pop(cell, ("", ""))
+            if text:
+                self._show(cell, parent, text)
+
+    def lines(self, waiting: Sequence[Gather[Any]]) -> list[str]:
+        """Describe which ranks a cell waits for, in one line, and then why; nothing for calls that are quick."""
+        calls = [call for call in waiting if call.actor and self._calls.seconds(call) >= PATIENCE]
+        if not calls:
+            return []
+        going = [call for call in calls if not self._calls.is_stopping(call)]
+        reasons = self._reasons(going, self._calls.seconds, self._calls.title(calls[0]))
+        return [self.text(calls, not reasons), *reasons.splitlines()]
+
+    def text(self, calls: Sequence[Gather[Any]], with_places: bool = True) -> str:
         """Describe which ranks have not answered, and for how long."""
         behind = {(each.call.actor, proc) for each in self._calls.ahead(calls) for proc in each.procs}
         several = len({call.mesh for call in calls}) > 1
-        return "; ".join(dict.fromkeys(self._of_call(call, behind, several) for call in calls))
+        return "; ".join(dict.fromkeys(self._of_call(call, behind, several, with_places) for call in calls))
 
-    def _of_call(self, call: Gather[Any], behind: set[tuple[str, str]], several: bool) -> str:
+    def _of_call(self, call: Gather[Any], behind: set[tuple[str, str]], several: bool, with_places: bool) -> str:
         left = [peer.proc for peer in call.waits_for()]
         since = _since(self._calls.seconds(call))
         waiting = {proc for proc in left if (call.actor, proc) in behind}
@@ -75,7 +102,10 @@ class WaitingLine:
             ({peer.proc for peer in call.targets} - set(left), "finished"),
         ]
         parts = [f"{describe_ranks(split_proc(proc)[1] for proc in procs)} {what}" for procs, what in groups if procs]
-        return (f"{call.mesh}: " if several else "") + ", ".join(parts)
+        where = ""
+        if with_places and left and not waiting:
+            where = self._positions(call, self._calls.seconds(call), self._calls.title(call))
+        return (f"{call.mesh}: " if several else "") + ", ".join(parts) + (f"; {where}" if where else "")
 
     def _show(self, cell: str, parent: Any, text: str) -> None:
         name, before = self._shown.get(cell, ("", ""))
@@ -85,7 +115,7 @@ class WaitingLine:
         name = name or secrets.token_hex(8)
         self._shown[cell] = name, text
         # An empty bundle takes no room in JupyterLab, an empty text a line.
-        data = {"text/plain": text, "text/html": f"<span style='{_STYLE}'>{text}</span>"} if text else {}
+        data = {"text/plain": text, "text/html": f"<span style='{_STYLE}'>{html.escape(text)}</span>"} if text else {}
         self._send(kind, {"data": data, "metadata": {MARK: True}, "transient": {"display_id": name}}, parent)
 
     def _wipe(self, cell: str, parent: Any) -> None:

@@ -17,6 +17,13 @@ _WHERE = {
         Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh checkpoint context
         current_rank current_size endpoint heal_mesh proc_mesh restore shutdown_context supervise this_host this_proc
     """,
+    "monarch.tensor": """
+        RankTensor Stream Tensor arange async_save call_on_shard_and_fetch compile distribute empty fetch fetch_shard
+        from_local full get_active_mesh get_active_stream grad_function grad_generator inspect load module_to_mesh
+        no_mesh ones rand randn reduce reduce_ remote save show simulate slice_mesh to_mesh zeros
+    """,
+    "monarch._telemetry.metrics": "log_metric",
+    "monarch._telemetry.progress": "track",
     "monarch._core.shapes.selection_text": "Selection",
     "monarch._core.shapes.shape": "NDSlice Shape",
     "monarch.config": "clear_runtime_config configure configured get_global_config get_runtime_config",

@@ -43,6 +43,7 @@ from monarch.exceptions import ActorError, SupervisionError
 if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import Endpoint
+    from monarch._debug.debug_controller import debug_controller
     from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
@@ -57,6 +58,7 @@ else:
 _LATER = {
     "attach_to_workers": "monarch._session.workers",
     "checkpoint": "monarch._state.checkpoint.api",
+    "debug_controller": "monarch._debug.debug_controller",
     "heal_mesh": "monarch._state.heal",
     "hosts_from_config": "monarch._session.workers",
     "new_key_file": "monarch._session.workers",
@@ -101,6 +103,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
     "endpoint",
     "get_or_spawn_controller",

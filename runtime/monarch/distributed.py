@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from monarch._meshes.context import context
 
 if TYPE_CHECKING:
+    from monarch._engine.mesh import Mesh
     from monarch._state.copy.copying import CopyReport, copy_state
     from monarch._tensors.checkpoints.states import Part
 
-__all__ = ["CopyReport", "Part", "copy_state", "device_mesh", "group"]
+__all__ = ["CopyReport", "Mesh", "Part", "copy_state", "device_mesh", "group"]
 
 
 def group(*axes: str) -> Any:
@@ -51,6 +52,8 @@ def __getattr__(name: str) -> Any:
     # Imported on first use, since they need torch.
     if name == "Part":
         from monarch._tensors.checkpoints.states import Part as found
+    elif name == "Mesh":
+        from monarch._engine.mesh import Mesh as found
     elif name in ("CopyReport", "copy_state"):
         from monarch._state.copy import copying
 

@@ -16,12 +16,14 @@ Everything below is a MonarchError:
             LimitError                          the limit of open files leaves no room for them
         GroupError                          a process group could not be created, or is broken
         TransferError                       memory of another process could not be read or written
+        TensorError                         a tensor of a mesh has no value, since an op that it depends on failed
         EditError                           living actors could not take a new version of their class
     NoDetachedMeshError                 the detached mesh does not exist, or its lease has ended
     DetachedMeshInUseError              a detached mesh of that name exists, or another program has it attached
     DeadlockError                       actors wait for each other
     CallTimeoutError                    ``get(timeout=...)`` timed out; the call is still running
         SendTimeoutError                    a receiver is too far behind; the message was not sent
+    MeshOpError                         an op cannot run on tensors that are divided over a mesh
     ProtocolError                       a peer speaks another version, or is another process than expected
 """
 
@@ -43,6 +45,7 @@ __all__ = [
     "EnvError",
     "GroupError",
     "LimitError",
+    "MeshOpError",
     "MonarchError",
     "NoDetachedMeshError",
     "NotAnEndpointError",
@@ -54,6 +57,7 @@ __all__ = [
     "SpawnError",
     "StoppedError",
     "SupervisionError",
+    "TensorError",
     "TransferError",
 ]
 
@@ -103,7 +107,13 @@ class EnvError(MonarchError, ValueError, TypeError):
 
 
 class SerializationError(MonarchError, TypeError):
-    """Something could not be pickled for sending, or unpickled on arrival; the text says what and where."""
+    """Something could not be pickled for sending, or unpickled on arrival; the text says what and where.
+
+    Attributes:
+        reason: why a result could not be pickled, without the call; empty for other errors.
+    """
+
+    reason: str = ""
 
 
 class ActorError(MonarchError):
@@ -147,6 +157,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         ranks: positions in the addressed mesh that failed.
         results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
         when: seconds since the epoch at which the first of them died; 0 if unknown, or if none has.
+        reason: why a call failed whose own ranks are alive; empty otherwise.
     """
 
     def __init__(
@@ -157,6 +168,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         ranks: tuple[int, ...] = (),
         results: PartialResults | None = None,
         when: float = 0.0,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -164,13 +176,20 @@ class DeviceMeshError(MonarchError, RuntimeError):
         self.ranks = ranks
         self.results = results
         self.when = when
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)
 
 
 class SupervisionError(DeviceMeshError):
-    """The target of a call has died: its process, its host, or the actor by an error without a caller."""
+    """The target of a call has died: its process, its host, or the actor by an error without a caller.
+
+    Attributes:
+        actor_failed: whether an actor has failed whose process is alive; ``heal_mesh`` recreates it.
+    """
+
+    actor_failed = False
 
 
 class StoppedError(SupervisionError):
@@ -207,6 +226,14 @@ class CollectiveMismatchError(GroupError):
 
 class TransferError(DeviceMeshError):
     """Memory of another process could not be read or written: its owner died or dropped it."""
+
+
+class TensorError(DeviceMeshError):
+    """A tensor of a mesh has no value, since an op that it depends on failed on some ranks."""
+
+
+class MeshOpError(MonarchError, NotImplementedError):
+    """An op cannot run on tensors that are divided over a mesh; the text names the op and the line."""
 
 
 class EditError(DeviceMeshError):

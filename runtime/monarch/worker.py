@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="end a program's ranks after this many seconds without a heartbeat (default: 5)",
     )
-    given = parser.parse_args(argv)
-    address, key, new_key = given.address, given.key, given.new_key
+    arguments = parser.parse_args(argv)
+    address, key, new_key = arguments.address, arguments.key, arguments.new_key
     try:
         if new_key is not None:
             if address is not None:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif address is None or key is None:
             parser.error("expected an address and --key FILE to serve, or --new-key FILE to make a key file")
         else:
-            run_worker_loop_forever(address=address, ca=key, silence=given.silence)
+            run_worker_loop_forever(address=address, ca=key, silence=arguments.silence)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except FileExistsError:

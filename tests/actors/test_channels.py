@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
 import numpy
 import pytest
 
+from monarch._node.current import open_node
 from monarch.actor import Actor, Channel, Port, current_rank, endpoint
 from monarch.exceptions import SerializationError, StoppedError
 
@@ -147,3 +149,31 @@ def test_recv_of_a_closed_receiver_fails_once_all_is_read(tellers: Any) -> None:
     for late in (waits, receiver.recv()):
         with pytest.raises(StoppedError, match="the receiver was closed"):
             late.get(timeout=20)
+
+
+@pytest.mark.parametrize("opener", [Channel.open, Channel.open_ranked])
+def test_dropped_channels_leave_no_open_port(procs: Any, opener: Any) -> None:
+    procs(1)
+    kept = opener()
+    ports = open_node().ports
+    before = len(ports.sinks)
+    for _ in range(200):
+        opener()
+    opener()
+    open_node().bulk.settle()
+    assert len(ports.sinks) == before
+    assert kept[1].port in ports.sinks
+    kept[1].close()
+
+
+def test_recv_gets_its_value_when_the_receiver_is_dropped(tellers: Any) -> None:
+    def ask() -> Any:
+        port, receiver = Channel[Any].open()
+        return port, receiver.recv()
+
+    port, value = ask()
+    gc.collect()
+    Channel[Any].open()
+    tellers.slice(gpus=0).tell.broadcast(port, ["late"])
+    assert value.get(30) == "late"
+    open_node().bulk.settle()

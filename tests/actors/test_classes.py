@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from monarch._meshes.actors import class_updates
 from monarch.actor import Actor, endpoint
 
 CELL = """
@@ -107,6 +108,7 @@ def test_module_class_keeps_its_identity(procs: Any) -> None:
     assert names.module.call_one(fractions.Fraction).get(timeout=20) == ("fractions", True)
 
 
+@pytest.mark.slow
 def test_module_beside_the_program_is_importable(program: Any, tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text(
         "from monarch.actor import Actor, endpoint\n"
@@ -152,3 +154,24 @@ print(this_host().spawn_procs().spawn("a", A).f.call_one().get(timeout=50))
 """
     ).ok()
     assert out == "once\nanswered\n"
+
+
+class Preparing(dict[int, type]):
+    """Prepared classes; the next edit adds its class while they are read."""
+
+    def _added(self, read: list[Any]) -> list[Any]:
+        self[2] = str
+        return read
+
+    def items(self) -> Any:
+        return self._added(list(super().items()))
+
+    def __iter__(self) -> Any:
+        return iter(self._added(list(super().__iter__())))
+
+
+def test_class_prepared_during_a_commit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(class_updates._prepared, "key", Preparing({0: float, 1: int}))
+    assert class_updates._take_prepared("key", 1) is int
+    assert class_updates._take_prepared("key", 2) is str
+    assert not {0, 1} & {*class_updates._prepared["key"]}

@@ -14,6 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from meshes import known_dead, values
 from monarch._meshes.actors.creation import HEARD_S
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
@@ -45,6 +46,7 @@ class FailsOnce(Actor):
         if not os.path.exists(path):
             open(path, "w").close()
             raise FileNotFoundError(2, "No such file", path)
+        open(f"{path}.made", "w").close()
 
     @endpoint
     def rank(self) -> int:
@@ -71,6 +73,33 @@ class Staggered(Actor):
         rank = current_rank().rank
         assert rank == 0 or wait_until(lambda: os.path.exists(path), 60)
         raise ValueError("first" if rank == 0 else "later")
+
+
+class InTurn(Actor):
+    """The constructor of each rank raises when a file says so, unless another one exists."""
+
+    def __init__(self, folder: str) -> None:
+        rank = current_rank().rank
+        if not os.path.exists(f"{folder}/mended {rank}"):
+            assert wait_until(lambda: os.path.exists(f"{folder}/go {rank}"), 60)
+            raise ValueError(f"rank {rank} is not made")
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+
+class LateOrNot(Actor):
+    """The constructor of rank 0 raises unless a file exists, and that of rank 1 waits for one."""
+
+    def __init__(self, folder: str) -> None:
+        if current_rank().rank == 0 and not os.path.exists(f"{folder}/mended 0"):
+            raise ValueError("rank 0 is not made")
+        assert current_rank().rank == 0 or wait_until(lambda: os.path.exists(f"{folder}/go 1"), 60)
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
 
 
 class Owner(Actor):
@@ -104,10 +133,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
 
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", tell)
     return found
-
-
-def values(future: Any) -> list[Any]:
-    return list(future.get(30).values())
 
 
 def nothing_comes(told: list[MeshFailure]) -> bool:
@@ -287,11 +312,56 @@ def test_healing_supervisor_recreates_the_actor(procs: Callable[..., Any], tmp_p
     picky.initialized.get(0)
 
 
+@pytest.mark.parametrize("during", [True, False], ids=["during", "after"])
+def test_healer_also_gets_errors_of_later_constructors(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any, during: bool
+) -> None:
+    """Constructors that raise while the actor of another rank is recreated, or after that."""
+    mesh, spawned = procs(2), list[Any]()
+
+    def raised() -> bool:
+        return 1 in spawned[0]._state.creation.raised
+
+    def mend(failure: MeshFailure) -> Any:
+        (tmp_path / f"mended {failure.ranks[0]}").touch()
+        assert wait_until(lambda: bool(spawned))
+        if during:
+            (tmp_path / "go 1").touch()
+            assert wait_until(raised)
+        healed = heal_mesh(failure.mesh)
+        (tmp_path / "go 1").touch()
+        return healed
+
+    with supervise(mesh, mend) as watch:
+        spawned.append(mesh.spawn("actors", InTurn, str(tmp_path)))
+        (tmp_path / "go 0").touch()
+        assert wait_until(lambda: len(watch.failures) == 2)
+    assert values(spawned[0].rank.call()) == [0, 1] and told == []
+    assert spawned[0].initialized.get(0) in (None, True)
+
+
+def test_late_actors_complete_a_healed_mesh(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+    mesh, path = procs(2), tmp_path / "go 1"
+
+    def mend(failure: MeshFailure) -> Any:
+        (tmp_path / "mended 0").touch()
+        return heal_mesh(failure.mesh)
+
+    with supervise(mesh, mend) as watch:
+        actors = mesh.spawn("actors", LateOrNot, str(tmp_path))
+        assert wait_until(lambda: bool(watch.failures))
+    path.touch()
+    assert values(actors.rank.call()) == [0, 1] and told == []
+    assert wait_until(lambda: actors._state.creation is None)
+    assert actors.initialized.get(0)
+
+
 def test_restart_rule_makes_the_actor_again(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
-    # Each rank fails once; the second failure may be known when the first is dealt with already.
     mesh = procs(2, restart=Restart(most=4, within=600.0, backoff=0.05))
     once = mesh.spawn("once", FailsOnce, str(tmp_path))
-    assert wait_until(lambda: mesh._state.restarts > 0)
+    # A call sent before would get the error of a constructor, and the actor would not be made again.
+    assert wait_until(lambda: all((tmp_path / f"{rank}.made").exists() for rank in range(2)))
+    assert mesh._state.restarts > 0
     assert values(once.rank.call()) == [0, 1] and told == []
 
 
@@ -354,11 +424,6 @@ def test_program_prints_unread_constructor_error(program: Callable[..., Any], ar
 
 
 # While a rank is replaced
-
-
-def known_dead(mesh: Any, rank: int) -> bool:
-    state = mesh._state
-    return mesh._node.peers.get(state.procs.proc(rank)).dead is not None
 
 
 class Slow(Actor):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from leaks import wait_until
+from monarch._groups.breaking import position
+from monarch._meshes.actors.ask import ask
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError
 from monarch.testing import local_hosts
@@ -42,6 +47,13 @@ class Worker(Actor):
         time.sleep(item)
         self.done.append(item)
         return current_rank().rank
+
+    @endpoint
+    def hold(self, gate: str) -> None:
+        if not gate:
+            raise ValueError("no gate")
+        assert wait_until(lambda: os.path.exists(gate))
+        self.done.append(gate)
 
     @endpoint
     def die(self, item: int) -> int:
@@ -127,6 +139,41 @@ def test_failed_item_raises_in_its_place(workers: Any) -> None:
         next(results)
 
 
+class AsyncWorker(Actor):
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    @endpoint
+    async def hold(self, gate: str) -> None:
+        if not gate:
+            raise ValueError("no gate")
+        while not os.path.exists(gate):
+            await asyncio.sleep(0.005)
+        self.done.append(gate)
+
+    @endpoint
+    async def took(self) -> int:
+        return len(self.done)
+
+
+@pytest.mark.parametrize("cls", [Worker, AsyncWorker])
+def test_failed_item_drops_those_not_begun(cls: type[Any], tmp_path: Path) -> None:
+    procs, gate = this_host().spawn_procs({"gpus": 2}), tmp_path / "gate"
+    workers: Any = procs.spawn("workers", cls)
+    with pytest.raises(ActorError, match="no gate"):
+        next(workers.hold.map(["", *[str(gate)] * 9]))
+    # An answer of each rank comes after it has handled the end of the map.
+    ask(workers, position).get(20)
+    gate.touch()
+    # One of each actor may have begun.
+    assert sum(workers.took.call().get(20).values()) <= 2
+    results = workers.hold.map([str(gate)] * 20)
+    next(results)
+    results.close()
+    assert len(workers.took.call().get(20).values()) == 2
+    procs.stop().get()
+
+
 def test_maps_of_two_threads_do_not_mix(workers: Any) -> None:
     found: dict[int, list[int]] = {}
 
@@ -143,7 +190,7 @@ def test_maps_of_two_threads_do_not_mix(workers: Any) -> None:
 
 @pytest.mark.parametrize("items", [3, "abc"])
 def test_map_of_no_items_is_refused(workers: Any, items: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"workers\.square\.map: expected items"):
+    with pytest.raises(ArgumentError, match=r"workers\.square\.map: expected an iterable"):
         workers.square.map(items)
 
 

@@ -14,12 +14,15 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from meshes import known_dead, values
+from monarch._meshes.procs.resize import resize
 from monarch._node.future import in_thread, to_its_end
 from monarch.actor import Actor, MeshFailure, Restart, Role, context, current_rank, endpoint, heal_mesh, supervise
 from monarch.exceptions import (
     ActorError,
     ArgumentError,
     AxisError,
+    CallTimeoutError,
     DeviceMeshError,
     ShapeError,
     StoppedError,
@@ -65,6 +68,11 @@ class Member(Actor):
         return here.item()
 
     @endpoint
+    def total_after(self, gate: str) -> float:
+        assert wait_until(lambda: os.path.exists(gate))
+        return Member.total.method(self)
+
+    @endpoint
     def ask(self, other: Any) -> int:
         """Return the number of answers through a reference that this actor keeps."""
         self.other = other if other is not None else self.other
@@ -101,16 +109,8 @@ def boot() -> None:
     os.environ["BOOTED"] = str(os.getpid())
 
 
-def values(future: Any) -> list[Any]:
-    return list(future.get(30).values())
-
-
 def pid_of(members: Any, rank: int) -> int:
     return members.slice(gpus=rank).who.call_one().get(30)[3]
-
-
-def known_dead(mesh: Any, rank: int) -> bool:
-    return mesh._node.peers.get(mesh._state.procs.proc(rank)).dead is not None
 
 
 def test_a_mesh_grows_and_shrinks(procs: Callable[..., Any]) -> None:
@@ -139,6 +139,20 @@ def test_a_mesh_grows_and_shrinks(procs: Callable[..., Any]) -> None:
     assert values(members.add.call()) == [14, 11, 11, 11]
     assert not {each[3] for each in values(members.who.call())} & set(pids[1:])
     assert values(last.add.call()) == [12]
+
+
+def test_resize_waits_for_calls_that_need_a_group(procs: Callable[..., Any], tmp_path: Path) -> None:
+    mesh, gate = procs(2), tmp_path / "gate"
+    members = mesh.spawn("members", Member)
+    early = members.total_after.call(str(gate))
+    with pytest.raises(CallTimeoutError, match=r"was not resized: an earlier call of members has not ended"):
+        resize(mesh, None, {"gpus": 3}, 0.1)
+    # It is as it was: a group made now has two ranks.
+    assert mesh.sizes == {"gpus": 2}
+    resized = in_thread(mesh._node, "resize", lambda: mesh.resize(gpus=3))
+    gate.touch()
+    assert values(early) == [3.0, 3.0] and resized.get(30).sizes == {"gpus": 3}
+    assert values(members.total.call()) == [6.0] * 3
 
 
 def test_first_of_two_axes_resizes(procs: Callable[..., Any]) -> None:

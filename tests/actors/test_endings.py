@@ -138,7 +138,7 @@ def test_an_actor_fails_itself_and_its_owner_is_told(procs: Any, hook: Hook, how
 
 
 def test_the_program_cannot_stop_itself_as_an_actor() -> None:
-    with pytest.raises(MonarchError, match="the program is no actor"):
+    with pytest.raises(MonarchError, match="the program is not an actor"):
         context().actor_instance.stop("x")
 
 

@@ -10,10 +10,28 @@ from typing import Any
 
 import pytest
 
+from monarch._node.remote_errors import pack_failure
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, ArgumentError, SerializationError
 
 HERE = os.path.abspath(__file__)
+
+
+def chain(count: int) -> BaseException:
+    """Return an exception that others have caused, one by one."""
+    error: BaseException | None = None
+    for number in range(count):
+        try:
+            try:
+                if error is not None:
+                    raise error
+            except ValueError as cause:
+                raise ValueError(f"number {number}") from cause
+            raise ValueError(f"number {number}")
+        except ValueError as caught:
+            error = caught
+    assert error is not None
+    return error
 
 
 class Odd(Exception):
@@ -82,6 +100,10 @@ class Fails(Actor):
             {}["missing"]
         except KeyError as error:
             raise OSError("cannot load") from error
+
+    @endpoint
+    def long_chain(self, count: int) -> None:
+        raise chain(count)
 
     @endpoint
     def raises(self, error: BaseException) -> None:
@@ -228,6 +250,23 @@ def test_unpicklable_exceptions_arrive_as_text(fails: Any) -> None:
 def test_causes_are_reported(fails: Any) -> None:
     text = str(fails.slice(hosts=0, gpus=0).chained.call_one().exception(timeout=20))
     assert "OSError: cannot load" in text and "KeyError: 'missing'" in text and "direct cause" in text
+
+
+def test_long_chain_is_sent_without_its_middle(fails: Any) -> None:
+    text = str(fails.slice(hosts=0, gpus=0).long_chain.call_one(5000).exception(timeout=60))
+    assert "ValueError: number 0\n" in text and text.endswith("ValueError: number 4999")
+    assert "[4900 exceptions of this chain of 5000 are left out]" in text
+    assert text.count("ValueError: number") < 120
+
+
+def test_exceptions_of_a_long_chain_keep_their_causes() -> None:
+    raised = chain(500)
+    pack_failure(raised)
+    count, error = 1, raised
+    while error.__cause__ is not None:
+        assert error.__context__ is error.__cause__ and error.__suppress_context__
+        count, error = count + 1, error.__cause__
+    assert count == 500
 
 
 @pytest.mark.parametrize("given", [KeyboardInterrupt(), StopIteration(1), MemoryError()])

@@ -82,12 +82,12 @@ class FloodsAsync(Floods):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [Slow, SlowAsync])
-def test_a_hundred_thousand_broadcasts_to_a_slow_actor(procs: Any, cls: type) -> None:
+def test_many_broadcasts_to_a_slow_actor(procs: Any, cls: type) -> None:
     slow = procs(1).spawn("slow", cls).slice(gpus=0)
     _, _, _, before = slow.state.call_one().get(timeout=20)
     ours = resident()
     behind = 0
-    for number in range(100_000):
+    for number in range(50_000):
         slow.take.broadcast(number)
         if number % 10_000 == 9_999:
             peer = slow._members_at().peers[0]
@@ -95,9 +95,9 @@ def test_a_hundred_thousand_broadcasts_to_a_slow_actor(procs: Any, cls: type) ->
     assert behind <= 20_000, "the sender did not slow down"
     most = resident() - ours
     last, wrong, peak, _ = slow.state.call_one().get(timeout=60)
-    assert (last, wrong) == (99_999, 0)
-    # Without a bound the receiver would have most of them at once, which is 600 MB.
-    assert most < 100 * MB and peak - before < 300 * MB
+    assert (last, wrong) == (49_999, 0)
+    # Without a bound the receiver would have most of them at once, which is 300 MB.
+    assert most < 100 * MB and peak - before < 200 * MB
 
 
 @pytest.mark.slow
@@ -105,13 +105,13 @@ def test_messages_with_ballast_count_for_more(procs: Any) -> None:
     slow = procs(1).spawn("slow", Slow).slice(gpus=0)
     _, _, _, before = slow.state.call_one().get(timeout=20)
     ours = resident()
-    # 30,000 times 20 kB, which is 600 MB: below what goes by shared memory.
+    # 20,000 times 20 kB, which is 400 MB: below what goes by shared memory.
     ballast = bytes(20_000)
-    for number in range(30_000):
+    for number in range(20_000):
         slow.take.broadcast(number, ballast)
     last, wrong, peak, _ = slow.state.call_one().get(timeout=60)
-    assert (last, wrong) == (29_999, 0)
-    assert resident() - ours < 200 * MB and peak - before < 200 * MB
+    assert (last, wrong) == (19_999, 0)
+    assert resident() - ours < 150 * MB and peak - before < 150 * MB
 
 
 def test_calls_in_flight_are_bounded_too(procs: Any) -> None:
@@ -128,18 +128,18 @@ def test_actors_that_flood_each_other_do_not_hang(procs: Any, cls: type) -> None
     one, two = procs(1).spawn("one", cls), procs(1).spawn("two", cls)
     one.meet.call_one(two).get(timeout=20)
     two.meet.call_one(one).get(timeout=20)
-    floods = [one.flood.call_one(50_000), two.flood.call_one(50_000)]
-    assert [flood.get(timeout=60) for flood in floods] == [50_000] * 2
+    floods = [one.flood.call_one(25_000), two.flood.call_one(25_000)]
+    assert [flood.get(timeout=60) for flood in floods] == [25_000] * 2
     # To each it is the other that sends, so this may overtake the last of it.
     for each in (one, two):
-        assert wait_until(lambda each=each: each.count.call_one().get(timeout=60) == 50_000, 60)
+        assert wait_until(lambda each=each: each.count.call_one().get(timeout=60) == 25_000, 60)
 
 
 def test_actor_that_floods_itself_does_not_hang(procs: Any) -> None:
     one = procs(1).spawn("one", Floods)
     one.meet.call_one(one).get(timeout=20)
-    assert one.flood.call_one(40_000).get(timeout=60) == 40_000
-    assert one.count.call_one().get(timeout=60) == 40_000
+    assert one.flood.call_one(20_000).get(timeout=60) == 20_000
+    assert one.count.call_one().get(timeout=60) == 20_000
 
 
 def test_death_frees_a_sender_that_waits_for_room(procs: Any) -> None:

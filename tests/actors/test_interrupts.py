@@ -126,6 +126,7 @@ def test_wait_behind_a_constructor_reports_its_time(procs: Any, tmp_path: Path) 
     assert next(iter(slow.ok.call().get(timeout=30).values())) == 1
 
 
+@pytest.mark.slow
 def test_wait_behind_another_call_names_it(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
     front = spins.loop.call_one()
     behind = spins.ok.call_one()

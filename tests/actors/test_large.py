@@ -185,6 +185,7 @@ def test_buffers_in_frames_are_private(large: Any) -> None:
     assert array[0] == 200
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(large: Any) -> None:
     def load() -> None:
         for _ in range(50):

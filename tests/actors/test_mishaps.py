@@ -128,7 +128,7 @@ def test_answer_from_unknown_position_raises(procs: Any, rank: int) -> None:
     answers = waiting(mesh)
     node.dispatch.deliver(m.encode(m.Reply(one.proc, answers.port, 0, m.RESULT, 0, dumps("fine")[0])))
     node.dispatch.deliver(m.encode(m.Reply(two.proc, answers.port, rank, m.RESULT, 0, dumps("lost")[0])))
-    with pytest.raises(ProtocolError, match=f"answered echo.say.* from position {rank}, of 2"):
+    with pytest.raises(ProtocolError, match=f"answered echo.say.* from position {rank}; the call was sent to 2 ranks"):
         answers.get(timeout=20)
     # A second answer from one position changes nothing.
     again = waiting(mesh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._node.current import current_node
+from monarch._session.session import need_session
 from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, MonarchError, ShapeError, SpawnError
 
@@ -213,6 +216,44 @@ def test_actors_of_a_failed_bootstrap_fail_with_its_error(
         with pytest.raises(MonarchError, match=rf"bootstrap raised {error.__name__}: no such disk"):
             actors.initialized.get(timeout=20)
     assert not hooked
+
+
+def test_bootstrap_error_is_read_once_for_all_actors(procs: Any, hooked: list[Any]) -> None:
+    def setup() -> None:
+        raise OSError("no such disk")
+
+    mesh = procs(2, bootstrap=setup)
+    first, _second = mesh.spawn("first", Looks), mesh.spawn("second", Looks)
+    with pytest.raises(MonarchError, match="no such disk"):
+        first.initialized.get(timeout=20)
+    # Twice the usual time after which an unread error reaches the hook.
+    assert not wait_until(lambda: hooked, 0.6)
+
+
+def test_error_read_before_its_report_does_not_reach_the_hook(procs: Any, hooked: list[Any]) -> None:
+    def setup() -> None:
+        raise OSError("no such disk")
+
+    node, gate = current_node(), threading.Event()
+
+    def hold() -> None:
+        gate.wait(60)
+
+    faults = need_session(node)._faults
+    # Faults are reported in this lane, one after another.
+    node.lanes.post("faults", hold)
+    mesh = procs(1, bootstrap=setup)
+    actors = mesh.spawn("actors", Looks)
+    try:
+        assert wait_until(lambda: faults._failed)
+        with pytest.raises(MonarchError, match="no such disk"):
+            actors.initialized.get(timeout=20)
+    finally:
+        gate.set()
+    done = threading.Event()
+    assert wait_until(lambda: not faults._failed)
+    node.lanes.post("faults", done.set)
+    assert done.wait(20) and not hooked
 
 
 @pytest.mark.parametrize("spawns", [False, True])

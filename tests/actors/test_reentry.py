@@ -125,7 +125,8 @@ def test_unpickling_a_displayed_value_may_wait(procs: Any) -> None:
     echo.know.call(procs(1).spawn("other", Echo)).get(timeout=20)
     shown: list[Any] = []
     shell = SimpleNamespace(display_pub=SimpleNamespace(publish=shown.append))
-    displays = Displays(shell, 1, 1, False, need_session(current_node()).output)
+    streams = SimpleNamespace(output=need_session(current_node()).output, open_page=lambda parent: None)
+    displays = Displays(shell, 1, 1, False, streams)
     try:
         echo.show.call(displays.port).get(timeout=20)
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit, wait_until
+from meshes import values
 from monarch._node.current import current_node
 from monarch.actor import Actor, HostMesh, Role, context, current_rank, endpoint, heal_mesh, supervise
 from monarch.exceptions import ArgumentError, ShapeError, SupervisionError
@@ -55,10 +56,6 @@ class Member(Actor):
     def agent(self) -> int:
         """Return the pid of the agent of this host, which adopts the forked ranks."""
         return os.getppid()
-
-
-def values(future: Any) -> list[Any]:
-    return list(future.get(60).values())
 
 
 @pytest.fixture

@@ -120,6 +120,38 @@ def test_only_entry_points_open_a_session(program: Any) -> None:
     assert "it is the controller of session" in said[9]
 
 
+STOPPING = r"""
+import threading, time
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+class Slow(Actor):
+    @endpoint
+    def run(self):
+        time.sleep(60)
+    def __cleanup__(self, reason):
+        time.sleep(60)
+
+host = this_host()
+first, second = host.spawn_procs(), host.spawn_procs()
+slow, later = first.spawn("slow", Slow), second.spawn("later", Slow)
+first.initialized.get(timeout=30)
+slow.run.broadcast()
+pending = first.stop()
+shutdown_context(0.5).get(timeout=30)
+for stop in (lambda: pending, second.stop, later.stop):
+    try:
+        print("done", stop().get(timeout=5))
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_shutdown_ends_the_waits_for_a_stop(program: Any) -> None:
+    said = program(STOPPING).ok().splitlines()
+    assert said[0] == said[1] == "done None"
+    assert said[2].startswith(("done None", "StoppedError"))
+
+
 def test_this_host_works_where_only_a_function_was_unpickled(program: Any) -> None:
     said = program(
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,23 @@ def test_rank_holding_the_gil_is_reported(
         open(path, "w").close()
         open(pipe, "w").close()
     assert stuck.get(30) == busy.get(30) == "out"
+
+
+def test_rank_without_a_cpu_is_not_said_to_hold_the_gil(
+    procs: Callable[..., Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a machine with far more to do than it can.
+    monkeypatch.setattr("monarch._node.liveness.cpu_shares", lambda pid: (0.0, time.monotonic()))
+    mesh = procs(1, name="mesh", silence=SILENCE)
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    stuck = mesh.spawn("workers", Worker).keep_the_lock.call_one(pipe)
+    try:
+        assert wait_until(lambda: "has not answered" in mesh.to_table())
+        assert "it gets no CPU, since this machine is overloaded" in mesh.to_table()
+    finally:
+        open(pipe, "w").close()
+    assert stuck.get(30) == "out"
 
 
 def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:

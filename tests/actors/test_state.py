@@ -49,7 +49,7 @@ def test_open_calls_and_ports_are_found(procs: Any) -> None:
     call = works.work.call_one(0.3)
     _, receiver = Channel.open()
     found = [what for what in unsettled() if what not in before]
-    assert found == [f"call works.work() (port {call.port})", f"open port {receiver.port} of a PortReceiver"]
+    assert found == [f"call works.work() (port {call.port})", f"open port {receiver.port} of a ChannelEntry"]
     receiver.close()
     call.get(timeout=20)
     assert unsettled() == before

@@ -131,6 +131,8 @@ def test_all_calls_fail_as_one(procs: Callable[..., Any], told: list[MeshFailure
     for each in (other, streamed[0]):
         with pytest.raises(SupervisionError, match=r"rank 0 of mesh was killed by signal 9.*mesh has no supervisor"):
             each.get(30)
+    error = other.exception()
+    assert isinstance(error, SupervisionError) and error.reason.endswith("so all of its calls fail")
     # They have been told, so nobody else is; and those that live can be used.
     open(path, "w").close()
     assert list(workers.slice(gpus=slice(1, 3)).add.call().get(30).values()) == [1, 1]

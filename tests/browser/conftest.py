@@ -31,7 +31,13 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def lab(chromium: Any, spec: str) -> Iterator[Lab]:
+def context(chromium: Any) -> Any:
+    """A context whose pages share a cache: JupyterLab is megabytes of JavaScript to fetch and to compile."""
+    return chromium.new_context(viewport={"width": 1280, "height": 900})
+
+
+@pytest.fixture(scope="package")
+def lab(context: Any, spec: str) -> Iterator[Lab]:
     """The server."""
     # A short path: the socket paths of kernels are limited.
     with tempfile.TemporaryDirectory(prefix="lab") as folder:
@@ -41,12 +47,12 @@ def lab(chromium: Any, spec: str) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def opened(chromium: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]:
+def opened(context: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]:
     """A function that opens a notebook in a new page; its kernel ends with the test."""
     pages: list[Any] = []
 
     def open_one(*cells: str, kernel: str = "monarch", name: str = "") -> Book:
-        page = chromium.new_page(viewport={"width": 1280, "height": 900})
+        page = context.new_page()
         pages.append(page)
         if not name:
             name = f"book{len(list(lab.root.iterdir()))}.ipynb"

@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from leaks import wait_until
 
+ROOT = Path(__file__).resolve().parents[2]
+EXTENSION = Path("labextensions", "@monarch-kernel", "labextension")
 ARTEFACTS = Path(__file__).parent / "artefacts"
 """Screenshots, for people."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -45,12 +48,15 @@ def write_notebook(path: Path, cells: Sequence[str], kernel: str = "monarch") ->
 
 
 class Lab:
-    """A JupyterLab server with its own folders, which leaves those of the user alone."""
+    """A JupyterLab server with its own folders, which leaves those of the user alone.
+
+    Only the home folder is the same: kernels of another one would not use the fork server of the tests.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self.token = secrets.token_hex(16)
-        names = ("home", "config", "data", "runtime", "ipython", "settings", "workspaces")
+        names = ("config", "data", "runtime", "ipython", "settings", "workspaces")
         places = {name: folder / name for name in names}
         for place in (self.root, *places.values()):
             place.mkdir()
@@ -60,9 +66,12 @@ class Lab:
         news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
         install = [sys.executable, "-m", "monarch_kernel", "install", "--prefix", str(folder)]
         subprocess.run(install, check=True, capture_output=True)
+        # The extension of this source tree, not the one that was built when the environment was made.
+        extension = folder / "share" / "jupyter" / EXTENSION
+        extension.parent.mkdir(parents=True)
+        extension.symlink_to(ROOT / "monarch_kernel" / "labextension")
         env = {
             **os.environ,
-            "HOME": str(places["home"]),
             "JUPYTER_PATH": str(folder / "share" / "jupyter"),
             "JUPYTER_CONFIG_DIR": str(places["config"]),
             "JUPYTER_DATA_DIR": str(places["data"]),
@@ -100,7 +109,10 @@ class Lab:
     def end_kernels(self) -> None:
         """Shut down each kernel, like the list of running kernels."""
         for session in self.ask("sessions"):
-            self.ask(f"sessions/{session['id']}", "DELETE")
+            try:
+                self.ask(f"sessions/{session['id']}", "DELETE")
+            except HTTPError as error:
+                raise RuntimeError(f"{error}; the server says\n{self.log.read_text()[-3000:]}") from error
 
     def close(self) -> None:
         """End the server."""

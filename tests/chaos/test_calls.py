@@ -16,7 +16,7 @@ from leaks import processes, zygotes
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 from monarch.exceptions import ActorError, DeadlockError, DeviceMeshError
 
-SECONDS = float(os.environ.get("MONARCH_CHAOS_SECONDS", "8"))
+SECONDS = float(os.environ.get("MONARCH_CHAOS_SECONDS", "5"))
 HANG = 30.0
 """Seconds after which a call counts as lost. This is not a limit on its duration."""
 

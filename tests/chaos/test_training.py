@@ -52,13 +52,13 @@ def chaos(where: str, usual: float, *prefix: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
 def test_training_on_one_host_survives_faults() -> None:
-    chaos("one", 8)
+    chaos("one", 5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
 def test_training_on_several_hosts_survives_faults() -> None:
-    chaos("several", 12)
+    chaos("several", 8)
 
 
 @pytest.mark.slow
@@ -67,4 +67,4 @@ def test_training_survives_cut_links() -> None:
     reason = why_none()
     if reason:
         pytest.skip(reason)
-    chaos("namespaces", 12, "unshare", "-Urn")
+    chaos("namespaces", 8, "unshare", "-Urn")

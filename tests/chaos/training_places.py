@@ -74,12 +74,16 @@ class Namespaces(SeveralHosts):
     """Two hosts, each in a network namespace of its own, with a link to a bridge in that of the program.
 
     The program must already be in a namespace of its own: ``unshare -Urn``.
+
+    Args:
+        silence: seconds without a heartbeat after which a host counts as lost; None for the default.
     """
 
     deck = [*ALWAYS, "connection", "link", "link", "link", "way", "way", "agent stopped"]
 
-    def __init__(self) -> None:
+    def __init__(self, silence: float | None = None) -> None:
         super().__init__()
+        self._silence = silence
         # UCX looks for devices in /sys, which shows those of the machine and not those of the namespace.
         os.environ["MONARCH_RDMA_TRANSPORTS"] = "local,attach,stream"
         self.own.update(link=self._cut_link, way=self._cut_way)
@@ -91,7 +95,8 @@ class Namespaces(SeveralHosts):
         self._inside = [self._namespace(index) for index in range(2)]
 
     def make(self) -> WorkerHosts:
-        return WorkerHosts(2, addresses=["10.77.0.2", "10.77.0.3"], prefixes=self._inside, controller="10.77.0.1")
+        addresses = ["10.77.0.2", "10.77.0.3"]
+        return WorkerHosts(2, addresses, self._inside, controller="10.77.0.1", silence=self._silence)
 
     def close(self) -> None:
         super().close()

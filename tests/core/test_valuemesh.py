@@ -235,3 +235,16 @@ def test_tensors_are_shown_by_shape_dtype_and_statistics() -> None:
     text = repr(ValueMesh({"gpus": 2}, [torch.zeros(100, 100), torch.ones(100, 100)]))
     assert "rank 0: Tensor float32[100, 100], mean 0, std 0, min 0, max 0" in text
     assert "rank 1: Tensor float32[100, 100], mean 1" in text
+
+
+def test_values_of_a_slice_are_shown_with_the_ranks_of_their_mesh() -> None:
+    mesh = ValueMesh.of(Extent(("procs",), (3,)), ["same", "same", "other"], lambda: [1, 2, 3])
+    rows = ["ranks 1-2 at [0:2]: 'same'", "rank 3 at [2]:      'other'"]
+    assert repr(mesh).splitlines() == ["ValueMesh(procs=3)", *rows]
+    assert "rank 3 at [1]" in repr(mesh[1:]) and "ranks 1-2 at [0:2]" in repr(mesh.map(str.upper))
+    strided = ValueMesh.of(Extent(("procs",), (2,)), [7, 7], lambda: [1, 3])
+    assert "ranks 1,3 at [0:2]: 7" in repr(strided)
+    whole = ValueMesh.of(Extent(("hosts", "gpus"), (2, 2)), [0, 1, 2, 3], lambda: range(4))
+    assert "at [" not in repr(whole)
+    assert "rank 2 at [0]" in repr(whole.slice(hosts=1)) and "rank 2 at [0]" in repr(whole[2:])
+    assert mesh[0] == "same" and pickle.loads(pickle.dumps(mesh)).values() == mesh.values()

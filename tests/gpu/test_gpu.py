@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from leaks import wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._procs.os.gpus import has_touched_gpus
 from monarch._state.rdma import exports
+from monarch._state.rdma.buffer import submit
+from monarch._tensors.memory.views import memory_of
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import copy_state, device_mesh, group
 from monarch.exceptions import ActorError, TransferError
@@ -98,6 +101,48 @@ class Rank(Actor):
     def pid(self) -> int:
         return os.getpid()
 
+    @endpoint
+    def share_beside_work(self) -> tuple[RDMABuffer, bool]:
+        """Share while another stream computes for seconds; whether that still went on afterwards."""
+        self.kept.append(torch.arange(COUNT, dtype=torch.float32, device="cuda"))
+        busy = torch.cuda.Stream()
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(int(2e10))
+        buffer = RDMABuffer(self.kept[-1])
+        return buffer, not busy.query()
+
+    @endpoint
+    def share_matrix(self, rows: int, columns: int) -> RDMABuffer:
+        self.kept.append(torch.arange(rows * columns, dtype=torch.float32, device="cuda"))
+        return RDMABuffer(self.kept[-1])
+
+    @endpoint
+    def read_columns(self, buffer: RDMABuffer, rows: int, columns: int, device: str) -> torch.Tensor:
+        """The second half of the columns of another rank's matrix."""
+        half = columns // 2
+        found = torch.zeros(rows * half, device=device)
+        spans = numpy.array([[4 * (row * columns + half), 4 * row * half, 4 * half] for row in range(rows)])
+        whole = buffer.reading(torch.zeros(rows * columns, device=device))
+        submit([whole._replace(local=memory_of(found, "the columns"), spans=spans)], [], 60).get()
+        return found.view(rows, half).cpu()
+
+    @endpoint
+    def forget_all(self) -> int:
+        """Give all memory back to the GPU; return how much of it is free."""
+        self.kept.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    @endpoint
+    def keeps_format(self, tensor: torch.Tensor) -> tuple[bool, str]:
+        return tensor.is_contiguous(memory_format=torch.channels_last), tensor.device.type
+
+    @endpoint
+    def pass_image(self, other: Any) -> tuple[bool, str]:
+        image = torch.arange(120.0, device="cuda").view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        return other.keeps_format.call_one(image).get()
+
 
 def values(future: Any) -> list[Any]:
     return list(future.get(120).values())
@@ -165,6 +210,40 @@ def test_buffers(procs: Callable[..., Any], owner: str, reader: str) -> None:
         assert backend == "cuda_ipc", reasons
     second.write.call_one(buffer.part(8, 16), reader).get(120)
     assert first.first.call_one().get(120) == [0.0, 1.0, 7.0, 7.0, 7.0, 7.0]
+
+
+def test_sharing_does_not_wait_for_other_streams(procs: Callable[..., Any]) -> None:
+    owner, reader = procs(1).spawn("owner", Rank), procs(1).spawn("reader", Rank)
+    buffer, was_busy = owner.share_beside_work.call_one().get(120)
+    assert was_busy
+    assert reader.read.call_one(buffer, "cuda").get(120)[1]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_columns_of_a_matrix(procs: Callable[..., Any], device: str) -> None:
+    owner, reader = procs(1).spawn("owner", Rank), procs(1).spawn("reader", Rank)
+    buffer = owner.share_matrix.call_one(300, 64).get(120)
+    found = reader.read_columns.call_one(buffer, 300, 64, device).get(120)
+    assert torch.equal(found, torch.arange(300.0 * 64).view(300, 64)[:, 32:])
+
+
+def test_memory_of_dropped_buffers_is_free_for_others(procs: Callable[..., Any]) -> None:
+    owner, reader = procs(1).spawn("owner", Rank), procs(1).spawn("reader", Rank)
+    # A reader keeps what it has mapped until it maps the next memory.
+    small = owner.share.call_one("cuda").get(120)
+    assert reader.read.call_one(small, "cuda").get(120)[1]
+    free: list[int] = []
+    for _ in range(6):
+        buffer = owner.share.call_one("cuda").get(120)
+        assert reader.read.call_one(buffer, "cuda").get(120)[1]
+        buffer.drop().get(60)
+        free.append(owner.forget_all.call_one().get(120))
+    assert free[-1] >= free[1] - 4 * COUNT, free
+
+
+def test_messages_keep_channels_last(procs: Callable[..., Any]) -> None:
+    one, other = procs(1).spawn("one", Rank), procs(1).spawn("other", Rank)
+    assert one.pass_image.call_one(other).get(120) == (True, "cuda")
 
 
 def test_a_program_reads_from_a_gpu(procs: Callable[..., Any]) -> None:

@@ -97,7 +97,7 @@ def test_invalid_header_is_an_error(notebook: Notebook, line: str, words: list[s
 
 
 def test_results_are_in_a_variable(notebook: Notebook) -> None:
-    notebook.mesh("rank ** 2", "--out squares").ok()
+    assert not notebook.mesh("rank ** 2", "--out squares").ok().stream()
     cell = notebook.run("print(squares, squares is _mesh, sorted(squares.values()), squares.sizes)").ok()
     assert "[0, 1, 4, 9]" in cell.stream() and "True" in cell.stream() and "'procs': 4" in cell.stream()
     notebook.mesh("-rank", "[0,3]").ok()
@@ -166,7 +166,7 @@ def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     assert (
         "CallTimeoutError: cell [" in cell.text and "did not end within 0.2 s on rank 2, and was stopped" in cell.text
     )
-    assert re.search(r"rank 2: was at cell \[\d+\] line 3: if rank == 2: time.sleep\(600\)", cell.text)
+    assert re.search(r"rank 2: was at cell \[\d+\] line 4: if rank == 2: time.sleep\(600\)", cell.text)
     # The results of the others are shown.
     assert "[rank 3] 3" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("kept").ok().shown
@@ -178,7 +178,7 @@ def test_timeout_names_the_line_of_each_group_of_ranks(notebook: Notebook) -> No
     notebook.mesh("dist.barrier()").ok()
     cell = notebook.mesh(body, "--timeout 2")
     assert cell.reply["ename"] == "CallTimeoutError"
-    lines = {"rank 0": "3: time.sleep(600)", "rank 1": "5: while True: pass", "ranks 2-3": "6: dist.barrier()"}
+    lines = {"rank 0": "4: time.sleep(600)", "rank 1": "6: while True: pass", "ranks 2-3": "7: dist.barrier()"}
     for ranks, line in lines.items():
         assert f"{ranks}: was at cell [{cell.reply['execution_count']}] line {line}" in cell.text
     call = "get_ipython().run_cell_magic('mesh', '--timeout 0.1', 'while True: pass')"
@@ -223,6 +223,9 @@ def test_push_and_pull_copy_variables(notebook: Notebook) -> None:
     assert "[ranks 0-3] (3, [1])" in notebook.mesh("a, b").ok().shown
     notebook.mesh("mine = rank").ok()
     assert "2" in notebook.run("%mesh pull mine --rank 2 --as yours\nprint(yours)").ok().stream()
+    notebook.mesh("first, second = rank, 10 * rank").ok()
+    assert "30 3" in notebook.run("%mesh pull second first --rank 3\nprint(second, first)").ok().stream()
+    assert "--as names one variable, not 2" in notebook.run("%mesh pull first second --as one").text
     cell = notebook.run("%mesh pull nothing")
     assert cell.status == "error" and "nothing" in cell.text and "mine" in cell.text
     for line, words in {
@@ -240,3 +243,10 @@ def test_process_group_works_in_cells(notebook: Notebook, leaks: Kit) -> None:
     cell = notebook.mesh("u = torch.ones(1)\ndist.all_reduce(u)\nu.item(), dist.get_world_size()").ok()
     assert cell.shown == "[ranks 0-3] (4.0, 4)"
     leaks.rebase()
+
+
+def test_value_hidden_by_a_semicolon_is_not_stored_and_a_line_says_so(notebook: Notebook) -> None:
+    said = notebook.mesh("rank ** 2;  # hidden", "--out hidden").ok().stream()
+    assert said == "note: hidden holds None for each rank, since the cell ends in a semicolon\n"
+    assert notebook.run("hidden.values()").ok().shown == "[None, None, None, None]"
+    assert not notebook.mesh("squares = rank ** 2", "--out nothing").ok().stream()

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import zmq
 from ipykernel.ipkernel import IPythonKernel
+from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 from traitlets.config import Config
@@ -29,6 +30,7 @@ from monarch_kernel.compat import (
     cell_number,
     has_automagic,
     publish,
+    run_nested,
     runs_cell,
     show_traceback,
     syntax_lines,
@@ -57,6 +59,21 @@ def test_runs_cell_is_true_only_in_cell_code(shell: InteractiveShell) -> None:
     shell.run_cell("probe()")
     shell.user_ns["probe"]()
     assert seen == [True, False]
+
+
+def test_nested_cell_may_await_inside_a_running_loop(shell: InteractiveShell) -> None:
+    shell.user_ns["asyncio"] = asyncio
+
+    async def outer() -> bool:
+        loop = asyncio.get_running_loop()
+        assert run_nested(shell, "slept = await asyncio.sleep(0, 5)").success
+        assert not run_nested(shell, "await asyncio.sleep(0); 1 / 0").success
+        return asyncio.get_running_loop() is loop
+
+    try:
+        assert asyncio.run(outer()) and shell.user_ns["slept"] == 5
+    finally:
+        get_asyncio_loop().close()
 
 
 def test_ipykernel_enters_the_hook_around_an_await() -> None:

@@ -6,12 +6,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jupyter_kernel_test
 import pytest
 
 from kernels import Notebook
 from leaks import Kit, pids_named, processes, wait_until
+
+pytestmark = pytest.mark.slow
 
 
 class TestConformance(jupyter_kernel_test.KernelTests):
@@ -89,7 +92,6 @@ def alone(own: Callable[..., Notebook]) -> Iterator[Callable[[str], Notebook]]:
         yield lambda marker: own(MONARCH_TEST_KERNEL=marker, XDG_RUNTIME_DIR=folder)
 
 
-@pytest.mark.slow
 def test_kernel_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
     book = alone("restart")
     book.run("%mesh up --procs 3").ok()
@@ -102,6 +104,27 @@ def test_kernel_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None
     assert "no mesh" in book.run("%mesh").ok().text
     book.run("%mesh up --procs 2").ok()
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
+
+
+BUSY = {
+    "flood": "%%mesh\nwhile True: print('begun' * 20)",
+    "cleanup": "import time\nprint('begun')\ntry: time.sleep(60)\nfinally: time.sleep(0.5)",
+    "long cleanup": "import time\nprint('begun')\ntry: time.sleep(60)\nfinally: time.sleep(2)",
+    "%mesh up": "print('begun')\n%mesh up second --procs 2",
+}
+
+
+@pytest.mark.parametrize("what", BUSY)
+def test_restart_of_a_busy_kernel_logs_no_traceback(own: Callable[..., Notebook], tmp_path: Path, what: str) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        book = own(log=log)
+        book.run("%mesh up --procs 2").ok()
+        cell = book.send(BUSY[what])
+        cell.until(lambda: "begun" in cell.stream())
+        book.manager.restart_kernel(now=False, env=dict(os.environ), stdout=log, stderr=log)
+        book.client.wait_for_ready(timeout=30)
+        assert book.run("1 + 1").ok().shown == "2"
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 HOWS = [
@@ -140,7 +163,6 @@ def test_magics_work_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
 
 
-@pytest.mark.slow
 def test_kernel_starts_in_time(leaks: Kit, capsys: pytest.CaptureFixture[str]) -> None:
     times: dict[str, list[float]] = {"python3": [], "monarch": []}
     # The first client of a process makes a lasting event loop.

@@ -66,7 +66,7 @@ def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_pa
     go = tmp_path / "go"
     first = books()
     said = first.run("%mesh up m --procs 2 --env COLOUR=green --keep 1h").ok().text
-    assert "mesh 'm' is up: procs=2" in said and "lives on for 1h; %mesh attach m attaches it again" in said
+    assert "mesh 'm' is up: procs=2" in said and "keeps running for 1h; %mesh attach m attaches it again" in said
     first.run("from monarch.actor import Actor, endpoint").ok()
     first.run(ACTORS).ok()
     first.run("counter.add.call().get()").ok()
@@ -100,6 +100,24 @@ def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_pa
     assert not records()
 
 
+def test_paused_detached_mesh_continues_when_its_kernel_dies(books: Callable[[], Notebook], tmp_path: Path) -> None:
+    first = books()
+    first.run("%mesh up m --procs 2 --keep 1h").ok()
+    body = f"""import time
+print('runs')
+for n in range(200):
+    time.sleep(0.01)
+open(f'{tmp_path}/{{rank}}', 'w').close()"""
+    cell = first.mesh(body, "--nowait").ok()
+    cell.until(lambda: cell.said().get("runs") == {0, 1})
+    assert "paused ranks 0-1" in first.run("%mesh pause").ok().stream()
+    kill(first, "m")
+    assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2, ENDS)
+    second = books()
+    second.run("%mesh attach m").ok()
+    assert "down" in second.run("%mesh down m").ok().stream()
+
+
 def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
@@ -108,7 +126,7 @@ def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) 
     book.client.wait_for_ready(timeout=30)
     book.run("%mesh attach m").ok()
     assert book.mesh("x").ok().shown.endswith("5")
-    assert "is up again" in book.run("%mesh restart m").ok().text
+    assert "restarted (variables cleared)" in book.run("%mesh restart m").ok().text
     assert "in use by process" in book.run("%mesh list --all").ok().stream()
     assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
 

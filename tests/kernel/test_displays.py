@@ -162,3 +162,10 @@ torch.zeros(64 << 12)
     cell.wait()
     assert cell.reply["ename"] == "KeyboardInterrupt" and "stopped by an interrupt" in cell.stream("stderr")
     notebook.mesh("arrays._bytes_of = original").ok()
+
+
+def test_sounds_of_ranks_can_be_played(notebook: Notebook) -> None:
+    code = "from IPython.display import Audio\nsound = Audio(bytes([rank // 2] * 800), rate=8000, normalize=False)\n"
+    for body in (f"{code}sound", f"{code}display(sound)"):
+        (bundle,) = notebook.mesh(body).ok().bundles
+        assert bundle["text/html"].count("<audio") == 2 and ">ranks 0-1<" in bundle["text/html"]

@@ -55,6 +55,13 @@ def test_ranks_have_the_variables_of_torchrun(notebook: Notebook) -> None:
     assert notebook.mesh("20000 <= int(os.environ['MASTER_PORT']) < 30000").ok().shown == "[ranks 0-3] True"
 
 
+def test_variables_of_torchrun_that_a_library_deletes_come_back(notebook: Notebook) -> None:
+    notebook.mesh("import os\ndel os.environ['WORLD_SIZE'], os.environ['RANK']\nos.environ['LOCAL_RANK'] = '7'").ok()
+    shown = notebook.mesh("[os.environ[each] for each in ('WORLD_SIZE', 'RANK', 'LOCAL_RANK')]", "[2]").ok().shown
+    assert shown == "[rank 2] ['4', '2', '7']"
+    notebook.mesh("os.environ['LOCAL_RANK'] = os.environ['RANK']").ok()
+
+
 def test_variables_of_the_user_stay_and_follow_a_resize(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 2 --env MASTER_PORT=4321").ok()

@@ -27,7 +27,7 @@ class Trainer(Actor):
 @pytest.fixture
 def trainers(notebook: Notebook) -> str:
     """Spawn a mesh of actors in a cell; return its name."""
-    notebook.run(f"%%mesh spawn trainers(start=1) --anew\n{TRAINER}", cell_id="trainer").ok()
+    notebook.run(f"%%mesh spawn trainers(start=1) --new\n{TRAINER}", cell_id="trainer").ok()
     return "trainers"
 
 
@@ -124,7 +124,7 @@ def test_sync_actor_becomes_async(notebook: Notebook, trainers: str) -> None:
 def test_spawn_works_on_a_slice(notebook: Notebook) -> None:
     few = TRAINER.replace("Trainer", "Few")
     assert (
-        "2 actors of Few, on ranks 0,2" in notebook.run(f"%%mesh spawn few --on mesh[::2] --anew\n{few}").ok().stream()
+        "2 actors of Few, on ranks 0,2" in notebook.run(f"%%mesh spawn few --on mesh[::2] --new\n{few}").ok().stream()
     )
     assert notebook.mesh("rank", "few").ok().shown == "[rank 0] 0\n[rank 2] 2"
     assert "regular slice" in notebook.run(f"%%mesh spawn odd --on mesh[0,1,3]\n{few}").text

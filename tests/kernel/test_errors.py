@@ -29,7 +29,7 @@ def test_error_of_some_ranks_is_shown_with_results(notebook: Notebook) -> None:
     text = failed(cell)
     assert cell.reply["ename"] == "MeshCellError"
     assert "failed on ranks 2-3" in cell.reply["evalue"]
-    assert "ranks 2-3: KeyError: 'boom'" in text and "line 3" in text and "raise KeyError('boom')" in text
+    assert "ranks 2-3: KeyError: 'boom'" in text and "line 4" in text and "raise KeyError('boom')" in text
     # The results of the others are shown and kept.
     assert "[ranks 0-1] 1" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("y").ok().shown
@@ -38,7 +38,7 @@ def test_error_of_some_ranks_is_shown_with_results(notebook: Notebook) -> None:
 def test_different_errors_are_grouped(notebook: Notebook) -> None:
     text = failed(notebook.mesh("if rank == 0:\n    raise ValueError('zero')\nif rank > 1:\n    1 / 0"))
     assert "rank 0: ValueError: zero" in text and "ranks 2-3: ZeroDivisionError" in text
-    assert "line 2" in text and "line 4" in text
+    assert "line 3" in text and "line 5" in text
 
 
 def test_traceback_has_only_user_frames(notebook: Notebook) -> None:
@@ -65,14 +65,18 @@ def test_traceback_shows_causes(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("x = (", ["SyntaxError", "line 1", "x = ("]),
-        ("x = 1\nfor", ["SyntaxError", "line 2", "for"]),
+        ("x = (", ["SyntaxError", "line 2", "x = ("]),
+        ("x = 1\nfor", ["SyntaxError", "line 3", "for"]),
         ("return 1", ["SyntaxError"]),
         ("  x = 1\n y = 2", ["Indentation"]),
         ("raise SystemExit(3)", ["SystemExit: 3"]),
         ("raise StopIteration", ["StopIteration"]),
         ("raise BaseException('base')", ["BaseException: base"]),
-        ("class E(Exception):\n    def __str__(self): return 1 / 0\nraise E", ["E", "line 3"]),
+        ("class E(Exception):\n    def __str__(self): return 1 / 0\nraise E", ["E", "line 4"]),
+        ("class E(Exception):\n    def __str__(self): raise SystemExit(4)\nraise E", ["E", "SystemExit", "line 4"]),
+        ("class E(RuntimeError):\n    def __str__(self): raise KeyboardInterrupt\nraise E", ["E", "line 4"]),
+        ("class E(Exception):\n    def __str__(self): raise E\nraise E", ["E", "line 4"]),
+        ("class R:\n    def __reduce__(self): raise KeyboardInterrupt\nR()", ["KeyboardInterrupt", "line 3"]),
         ("def f(): f()\nf()", ["RecursionError"]),
         ("await nothing", ["NameError", "nothing"]),
         ("'\\ud800' + 1", ["TypeError"]),
@@ -85,6 +89,20 @@ def test_error_of_any_kind_ends_only_the_cell(notebook: Notebook, body: str, wor
     for word in words:
         assert word in text
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+def test_exit_in_pickling_code_ends_no_namespace(notebook: Notebook) -> None:
+    notebook.mesh("class R:\n    def __reduce__(self): raise SystemExit(4)\nkept, bad = 1, R()\nbad").ok()
+    assert "SystemExit: 4" in notebook.run("mesh['bad']").text
+    loads = "class H:\n    def __getstate__(self): return 1\n    def __setstate__(self, state): raise SystemExit(3)\n"
+    cell = notebook.run(f"{loads}mesh['h'] = H()")
+    assert cell.status == "error" and "SystemExit: 3 (while its arguments were unpickled)" in cell.text
+    notebook.mesh("class H:\n    def __setstate__(self, s): raise SystemExit(5)\nh = H(); h.x = 1; h").ok()
+    assert "SystemExit: 5" in notebook.run("_mesh.values()").text
+    # In the notebook, where IPython takes it for the end of the session.
+    cell = notebook.run("class R:\n    def __reduce__(self): raise SystemExit(6)\nmesh['r'] = R()")
+    assert "SystemExit: 6" in cell.text and "To exit" not in cell.text
+    assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +119,8 @@ def test_syntax_error_shows_line_and_caret(notebook: Notebook, body: str, line: 
     cell = notebook.mesh(body)
     assert cell.reply["ename"] == message.partition(":")[0]
     text = re.sub(r"\x1b\[[0-9;]*m", "", failed(cell))
-    assert re.match(rf"\s*Cell In\[\d+\], line {line}\n", text) and shown in text and f"\n{message}" in text
+    # Below the header.
+    assert re.match(rf"\s*Cell In\[\d+\], line {line + 1}\n", text) and shown in text and f"\n{message}" in text
     # Nothing else, and nothing twice.
     assert len(text.strip().splitlines()) == 4 and cell.stream() == "" and cell.bundles == []
 
@@ -220,9 +239,9 @@ def test_death_names_the_line(notebook: Notebook, leaks: Kit, body: str, how: st
     cell = notebook.mesh(body)
     assert cell.reply["ename"] == "MeshCellError"
     assert re.search(
-        rf"rank 2: SupervisionError: the process {re.escape(how)} at cell \[\d+\] line {line}\n", cell.text
+        rf"rank 2: SupervisionError: the process {re.escape(how)} at cell \[\d+\] line {line + 1}\n", cell.text
     )
-    assert f"    {source}\n" in cell.text and "ranks 0-1,3 are still running" in cell.text
+    assert f"    {source}\n" in cell.text and "ranks 0-1,3 are alive" in cell.text
     # Finished cells leave no line notes behind.
     notebook.run("%mesh restart").ok()
     leaks.rebase()
@@ -235,7 +254,7 @@ def test_line_notes_change_nothing(notebook: Notebook) -> None:
         "    case [0, *_]:\n        kind = 'zero'\nwith open('/dev/null') as file:\n    kind += '!'\nseen, kind"
     )
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] ([0, 2, 'end'], 'zero!')"
-    assert "line 3: 1 / 0" in re.sub(r"\n\s+", ": ", notebook.mesh("x = 1\nif x:\n    1 / 0").text)
+    assert "line 4: 1 / 0" in re.sub(r"\n\s+", ": ", notebook.mesh("x = 1\nif x:\n    1 / 0").text)
 
 
 def test_cells_are_numbered_like_the_notebook(notebook: Notebook) -> None:

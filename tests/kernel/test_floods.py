@@ -10,6 +10,8 @@ import pytest
 
 from kernels import ALL, Notebook
 
+pytestmark = pytest.mark.slow
+
 STOP = 2.0
 """Seconds that Stop may take, as promised."""
 FLOODS = {

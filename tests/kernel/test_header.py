@@ -28,7 +28,6 @@ from monarch_kernel.magics.header import OPTIONS, Header, HeaderError, parse, pa
         ("--timeout=2", Header(timeout=2.0)),
         ("--collect", Header(stream=False)),
         ("--collect --stream", Header()),
-        ("--rank-prefix", Header(rank_prefix=True)),
     ],
 )
 def test_header_is_parsed(line: str, header: Header) -> None:
@@ -62,7 +61,11 @@ def test_header_is_parsed(line: str, header: Header) -> None:
         ("mesh other", ["'mesh other'", "options"]),
         ("--nowait --timeout 3", ["--nowait", "--timeout", "result"]),
         ("--nowait --collect", ["--nowait", "--collect"]),
-        ("[1]x", ["cannot understand"]),
+        ("[1]x", ["cannot understand", "write %%mesh x[1]"]),
+        ("--timeout 10 [0:2]", ["cannot understand", "write %%mesh [0:2] --timeout 10"]),
+        ("other 0-3", ["write %%mesh other[0:4]"]),
+        ("0,2 --quiet", ["write %%mesh [0,2] --quiet"]),
+        ("[1][2]", ["[MESH][SLICE]"]),
     ],
 )
 def test_header_error_names_the_problem(line: str, words: list[str]) -> None:
@@ -75,7 +78,7 @@ def test_header_error_names_the_problem(line: str, words: list[str]) -> None:
 
 def test_header_options_are_parsed_and_explained() -> None:
     for option, meaning in OPTIONS.items():
-        value = " 1" if option == "--timeout" else " x" if option == "--out" else ""
+        value = " 1" if option == "--timeout" else " x" if option in ("--out", "--world") else ""
         parse(option + value)
         assert meaning
 

@@ -125,7 +125,7 @@ def test_heal_replaces_several_ranks_bare(mortal: Notebook) -> None:
     mortal.mesh("import math").ok()
     mortal.mesh(KILL.format(ranks=[0, 3]))
     healed = mortal.run("%mesh heal --bare").ok().stream()
-    assert "ranks 0,3 of mesh 'mesh': a new process, with an empty namespace; other variables are lost" in healed
+    assert "ranks 0,3 of mesh 'mesh': new processes, with an empty namespace; other variables are lost" in healed
     assert mortal.mesh("'math' in globals(), rank").ok().shown.splitlines() == [
         "[rank 0] (False, 0)",
         "[rank 1] (True, 1)",
@@ -163,8 +163,39 @@ def test_heal_says_which_failed_actors_it_has_recreated(notebook: Notebook) -> N
     notebook.run("brittle.slice(procs=slice(1, 3)).fail.broadcast()").ok()
     cell = notebook.run("brittle.one.call().get()")
     assert cell.status == "error" and "has already failed" in cell.text
+    assert "\n%mesh heal recreates failed actors; their state is lost\n" in cell.text
     said = notebook.run("%mesh heal").ok().stream("stdout")
     assert said == "recreated failed actors: brittle on ranks 1-2; their state is lost\n"
     assert "1" in notebook.run("brittle.one.call().get()").ok().shown
     assert "nothing to heal" in notebook.run("%mesh heal").ok().stream()
     notebook.run("brittle.stop().get()").ok()
+
+
+def test_error_that_ends_an_actor_names_heal_and_the_cell(notebook: Notebook) -> None:
+    number = notebook.run(
+        "%%mesh spawn ending\nclass Ending(Actor):\n    @endpoint\n    def end(self):\n        raise SystemExit(4)"
+    ).reply["execution_count"]
+    text = notebook.run("ending.slice(procs=1).end.call_one().get()").text
+    assert "raised SystemExit: 4, which ended the actor" in text and f'File "cell [{number}]", line 5, in end' in text
+    assert "%mesh heal recreates failed actors; their state is lost" in text and "raise SystemExit(4)" in text
+    notebook.run("%mesh heal").ok()
+    notebook.run("ending.stop().get()").ok()
+
+
+def test_heal_does_not_print_again_what_definitions_print(mortal: Notebook) -> None:
+    mortal.run("%mesh definitions clear").ok()
+    mortal.mesh("print('said at definition'); display('shown at definition')\nof_cell = rank", "--define").ok()
+    mortal.mesh(KILL.format(ranks=[1]))
+    healed = mortal.run("%mesh heal").ok()
+    assert "said at definition" not in healed.text and "shown at definition" not in healed.text
+    assert mortal.mesh("of_cell", "[1]").ok().shown == "[rank 1] 1"
+
+
+def test_heal_reports_a_namespace_that_had_failed(mortal: Notebook) -> None:
+    mortal.mesh("kept = rank").ok()
+    mortal.mesh("from monarch.actor import context\ncontext().actor_instance.abort('on purpose')", "[1]")
+    assert "already failed" in mortal.mesh("kept", "[1]").text
+    text = mortal.run("%mesh heal").ok().text
+    assert "rank 1 of mesh 'mesh': cells run again; their variables are kept" in text and "nothing" not in text
+    assert mortal.mesh("kept", "[1]").ok().shown == "[rank 1] 1"
+    assert "all ranks of mesh 'mesh' are alive; nothing to heal" in mortal.run("%mesh heal").ok().text

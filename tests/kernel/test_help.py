@@ -97,6 +97,7 @@ def test_completion_of_unknown_names_is_empty(book: Notebook, code: str, kind: s
     assert answer.get("matches", []) == []
 
 
+@pytest.mark.slow
 def test_completion_works_on_a_busy_rank_and_skips_a_blocked_one(book: Notebook, tmp_path: object) -> None:
     wait = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
     book.mesh(wait, "--nowait --out handle").ok()

@@ -70,6 +70,8 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     ("code", "hint"),
     [
         ("%mesh upp", "unknown verb 'upp' after %mesh; did you mean 'up'?"),
+        ("%mesh up -n 2", "%mesh up: no option '-n'; did you mean '--procs'?"),
+        ("%mesh up --nnodes=2", "%mesh up: no option '--nnodes'; did you mean '--hosts'?"),
         ("%mesh up x --proc 2", "%mesh up: no option '--proc'; did you mean '--procs'?"),
         ("%%mesh --nowiat\n1", "no option '--nowiat'; did you mean '--nowait'?"),
         ("%%mesh mseh\n1", "no mesh 'mseh'; running: mesh; actors: trainers; did you mean 'mesh'?"),
@@ -100,6 +102,12 @@ def test_variable_on_some_ranks_names_them(notebook: Notebook) -> None:
     assert "%mesh pull: ranks 1,3 have no variable 'partly'; ranks 0,2 do" in notebook.run("%mesh pull partly").text
 
 
+def test_own_name_that_its_cell_has_deleted_comes_back_in_the_next_one(notebook: Notebook) -> None:
+    text = notebook.mesh("import torch.distributed as dist\ndel dist\ndist.get_rank()").text
+    assert "'dist' is defined again now: run the lines that need it in a new cell" in text
+    assert notebook.mesh("dist.is_initialized()").ok()
+
+
 def test_failed_checkpoint_is_one_line(notebook: Notebook, tmp_path: Path) -> None:
     error = notebook.run(f"%mesh checkpoint --wait {tmp_path}/c nosuch").contents("error")[0]["traceback"]
     assert len(error) == 2 and "%mesh checkpoint: no rank has a variable 'nosuch'" in error[0]
@@ -108,7 +116,7 @@ def test_failed_checkpoint_is_one_line(notebook: Notebook, tmp_path: Path) -> No
 def test_actor_tracebacks_name_cells(notebook: Notebook) -> None:
     number = notebook.run(ACTORS).ok().reply["execution_count"]
     text = notebook.run("trainers.bad.call().get()").text
-    assert f"(cell [{number}] line 5, in bad)" in text and f'File "cell [{number}]", line 5, in bad' in text
+    assert f"(cell [{number}] line 6, in bad)" in text and f'File "cell [{number}]", line 6, in bad' in text
     assert "ipykernel" not in text
 
 
@@ -138,7 +146,7 @@ def test_result_timeout_says_where_ranks_are(notebook: Notebook) -> None:
     notebook.mesh("import time\nprint('runs')\ntime.sleep(60)", "[0:2] --nowait --out handle").ok()
     cell = notebook.run("handle.result(1.5)")
     assert cell.reply["ename"] == "CallTimeoutError" and "  ranks 0-1: at cell [" in cell.text
-    assert "] line 3" in cell.text
+    assert "] line 4" in cell.text
     notebook.run("handle.cancel()").ok()
 
 
@@ -158,3 +166,64 @@ def test_errors_of_slices_name_ranks_of_the_mesh(notebook: Notebook) -> None:
     text = notebook.run("trainers.slice(procs=slice(1, 3)).bad.call().get()").text
     assert "trainers[procs=1:3].bad() failed on ranks 1-2" in text and "Remote traceback of rank 1:" in text
     assert "rank 0" not in text
+
+
+CLASS = """%%mesh spawn teachers
+class Teacher(Actor):
+    @endpoint
+    def use(self, name): return eval(name)
+    @endpoint
+    def bad(self): return rank
+    @endpoint
+    def late(self): return defined_later
+    @endpoint
+    def cells(self): return of_cells
+    @endpoint
+    def typo(self): return defined_latr"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bad", "'rank' is a name of %%mesh cells; context().actor_instance.rank.rank is the rank of an actor"),
+        ("late", "the notebook defined 'defined_later' after the class was sent; run the cell of the class again"),
+        ("cells", "'of_cells' is a variable of %%mesh cells, which actor classes cannot see"),
+        ("typo", "the notebook has no 'defined_latr' either; did you mean 'defined_later'?"),
+    ],
+)
+def test_undefined_name_in_an_endpoint_has_a_hint(notebook: Notebook, name: str, hint: str) -> None:
+    notebook.run("globals().pop('defined_later', None)").ok()
+    notebook.run(CLASS).ok()
+    notebook.mesh("of_cells = 1").ok()
+    notebook.run("defined_later = 1").ok()
+    cell = notebook.run(f"teachers.{name}.call().get()")
+    assert cell.status == "error" and cell.text.count(hint) == 1
+
+
+def test_advice_for_names_of_cells_in_actors_is_right(notebook: Notebook) -> None:
+    notebook.run(CLASS).ok()
+    for text, expected in (("rank.rank", "[0, 1, 2, 3]"), ("rank.extent.nelements", "[4, 4, 4, 4]")):
+        code = f"'__import__(\"monarch.actor\").actor.context().actor_instance.{text}'"
+        assert notebook.run(f"teachers.use.call({code}).get().values()").ok().shown == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("teachers[0]", "teachers[0]: a mesh of actors has no subscript; teachers.slice(procs=0) selects"),
+        ("values['x']", "cannot be indexed by 'x'; give a rank as in [0]"),
+        ("mesh['nosuch']", "KeyError: no rank has a variable 'nosuch'"),
+    ],
+)
+def test_wrong_subscript_says_what_to_use_without_our_frames(notebook: Notebook, code: str, text: str) -> None:
+    notebook.run(CLASS).ok()
+    notebook.run("values = teachers.use.call('1').get()").ok()
+    (error,) = notebook.run(code).contents("error")
+    assert text in error["traceback"][0] and len(error["traceback"]) == 2
+    assert "monarch_kernel" not in "".join(error["traceback"])
+
+
+def test_missing_variable_is_a_key_error(notebook: Notebook) -> None:
+    assert (
+        notebook.run("try: mesh['nosuch']\nexcept KeyError as error: print(error)").ok().stream().startswith("no rank")
+    )

@@ -45,7 +45,7 @@ def test_first_stop_names_the_cost_of_a_second(busy: Notebook) -> None:
     cell = stopped_in_c(busy)
     assert "not stopped yet: rank 1: still inside a C call" in cell.text and COST in cell.text
     assert "KeyboardInterrupt: the notebook no longer waits for the cell, which still runs on rank 1" in cell.text
-    assert re.search(r"stopped, but still in cell \[\d+\] line 2, \d+ s", state_of(busy, 1))
+    assert re.search(r"stopped, but still in cell \[\d+\] line 3, \d+ s", state_of(busy, 1))
     assert state_of(busy, 0).endswith("idle")
 
 
@@ -63,7 +63,7 @@ def test_stop_of_a_waiting_cell_ends_only_the_wait(busy: Notebook) -> None:
     stopped_in_c(busy)
     waits = busy.send("%%mesh\nmine")
     waits.until(lambda: "waiting for rank 1, still in a C call of cell [" in waits.stream())
-    assert "Stop ends only this wait, %mesh kill kills the ranks" in waits.stream()
+    assert "Stop ends only this wait, %mesh kill kills it (its variables are lost)" in waits.stream()
     busy.interrupt()
     waits.wait()
     assert "replaced" not in waits.text and "had not begun" in waits.text
@@ -76,7 +76,7 @@ def test_kill_names_what_is_lost_and_brings_new_ranks(busy: Notebook) -> None:
     said = busy.run("%mesh kill 1,3").ok().stream()
     assert "killed ranks 1,3 of mesh 'mesh' (idle)" in said
     assert re.search(r"lost: variables and actor state of ranks 1,3: .*\bmine\b", said)
-    assert re.search(r"ranks 1,3 of mesh 'mesh': a new process, with definitions of \d+ cell", said)
+    assert re.search(r"ranks 1,3 of mesh 'mesh': new processes, with definitions of \d+ cell", said)
     assert busy.mesh("'mine' in globals(), helper()").ok().shown == "[ranks 0,2] (True, 5)\n[ranks 1,3] (False, 5)"
     # Groups work on the new ranks.
     assert busy.mesh("t = torch.ones(1); dist.all_reduce(t); t.item()").ok().shown == "[ranks 0-3] 4.0"
@@ -97,7 +97,7 @@ def test_kill_of_no_rank_is_refused(notebook: Notebook, words: str, text: str) -
 
 def test_table_shows_what_ranks_run(notebook: Notebook) -> None:
     notebook.mesh("import time\nprint('runs')\ntime.sleep(60)", "[2] --nowait --out handle").ok()
-    notebook.take(lambda: re.search(r"busy: cell \[\d+\] line 3, \d+ s$", state_of(notebook, 2)), "no line")
+    notebook.take(lambda: re.search(r"busy: cell \[\d+\] line 4, \d+ s$", state_of(notebook, 2)), "no line")
     (shown,) = notebook.run("%mesh").ok().bundles
     assert re.search(r"^rank +pid +memory +(restarts +)?state$", shown["text/plain"], re.M)
     assert re.search(r"^ +0 +\d+ +\d+ MiB .*idle$", shown["text/plain"], re.M)
@@ -119,3 +119,11 @@ def test_restarted_rank_is_announced_with_what_it_lost(own: Callable[..., Notebo
     assert text in book.mesh("rank", "[1]").ok().stream("stderr")
     assert text not in book.mesh("rank").ok().text
     assert book.run("%mesh").shown.splitlines()[1].split() == ["rank", "pid", "memory", "restarts", "state"]
+
+
+def test_result_after_a_kill_does_not_advise_to_heal(notebook: Notebook, leaks: Kit) -> None:
+    notebook.mesh("import time; time.sleep(1000)", "--nowait --out handle").ok()
+    notebook.run("%mesh kill 1").ok()
+    text = notebook.run("handle.result()").text
+    assert "rank 1 has a new process by now; run the cell again" in text and "heal" not in text
+    leaks.rebase()

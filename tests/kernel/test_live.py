@@ -70,6 +70,7 @@ def test_saved_output_of_long_bars_is_bounded(notebook: Notebook) -> None:
     assert len(cell.bundles) == 1 and cell.shown == "[ranks 0-3] 59/60" and not cell.stream()
 
 
+@pytest.mark.slow
 def test_bars_in_a_terminal_overwrite_its_last_line(own: Callable[..., Notebook], go: Path) -> None:
     book = own()
     book.run("%mesh up --procs 2").ok()
@@ -109,6 +110,7 @@ def test_rich_progress_is_one_line_per_rank(notebook: Notebook, go: Path) -> Non
     assert len(cell.bundles) == 1 and len(cell.shown.splitlines()) <= 4
 
 
+@pytest.mark.slow
 def test_executed_notebook_keeps_one_line_of_progress(tmp_path: Path, spec: str) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     go = tmp_path / "go"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from kernels import ALL, Notebook
 from leaks import Kit
+from monarch._notebook.magics.installs import pip_line
 
 WALL = r"CPU time: [\d.]+ \S+, wall time: [\d.]+ \S+"
 LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loops each\)"
@@ -117,19 +119,19 @@ def test_time_around_mesh_times_the_notebook(notebook: Notebook) -> None:
 def test_errors_have_the_lines_as_typed(notebook: Notebook, body: str, line: int, source: str) -> None:
     cell = notebook.mesh(body)
     assert cell.status == "error"
-    assert re.search(rf"at cell \[\d+\] line {line}\n      {re.escape(source)}", cell.reply["evalue"])
+    assert re.search(rf"at cell \[\d+\] line {line + 1}\n      {re.escape(source)}", cell.reply["evalue"])
     assert "get_ipython()" not in cell.text and "magics/" not in cell.text
 
 
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("x = 1\n%lprun -f f f()", "line 2: %lprun is not available on ranks"),
-        ("%timeti f()", "line 1: %timeti is not available on ranks; did you mean %timeit?"),
-        ("%%bahs\nls", "line 1: %%bahs is not available on ranks; did you mean %%bash?"),
-        ("%%time\n\n%prun x", "line 3: %prun is not available on ranks"),
-        ("%mesh list", "line 1: %mesh runs in the notebook, not on ranks; put it in a cell of its own"),
-        ("%%mesh\n1", "line 1: %%mesh runs in the notebook, not on ranks; put it in a cell of its own"),
+        ("x = 1\n%lprun -f f f()", "line 3: %lprun is not available on ranks"),
+        ("%timeti f()", "line 2: %timeti is not available on ranks; did you mean %timeit?"),
+        ("%%bahs\nls", "line 2: %%bahs is not available on ranks; did you mean %%bash?"),
+        ("%%time\n\n%prun x", "line 4: %prun is not available on ranks"),
+        ("%mesh list", "line 2: %mesh runs in the notebook, not on ranks; put it in a cell of its own"),
+        ("%%mesh\n1", "line 2: %%mesh runs in the notebook, not on ranks; put it in a cell of its own"),
     ],
 )
 def test_magics_that_ranks_lack_are_refused(notebook: Notebook, body: str, text: str) -> None:
@@ -147,7 +149,8 @@ def test_plain_code_arrives_as_typed(notebook: Notebook) -> None:
     body = "\n\nx = 'a\\\nb'  # %time !ls\ndef g():\n    return '''\n%env A=1\n'''\n"
     notebook.mesh(body).ok()
     assert notebook.mesh("import linecache; ''.join(linecache.getlines(g.__code__.co_filename))").ok().shown == (
-        f"[ranks 0-3] {body!r}"
+        # With a line for the header.
+        f"[ranks 0-3] {chr(10) + body!r}"
     )
     assert "\n%env A=1\n" in notebook.mesh("print(g())\ng??").ok().stream().replace("[ranks 0-3] ", "")
 
@@ -210,6 +213,16 @@ def test_stop_ends_a_command_with_its_children(notebook: Notebook, body: str) ->
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
+def test_stop_while_a_command_starts_leaves_no_process(notebook: Notebook) -> None:
+    for attempt in range(8):
+        begin = f"import time; time.sleep({attempt} * 0.004)"
+        cell = notebook.send(f"%%mesh\n{begin}\nfor _ in range(9999):\n    !sleep 0.077124")
+        cell.until(lambda: len(running("0.077124")) > 0)
+        notebook.interrupt()
+        assert cell.wait().reply["ename"] == "KeyboardInterrupt"
+        assert running("0.077124") == []
+
+
 def wheel(folder: Path, version: str) -> Path:
     """Make a wheel with one module."""
     path = folder / f"tiny_of_ours-{version}-py3-none-any.whl"
@@ -223,6 +236,7 @@ def wheel(folder: Path, version: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_pip_runs_once_per_host(notebook: Notebook, tmp_path: Path, leaks: Kit) -> None:
     target = tmp_path / "site"
     install = "%pip install --disable-pip-version-check --no-index --no-deps --upgrade --target {} {}"
@@ -242,15 +256,42 @@ def test_pip_runs_once_per_host(notebook: Notebook, tmp_path: Path, leaks: Kit) 
     leaks.rebase()
 
 
+def test_pip_as_a_shell_command_runs_once_per_host(notebook: Notebook, tmp_path: Path, leaks: Kit) -> None:
+    install = f"!pip install --no-index --no-deps --target {tmp_path / 'site'} {wheel(tmp_path, '3.0')}"
+    said = notebook.mesh(f"{install}\n_exit_code").ok().said()
+    for text in ("Successfully installed tiny-of-ours-3.0", "pip runs once per host, in the environment of its ranks"):
+        assert len(said[text]) == 1
+    leaks.rebase()
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("pip install x", "install x"),
+        ("pip3 install 'torch>=2' -q", "install 'torch>=2' -q"),
+        ("python -m pip uninstall -y x", "uninstall -y x"),
+        (f"{sys.executable} -m pip install x", "install x"),
+        ("/other/python -m pip install x", ""),
+        ("pip list", ""),
+        ("pip install x > log", ""),
+        ("pip install x && y", ""),
+        ("pip install $x", ""),
+        ("pip install 'x", ""),
+        ("", ""),
+    ],
+)
+def test_only_a_plain_pip_command_is_run_as_the_magic(command: str, line: str) -> None:
+    assert pip_line(command) == line
+
+
 def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
     for body, kind, text in (
         ("input('name? ')", "EOFError", "input() cannot ask on a rank, which has no terminal"),
-        ("breakpoint()", "RuntimeError", "breakpoint() cannot pause a rank, which has no terminal"),
-        ("import pdb; pdb.set_trace()", "RuntimeError", "pdb.set_trace() cannot pause a rank"),
-        ("import pdb\npdb.run('1')", "RuntimeError", "a debugger cannot pause a rank"),
+        ("import pdb; pdb.pm()", "RuntimeError", "pdb.pm() cannot ask on a rank"),
+        ("import pdb\npdb.run('1')", "RuntimeError", "a debugger cannot ask on a rank"),
     ):
         cell = notebook.mesh(body)
-        assert f"{kind}: {text}" in cell.reply["evalue"] and "%mesh pu" in cell.reply["evalue"]
+        assert f"{kind}: {text}" in cell.reply["evalue"] and "%mesh " in cell.reply["evalue"]
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
@@ -266,4 +307,4 @@ def test_new_ranks_have_folder_and_environment(own: Callable[..., Notebook], tmp
     assert cell.shown == f"[ranks 0-1] ('{tmp_path}', '5', 'timed')"
     cell = book.mesh("f()", "[1]")
     assert cell.said() == {"in-1": {1}} and "    !echo in-{rank}" not in cell.reply["evalue"]
-    assert "line 6, in f\n    1 / 0" in cell.shown
+    assert "line 7, in f\n    1 / 0" in cell.shown

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import monarch_kernel
 from kernels import Notebook
 from monarch_kernel.magics.header import OPTIONS, HeaderError
+from monarch_kernel.magics.header import parse as parse_header
 from monarch_kernel.magics.help import bundle_of
 from monarch_kernel.magics.verbs import PARSERS, label, parse
 
@@ -69,3 +73,48 @@ def test_help_is_plain_text_in_a_terminal() -> None:
         input=code, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "usage: %mesh log [" in shown.stdout and "<table>" not in shown.stdout, shown.stderr
+
+
+SOURCES = {path: ast.parse(path.read_text()) for path in Path(monarch_kernel.__file__).parent.rglob("*.py")}
+BY_HAND = {("run", "on"), ("run", "script"), ("run", "arguments"), ("definitions", "change"), ("print", "expression")}
+BY_HAND |= {
+    ("break", "place"),
+    ("break", "condition"),
+    ("break", "ranks"),
+    ("diff", "expression"),
+    ("why", "words"),
+    ("pip", "words"),
+}
+"""Arguments that their verbs take from the words of the line; tests/kernel has tests of each."""
+
+
+def reads(tree: ast.AST) -> set[str]:
+    """Return the names of attributes that code reads."""
+    found = {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)}
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    named = [each.args[1] for each in calls if getattr(each.func, "id", "") == "getattr"]
+    return found | {str(each.value) for each in named if isinstance(each, ast.Constant)}
+
+
+def parses(tree: ast.AST, verb: str) -> bool:
+    """Return whether code parses the words of a verb."""
+    names = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    constants = [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant)]
+    return any(getattr(each, "id", "") == "parse" for each in names) and verb in constants
+
+
+@pytest.mark.parametrize("verb", PARSERS)
+def test_every_argument_of_a_verb_is_read(verb: str) -> None:
+    read = set[str]().union(*(reads(tree) for tree in SOURCES.values() if parses(tree, verb)))
+    arguments = [each.dest for each in PARSERS[verb].arguments if (verb, each.dest) not in BY_HAND]
+    assert [each for each in arguments if each not in read] == []
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_cells_is_read_outside_its_parser(option: str) -> None:
+    value = {"--timeout": " 1", "--out": " x", "--world": " 1x8"}.get(option, "")
+    before, after = (vars(parse_header(line)) for line in ("", option + value))
+    # --stream is the default.
+    (changed,) = {name for name, each in after.items() if each != before[name]} or {"stream"}
+    users = [path for path, tree in SOURCES.items() if path.name != "header.py" and changed in reads(tree)]
+    assert users, f"nothing reads {changed}, which {option} sets"

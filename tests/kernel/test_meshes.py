@@ -26,7 +26,7 @@ def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
     cell = more.run("%mesh up second --procs 2").ok()
     assert re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", cell.shown) and not cell.stream()
     updates = str(cell.contents("update_display_data"))
-    assert "of 2 ranks run" in updates and "of 2 namespaces are ready" in updates
+    assert re.search(r"starting ranks: \d of 2 \(", updates) and "initializing ranks: " in updates
     assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
     assert "cells now run on mesh 'mesh'" in more.run("%mesh use mesh").ok().stream()
     assert "mesh 'second' is down" in more.run("%mesh down second").ok().stream()
@@ -40,7 +40,7 @@ def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> Non
     assert more.mesh(body).ok().shown == kept
     assert more.mesh("rank", "far[hosts=1]").ok().shown == "[rank 2] 2\n[rank 3] 3"
     more.mesh("here = 1").ok()
-    assert "is up again" in more.run("%mesh restart far").ok().text
+    assert "restarted (variables cleared)" in more.run("%mesh restart far").ok().text
     assert more.mesh(body).ok().shown == kept
     assert more.mesh("'here' in globals()").ok().shown == "[ranks 0-3] False"
     # A collective across the hosts.
@@ -66,7 +66,7 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
         assert more.mesh("world_size", "more").ok().shown == "[ranks 0-1] 2"
         more.run("%mesh down more").ok()
         assert more.mesh("x.item()", "far").ok().shown == "[ranks 0-3] 4.0"
-        assert "is up again" in more.run("%mesh restart far").ok().text
+        assert "restarted (variables cleared)" in more.run("%mesh restart far").ok().text
         assert more.mesh("'x' in globals()", "far").ok().shown == "[ranks 0-3] False"
         more.run("%mesh down far").ok()
         # Free for the next controller: once after the restart, and once after the end.

@@ -37,7 +37,7 @@ def test_handle_can_be_awaited(notebook: Notebook, go: Path) -> None:
     assert notebook.run("list((await handle).values())").ok().shown == "[0, 3]"
 
 
-@pytest.mark.parametrize("ask", ["handle.result()", "await handle"])
+@pytest.mark.parametrize("ask", ["handle.result()", "handle.get()", "await handle"])
 def test_handle_raises_the_error_of_its_cell(notebook: Notebook, ask: str) -> None:
     notebook.mesh("if rank == 1: raise KeyError('boom')", "--nowait --out handle").ok()
     cell = notebook.run(ask)
@@ -53,6 +53,15 @@ def test_nowait_cell_can_be_cancelled(notebook: Notebook, stop: str) -> None:
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"
 
 
+def test_nowait_cell_of_which_one_rank_is_interrupted_was_stopped(notebook: Notebook) -> None:
+    body = "print('runs')\nif rank == 1:\n    while True: pass\ndist.barrier()"
+    cell = notebook.mesh(body, "--nowait --out handle").ok()
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    notebook.run("%mesh interrupt 1").ok()
+    assert "ranks 0,2-3 waited for it in a collective" in notebook.run("handle.result()").text
+    assert notebook.run("handle").ok().shown.endswith("was stopped>")
+
+
 def test_later_cells_wait_only_for_ranks_of_a_nowait_cell(notebook: Notebook, go: Path) -> None:
     notebook.mesh(WAITS.format(go), "[0] --nowait --out handle").ok()
     assert notebook.mesh("rank", "[2]").ok().shown == "[rank 2] 2"
@@ -61,6 +70,51 @@ def test_later_cells_wait_only_for_ranks_of_a_nowait_cell(notebook: Notebook, go
     assert behind.wait().ok().shown == "[ranks 0-3] 'behind'"
 
 
+@pytest.fixture
+def pair(own: Callable[..., Notebook]) -> Notebook:
+    """A notebook with a mesh of two ranks."""
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    return book
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_result_has_the_ranks_the_cell_was_sent_to(pair: Notebook, go: Path, size: int) -> None:
+    pair.mesh(WAITS.format(go) + "rank * 10", "--nowait --out handle").ok()
+    pair.mesh("rank + 1", "[0] --nowait --out part").ok()
+    go.touch()
+    pair.run(f"%mesh resize {size}").ok()
+    assert pair.run("handle.result()").ok().shown == "ValueMesh(procs=2)\nrank 0: 0\nrank 1: 10"
+    assert pair.run("list(part.result().values())").ok().shown == "[1]"
+
+
+def test_resize_waits_for_a_nowait_cell_with_a_collective(pair: Notebook, go: Path) -> None:
+    body = WAITS.format(go) + "def late(): return 5\nx = torch.ones(1); dist.all_reduce(x); int(x)"
+    pair.mesh(body, "--nowait --out handle").ok()
+    resize = pair.send("%mesh resize 3")
+    resize.until(lambda: "waiting for cell [2] (--nowait), which still runs; Stop ends this wait" in resize.text)
+    go.touch()
+    # The new rank gets what the cell has defined.
+    assert "now has procs=3; new: rank 2, with definitions of 1 cell" in resize.wait().ok().text
+    assert pair.run("list(handle.result().values())").ok().shown == "[2, 2]"
+    assert pair.mesh("x = torch.ones(1); dist.all_reduce(x); int(x), late()").ok().shown == "[ranks 0-2] (3, 5)"
+
+
+@pytest.mark.slow
+def test_stop_of_a_waiting_resize_leaves_the_mesh_as_it_was(pair: Notebook, go: Path) -> None:
+    body = WAITS.format(go) + "x = torch.ones(1); dist.all_reduce(x); int(x), world_size"
+    pair.mesh(body, "--nowait --out handle").ok()
+    resize = pair.send("%mesh resize 3")
+    resize.until(lambda: "waiting for cell [2] (--nowait)" in resize.text)
+    pair.interrupt()
+    assert "cell [2] (--nowait), which it waited for, continues" in resize.wait().text
+    go.touch()
+    assert pair.run("list(handle.result().values())").ok().shown == "[(2, 2), (2, 2)]"
+    assert pair.mesh("x = torch.ones(1); dist.all_reduce(x); int(x), world_size").ok().shown == "[ranks 0-1] (2, 2)"
+    assert "now has procs=3" in pair.run("%mesh resize 3").ok().text
+
+
+@pytest.mark.slow
 def test_kernel_ends_while_a_nowait_cell_runs(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 2").ok()

@@ -7,11 +7,12 @@ import pytest
 from kernels import Notebook
 from monarch_kernel.magics.one_line import is_code
 
-VERBS = ["up", "down", "log", "help", "restart", "table", "use"]
+VERBS = ["up", "down", "log", "help", "restart", "table", "use", "break"]
 
 
 @pytest.mark.parametrize(
-    "line", ["x", "x + 1", "x = 3", "print(rank)", "{k: 1 for k in 'ab'}", "await f()", "!ls", "model.weight", "re"]
+    "line",
+    ["x", "x + 1", "x = 3", "print(rank)", "{k: 1 for k in 'ab'}", "await f()", "!ls", "model.weight", "re", "rank"],
 )
 def test_code_runs_on_ranks(line: str) -> None:
     assert is_code(line, VERBS)

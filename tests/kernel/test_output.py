@@ -8,6 +8,7 @@ import pytest
 
 from kernels import ALL, Notebook
 from leaks import Kit
+from monarch_kernel.output.streams import LINES_SHOWN
 
 
 def test_equal_lines_are_folded(notebook: Notebook) -> None:
@@ -73,15 +74,26 @@ def test_output_of_nested_threads_goes_to_its_cell(notebook: Notebook) -> None:
     assert list(cell.said().items()) == [("deep", ALL), ("pooled", ALL)]
 
 
+def test_empty_log_says_so(notebook: Notebook) -> None:
+    silent = notebook.mesh("quiet = 1").ok().reply["execution_count"]
+    assert notebook.run(f"%mesh log --cell {silent}").ok().stream("stderr") == (
+        f"ranks have printed nothing in cell [{silent}]\n"
+    )
+    spoken = notebook.mesh("if rank == 1: print('here')").ok().reply["execution_count"]
+    text = notebook.run(f"%mesh log --cell {spoken} --rank 2").ok().stream("stderr")
+    assert text == f"rank 2 has printed nothing in cell [{spoken}]\n"
+
+
 def test_long_output_is_kept_and_shown_in_part(notebook: Notebook) -> None:
     cell = notebook.mesh("for i in range(26_000): print('many', rank, i)").ok()
-    head, _, tail = cell.stream().partition("… more lines of this cell: %mesh log")
-    assert head.count("\n") == 20_000
+    number = cell.reply["execution_count"]
+    head, _, tail = cell.stream().partition(f"… more lines of this cell: %mesh log --cell {number} shows them")
+    assert head.count("\n") == LINES_SHOWN
     # The end is shown, with a count of the rest.
     between = re.search(r"… ([\d,]+) lines \([\d,]+ characters\) of this cell are not shown here\n", tail)
     assert between is not None
     last = re.findall(r"\[rank \d\] many (\d \d+)\n", tail)
-    assert last[-1].endswith(" 25999") and 20_000 + len(last) + int(between[1].replace(",", "")) == 104_000
+    assert last[-1].endswith(" 25999") and LINES_SHOWN + len(last) + int(between[1].replace(",", "")) == 104_000
     log = notebook.run("%mesh log --tail 200000").ok().stream()
     kept = re.findall(r"\[rank (\d)\] many (\d) (\d+)\n", log)
     assert all(rank == same for rank, same, _ in kept)

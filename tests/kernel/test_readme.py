@@ -34,4 +34,6 @@ def test_readme_cells_run_as_printed(spec: str, own: Callable[..., Notebook]) ->
     assert "4 actors of Trainer" in book.run(spawn.rstrip("\n")).ok().stream()
     programs = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
     said = [book.run(program).ok().text for program in programs]
-    assert "105" in said[0] and len(said) == 2
+    assert "105" in said[0] and len(said) == 3
+    losses = [float(line) for line in said[2].splitlines() if line]
+    assert len(losses) == 3 and losses[0] > losses[2]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from monarch._notebook.execute import CellError
+from monarch.exceptions import MonarchError, SupervisionError
+from monarch_kernel.cells.running import _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
 from monarch_kernel.output.render import MeshCellError, error_lines
 
@@ -111,6 +113,14 @@ def test_equal_errors_are_one_line() -> None:
 
 def test_error_names_the_rank() -> None:
     assert error_lines("cell [1]", {3: failure()}, 4)[0] == "cell [1] failed on rank 3"
+
+
+def test_reason_of_a_missing_result_is_never_empty() -> None:
+    """A text is shown as it is; that of a mesh failure is in a field, without the name of the internal call."""
+    assert _reason(SupervisionError("cells.run() failed: m has no supervisor", reason="m has no supervisor")) == (
+        "m has no supervisor"
+    )
+    assert _reason(MonarchError("no room for the results\nmore")) == "no room for the results"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\nmore", "one\ntwo"])

@@ -24,7 +24,9 @@ class Works(Actor):
         while True: pass
     @endpoint
     def nap(self):
-        say(); time.sleep(3)
+        from monarch._actors import interruptible
+        # Python's own, which goes on after any signal.
+        say(); interruptible._sleep(5)
     @endpoint
     def swallow(self, path):
         say()

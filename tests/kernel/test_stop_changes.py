@@ -51,7 +51,7 @@ def test_stopped_restart_continues_and_reports(notebook: Notebook, times: int) -
     after = notebook.mesh("'kept' in globals()").ok()
     assert after.shown == "[ranks 0-3] False"
     if cell.status == "error":
-        cell.until(lambda: "mesh 'mesh' is up again" in cell.text)
+        cell.until(lambda: "mesh 'mesh' restarted" in cell.text)
 
 
 def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:

@@ -65,7 +65,7 @@ def shift_tab(book: Notebook, line: str) -> dict[str, str]:
     ("line", "expected"),
     [
         ("%mesh ", sorted(PARSERS)),
-        ("%mesh u", ["up", "update", "use"]),
+        ("%mesh u", ["until", "up", "update", "use"]),
         ("%mesh up --", UP),
         ("%mesh up ", UP),
         ("%mesh up big --procs 4 --pro", []),
@@ -76,6 +76,8 @@ def shift_tab(book: Notebook, line: str) -> dict[str, str]:
         ("%mesh heal --copy", ["--copy-from"]),
         ("%mesh heal --copy-from ", ["0", "1", "2", "3", "peer"]),
         ("%mesh heal --copy-from 0 mesh ten", ["tensor_x"]),
+        ("%mesh heal --copy-from 0 ", ["mesh", "only_two", "tensor_x"]),
+        ("%mesh heal --copy-from 0 ten", ["tensor_x"]),
         ("%mesh heal ", ["mesh"]),
         ("%mesh down ", ["mesh"]),
         ("%mesh down mesh ", ["--all"]),
@@ -83,10 +85,13 @@ def shift_tab(book: Notebook, line: str) -> dict[str, str]:
         ("%mesh resize ", ["mesh", "procs="]),
         ("%mesh definitions ", ["mesh", "drop", "clear"]),
         ("%mesh list ", ["--all"]),
+        ("%mesh config ti", ["timeout="]),
+        ("%mesh config --", ["--reset"]),
         ("%mesh help he", ["heal", "help"]),
         ("%mesh pull ten", ["tensor_x"]),
         ("%mesh pull on", ["only_two"]),
-        ("%mesh pull tensor_x ", ["--rank", "--as"]),
+        ("%mesh pull tensor_x ", ["only_two"]),
+        ("%mesh pull tensor_x --", ["--rank", "--as"]),
         ("%mesh who ", ["mesh", "only_two", "tensor_x"]),
         ("%mesh who mesh on", ["only_two"]),
         ("%mesh pull nothing_like_it", []),
@@ -114,7 +119,7 @@ def shift_tab(book: Notebook, line: str) -> dict[str, str]:
         ("%%mesh mesh --timeout ", []),
         ("%%mesh mesh[0:2] --timeout 5 --no", ["--nowait"]),
         ("%%mesh mesh[", ["mesh[procs="]),
-        ("%%mesh spawn workers --", ["--on", "--anew"]),
+        ("%%mesh spawn workers --", ["--on", "--new"]),
         ("%%mesh spawn workers --on ", ["mesh"]),
     ],
 )
@@ -215,6 +220,7 @@ def test_paths_are_those_of_the_notebook_folder(book: Notebook, tmp_path: Path) 
     assert words(book, f"%mesh run {tmp_path}/nowhere/") == []
 
 
+@pytest.mark.slow
 def test_tab_works_in_any_ipython_kernel(own: Callable[..., Notebook]) -> None:
     book = own("python3")
     book.run("%load_ext monarch_kernel").ok()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -57,8 +59,42 @@ def test_variables_are_read_and_set(notebook: Notebook, code: str, shown: str) -
 
 
 @pytest.mark.parametrize(
+    ("body", "code", "shown"),
+    [
+        ("v = np.ma.masked_array([1, 2], mask=[0, rank == 1])", "mesh.gather('v').mask[2:4].tolist()", "[False, True]"),
+        ("v = torch.tensor([2**53 + 1] if rank else [0.5])", "{}, v[1].item() == 2**53 + 1", "(list, True)"),
+        ("v = np.array([2**53 + 1] if rank else [0.5])", "{}, int(v[1][0]) == 2**53 + 1", "(list, True)"),
+        ("v = np.array(['a' * (rank + 1)])", "{}, v[3]", "(numpy.ndarray, np.str_('aaaa'))"),
+        ("v = torch.Size([1, 2])", "{}, v[0]", "(list, torch.Size([1, 2]))"),
+        ("from time import gmtime\nv = gmtime(0)", "{}, len(v)", "(list, 4)"),
+        ("v = torch.ones(2, rank + 1)", "{}, v[3].shape", "(list, torch.Size([2, 4]))"),
+        ("v = np.ones((2, rank + 1))", "{}, v[3].shape", "(list, (2, 4))"),
+        ("v = torch.eye(2).to_sparse()", "{}, len(v)", "(list, 4)"),
+        ("v = torch.ones(rank, 2)", "{}, v.shape", "(torch.Tensor, torch.Size([6, 2]))"),
+        (
+            "from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh\n"
+            "v = distribute_tensor(torch.arange(8.0), init_device_mesh('cpu', (4,)), [Shard(0)])",
+            "{}, [type(each).__name__ for each in v][0]",
+            "(list, 'DTensor')",
+        ),
+    ],
+)  # fmt: skip
+def test_gather_joins_only_what_loses_nothing(notebook: Notebook, body: str, code: str, shown: str) -> None:
+    notebook.mesh(f"import numpy as np\n{body}").ok()
+    cell = notebook.run("import torch\nv = mesh.gather('v')\n" + code.format("type(v)")).ok()
+    assert cell.shown.splitlines()[-1] == shown
+
+
+@pytest.mark.parametrize(
     ("code", "error", "text"),
     [
+        (
+            "import torch; mesh.scatter('s', torch.eye(4).to_sparse())",
+            "TypeError",
+            "dense tensor, array or DataFrame, got Tensor (sparse_coo)",
+        ),
+        ("import torch; mesh.scatter('s', torch.tensor(5))", "TypeError", "got Tensor"),
+        ("mesh['class'] = 3", "TypeError", "expected the name of a variable"),
         ("mesh['nosuch']", "KeyError", "no rank has a variable 'nosuch'"),
         ("mesh['only']", "KeyError", "ranks 0-1,3 have no variable 'only'; rank 2 does"),
         ("mesh[0]", "TypeError", "mesh[0]: expected the name of a variable; mesh.slice(...) selects ranks"),
@@ -79,3 +115,46 @@ def test_variables_are_read_and_set(notebook: Notebook, code: str, shown: str) -
 def test_mistakes_are_explained(notebook: Notebook, code: str, error: str, text: str) -> None:
     cell = notebook.run(code)
     assert cell.reply["ename"] == error and text in cell.reply["evalue"]
+
+
+def test_values_that_cannot_be_pickled_are_named_in_one_line(notebook: Notebook) -> None:
+    notebook.mesh("made = (x for x in range(3))").ok()
+    for code in ("%mesh pull made", "mesh['made']"):
+        (error,) = notebook.run(code).contents("error")
+        assert "cannot pickle 'generator' object" in error["evalue"] and ".pull()" not in error["evalue"], error
+        assert "\n" not in error["evalue"]
+
+
+def test_name_of_the_mesh_set_by_the_user_is_not_reported(notebook: Notebook) -> None:
+    notebook.run("mesh['point'] = 7").ok()
+    assert notebook.mesh("point").ok().text.strip() == "[ranks 0-3] 7"
+    notebook.mesh("del point").ok()
+
+
+def test_interrupt_while_a_value_is_pickled_is_named(notebook: Notebook) -> None:
+    notebook.mesh("class R:\n    def __reduce__(self): raise KeyboardInterrupt\nbad = R()").ok()
+    cell = notebook.run("mesh['bad']")
+    assert "mesh['bad']: KeyboardInterrupt" in cell.text and "KeyError" not in cell.text
+
+
+def test_variable_of_an_ended_mesh_says_so(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    book.run("old, part = mesh, mesh.slice(procs=1)").ok()
+    book.run("%mesh restart").ok()
+    for code in ("old['rank']", "part['rank']", "old.scatter('a', [1, 2])"):
+        cell = book.run(code)
+        assert cell.reply["ename"] == "StoppedError" and "this mesh has ended; %mesh lists those" in cell.text
+    assert book.run("mesh.gather('rank')").ok().shown == "[0, 1]"
+
+
+def test_calls_of_one_kind_are_named_once(own: Callable[..., Notebook], tmp_path: Path) -> None:
+    book, gate = own(), tmp_path / "gate"
+    book.run("%mesh up --procs 2").ok()
+    body = "class W(Actor):\n    @endpoint\n    def f(self, gate):\n        import os\n"
+    book.run(f"%%mesh spawn w\n{body}        while not os.path.exists(gate): pass").ok()
+    book.run(f"calls = [w.f.call({str(gate)!r}) for _ in range(3)]").ok()
+    cell = book.send("len([each.get() for each in [w.f.call('/')]])")
+    cell.until(lambda: "waiting for" in cell.stream())
+    gate.touch()
+    assert cell.wait().ok().stream().count("waiting for w.f(), called in cell") == 1

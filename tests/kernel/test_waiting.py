@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kernels import Cell, Notebook
+from monarch._kernel_api import Waits, Whereabouts
+from monarch_kernel.output.positions import describe
 from monarch_kernel.output.waiting import MARK
 
 pytestmark = pytest.mark.slow
@@ -34,6 +37,17 @@ def test_line_names_ranks_that_still_run_and_disappears(notebook: Notebook, tmp_
     assert len({each["transient"]["display_id"] for each in cell.contents("update_display_data")}) == 1
     # It is gone before the result of the cell is complete for a reader.
     assert "[rank 3] 3" in cell.shown
+
+
+@pytest.mark.parametrize("body", ["", "if rank == 3: print('here')\n", "1 / 0"])
+def test_line_leaves_no_output_in_a_cell_without_any(notebook: Notebook, tmp_path: Path, body: str) -> None:
+    go = tmp_path / "go"
+    cell = waiting(notebook, f"%%mesh\nimport os, time\nGO\n{body}", go)
+    cell.until(lambda: lines(cell))
+    go.touch()
+    cell.wait()
+    # The front end removes all that the cell has shown.
+    assert cell.contents("clear_output") == ([] if body else [{"wait": False}])
 
 
 def test_line_is_of_calls_in_plain_cells_too(notebook: Notebook, tmp_path: Path) -> None:
@@ -74,3 +88,103 @@ def test_quick_calls_and_executed_notebooks_have_no_line(notebook: Notebook) -> 
         "import time\nuntil = time.monotonic() + 2.5\nwhile time.monotonic() < until:\n    %mesh rank"
     ).ok()
     assert not lines(cell)
+
+
+def places(cell: Cell) -> str:
+    """Return where the ranks of a cell are, as its line says."""
+    return "".join(line.partition("; ")[2] for line in lines(cell)[-1:])
+
+
+def ended(notebook: Notebook, cell: Cell) -> None:
+    notebook.interrupt()
+    cell.wait()
+
+
+@pytest.fixture
+def unexplained(notebook: Notebook) -> Iterator[Notebook]:
+    """The notebook, whose cells do not say why their ranks wait."""
+    notebook.run("import os; os.environ['MONARCH_STUCK_WAIT_S'] = '600'").ok()
+    yield notebook
+    notebook.run("del os.environ['MONARCH_STUCK_WAIT_S']").ok()
+
+
+def test_line_names_a_collective_and_the_rank_that_is_late(unexplained: Notebook) -> None:
+    notebook = unexplained
+    cell = notebook.send("%%mesh\nimport time\nif rank == 3:\n    time.sleep(600)\ndist.barrier()")
+    cell.until(lambda: places(cell) == "ranks 0-2 in barrier at line 5, rank 3 in time.sleep at line 4")
+    ended(notebook, cell)
+
+
+def test_line_names_collectives_that_differ(unexplained: Notebook) -> None:
+    notebook = unexplained
+    cell = notebook.send("%%mesh\nx = torch.ones(2)\nif rank == 1: dist.barrier()\nelse: dist.all_reduce(x)")
+    cell.until(lambda: places(cell))
+    text = "ranks 0,2-3 in all_reduce of float32[2] at line 4, rank 1 in barrier at line 3; these collectives differ"
+    assert places(cell).startswith(text)
+    ended(notebook, cell)
+
+
+def test_line_names_the_cell_of_an_endpoint(notebook: Notebook) -> None:
+    number = notebook.run(
+        "%%mesh spawn meeting\nimport torch.distributed as dist\nclass Meeting(Actor):\n    @endpoint\n"
+        "    def meet(self):\n        import time\n        dist.barrier() if dist.get_rank() < 3 else time.sleep(600)"
+    ).reply["execution_count"]
+    cell = notebook.send("meeting.meet.call().get()")
+    where = f"at cell [{number}] line 7"
+    cell.until(lambda: places(cell) == f"ranks 0-2 in barrier {where}, rank 3 running {where}")
+    ended(notebook, cell)
+
+
+def at(operation: str, number: int, tensors: str = "") -> Whereabouts:
+    waits = Waits(0, operation, "0", (0, 1), True, number)
+    return Whereabouts("cell [1] line 2", "dist.x", waits, tensors)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({0: at("all_reduce", 3, "float32[2]"), 1: at("all_reduce", 3, "float32[3]")}, "these collectives differ"),
+        ({0: at("all_reduce", 3, "float32[2]"), 1: at("all_reduce", 3, "float32[2]")}, ""),
+        ({0: at("all_reduce", 3), 1: at("barrier", 4)}, "rank 1 left the all_reduce that rank 0 is in"),
+        ({0: at("broadcast", 3), 1: at("barrier", 4)}, ""),
+        ({0: at("all_reduce", 3, "float32[2]"), 1: at("", 3)}, ""),
+    ],
+)
+def test_collectives_of_ranks_are_compared(found: dict[int, Whereabouts], text: str) -> None:
+    described = describe(found, {0})
+    assert described.partition("; ")[2].startswith(text) and bool(text) == ("; " in described)
+
+
+def screen(cell: Cell) -> list[str]:
+    """Return the lines of a terminal after the output of a cell."""
+    shown: list[str] = []
+    for line in cell.stream().split("\n"):
+        seen = ""
+        for part in line.split("\r"):
+            seen = part + seen[len(part) :]
+        shown.append(seen.rstrip())
+    return shown
+
+
+def test_terminal_has_the_line_until_something_else_is_shown(notebook: Notebook, tmp_path: Path) -> None:
+    code = "import os, time\nprint('begun')\nif rank == 2:\n    GO\nprint('ended')\n1 // (rank - 2)"
+    go = tmp_path / "go"
+    code = code.replace("GO", f"while not os.path.exists({str(go)!r}): time.sleep(0.01)")
+    cell = notebook.send(f"%%mesh\n{code}", cell_id="", allow_stdin=True)
+    cell.until(lambda: screen(cell)[-1].startswith("rank 2 running for 2s") or "rank 2 running for 3s" in cell.stream())
+    assert not lines(cell)
+    go.touch()
+    cell.wait()
+    # Its lines were overwritten by what came later.
+    assert "running for" in cell.stream() and not any("running for" in line for line in screen(cell))
+    assert "[rank 2] ended" in screen(cell) and "ZeroDivisionError" in cell.text
+
+
+def test_terminal_has_no_line_before_the_text_of_a_stop(notebook: Notebook) -> None:
+    cell = notebook.send("%%mesh\nwhile True: pass", cell_id="", allow_stdin=True)
+    # A busy machine may skip a second.
+    cell.until(lambda: re.search(r"ranks 0-3 running for [2-9]s", cell.stream()))
+    notebook.interrupt()
+    cell.wait()
+    assert "stopped: ranks 0-3: stopped by an interrupt" in screen(cell)
+    assert not any("running for" in line for line in screen(cell))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kernels import Cell, Notebook
+from monarch._notebook.complete import complete, inspect_name
 from monarch._notebook.who.listing import Variable, listing
 from monarch._notebook.who.sizes import bytes_of
 from monarch_kernel.meshes.who_lines import Line, lines_of, size_text
@@ -49,6 +50,24 @@ def test_table_describes_each_variable(book: Notebook) -> None:
     assert rows["config"][0][:2] == ["Config", "attributes lr, steps"] and rows["config"][0][4] == "not compared"
     assert rows["model"][0][:3] == ["Linear", "8 parameters on cpu", "32 B"]
     assert rows["name"][0][1] == "'größe'" and rows["Config"][0][0] == "class" and rows["math"][0][4] == ""
+
+
+def test_actors_are_listed_with_class_mesh_and_ranks(book: Notebook) -> None:
+    book.run("%%mesh spawn trainers\nclass Trainer(Actor):\n    @endpoint\n    def step(self): return 1").ok()
+    book.run("%%mesh spawn loaders --on mesh[2:4]\nclass Loader(Actor):\n    pass").ok()
+    book.run("mesh.execute(lambda: 1)").ok()
+    try:
+        lines = book.run("%mesh who").ok().shown.splitlines()
+        assert [line.split() for line in lines[-3:]] == [
+            ["actors", "class", "mesh", "ranks"], ["loaders", "Loader", "mesh", "2-3"],
+            ["trainers", "Trainer", "mesh", "0-3"],
+        ]  # fmt: skip
+        assert book.run("%mesh who [0] train*").ok().shown.split()[4:] == ["trainers", "Trainer", "mesh", "0"]
+        assert "<td" in book.run("%mesh who mesh[3] loaders").ok().bundles[0]["text/html"]
+        assert "no variable on rank 0 matches 'loaders'" in book.run("%mesh who [0] loaders").text
+    finally:
+        book.run("trainers.stop().get(); loaders.stop().get()").ok()
+    assert "trainers" not in book.run("%mesh who").ok().shown
 
 
 def test_ranks_that_differ_have_lines_of_their_own(book: Notebook) -> None:
@@ -106,6 +125,24 @@ def test_dead_ranks_are_named(own: Callable[..., Notebook]) -> None:
     assert "dead" in book.run("%mesh who [1]").ok().shown
 
 
+@pytest.mark.slow
+def test_value_that_blocks_does_not_silence_later_answers(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    # Shapes of a wrapper come from its dispatch, which is code of the cell.
+    book.mesh(
+        "import threading\nclass Blocked(torch.Tensor):\n    @classmethod\n"
+        "    def __torch_dispatch__(cls, *a, **k): threading.Event().wait()\n"
+        "x = torch.Tensor._make_wrapper_subclass(Blocked, (2,), dispatch_sizes_strides_policy='sizes')\nzed = 1"
+    ).ok()
+    assert "no answer within 2 s" in book.run("%mesh who x").shown
+    assert re.search(r"^zed +int +1 .*equal$", book.run("%mesh who zed").ok().shown, re.M)
+    for _ in range(2):
+        assert "no answer within 2 s" in book.run("%mesh who x").shown
+    shown = book.run("%mesh who zed").shown
+    assert re.search(r"ranks? .*service-who is stuck: its 3 threads .*for \d+ s at .*:\d+ in ", shown), shown
+
+
 def test_many_variables_are_cut_with_their_number(book: Notebook) -> None:
     book.mesh("globals().update({f'v{number:05}': number for number in range(10_000)})").ok()
     lines = book.run("%mesh who v*").ok().shown.splitlines()
@@ -143,6 +180,46 @@ def test_code_of_user_classes_does_not_run() -> None:
 
     assert row(Hostile()).kind == "Hostile" and row([Hostile()]).text == "1 item"
     assert row(Sly(a=1)).text == "1 item" and row(Sly(a=1)).mark == ""
+
+
+def test_metaclasses_and_tensor_classes_do_not_run() -> None:
+    import torch
+
+    def stop(*_: object, **__: object) -> None:
+        raise SystemExit("code of a cell ran")
+
+    names = ("__getattribute__", "__getattr__", "__repr__", "__instancecheck__", "__eq__", "__hash__")
+    meta = type("Meta", (type,), {**dict.fromkeys(names, stop), "__name__": property(stop)})
+    cell = {"__module__": "__main__", "__qualname__": "Odd"}
+    odd = type.__new__(meta, "Odd", (), dict(cell))
+    strange = type(
+        "Strange", (torch.Tensor,), {**cell, "__torch_function__": classmethod(stop), "shape": property(stop)}
+    )
+    assert row(object.__new__(odd)).kind == "Odd" and row(odd).text == "__main__.Odd"
+    tensor = row(torch.ones(2).as_subclass(strange))  # type: ignore[arg-type]
+    assert (tensor.kind, tensor.text, tensor.size) == ("Strange", "float32[2] on cpu", 8)
+
+
+def test_completion_runs_no_code_of_cells() -> None:
+    import torch
+
+    def stop(*_: object) -> None:
+        raise SystemExit("code of a cell ran")
+
+    def made(base: type = object, **members: object) -> object:
+        return type("Odd", (base,), {"__module__": "__main__", "method": len, **members})()
+
+    for name in ("__dir__", "__getattr__", "__getattribute__"):
+        variables = {"x": made(object, **{name: stop})}
+        assert "x.method" in complete("x.", variables)
+        assert complete("x.missing.", variables) == [] and inspect_name("x", variables)
+    get = type("Get", (), {"__module__": "__main__", "__get__": stop})()
+    assert complete("x.part.", {"x": made(part=get)}) == []
+    module = made(torch.nn.Module, __getattr__=stop, __dir__=stop)
+    module.inner = torch.nn.Linear(2, 2)  # type: ignore[attr-defined]
+    assert complete("m.inn", {"m": module}) == ["m.inner"]
+    assert complete("m.inner.weig", {"m": module}) == ["m.inner.weight"]
+    assert "torch.nn.Linear" in complete("torch.nn.Lin", {"torch": torch})
 
 
 def test_size_counts_each_part_once_and_is_bounded() -> None:

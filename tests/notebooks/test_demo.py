@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 from leaks import wait_until
+from quickstart import short_quickstart
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,8 @@ def start(*args: object) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_demo_runs_the_notebook(tmp_path: Path) -> None:
-    demo = start("--out", tmp_path / "executed.ipynb")
+    nbformat.write(short_quickstart(), tmp_path / "quickstart.ipynb")
+    demo = start(tmp_path / "quickstart.ipynb", "--out", tmp_path / "executed.ipynb")
     said = demo.communicate(timeout=100)[0]
     assert demo.returncode == 0, said
     assert re.search(r"^test accuracy 9[5-9]\.\d% on 360 digits", said, re.M)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import zmq
 
@@ -83,7 +82,10 @@ def listen(config: bytes) -> None:
                 link(agent).send(m.encode(m.Route(message.src, 1)), [reply])
             if message.method == "die":
                 # All messages are sent before the end.
-                time.sleep(0.1)
+                for each in links.values():
+                    each.close(10_000)
+                inbox.close()
+                context.term()
                 os._exit(9)
 
 

@@ -67,7 +67,8 @@ class Parent(Actor):
 
 def main() -> None:
     # Nothing here needs torch.
-    client.PRELOAD.remove("torch")
+    for name in ("torch", "monarch._tensors.collectives.waiting", "monarch._tensors.collectives.world"):
+        client.PRELOAD.remove(name)
     client.LATER.clear()
     procs = this_host().spawn_procs({"gpus": 2})
     parents = procs.spawn("parents", Parent)

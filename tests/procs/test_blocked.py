@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 
 from leaks import wait_until
-from monarch._procs.os.blocked import Blocked, Wait, blocked, cpu_shares, process_state, ran_on_cpu
+from monarch._procs.os.blocked import Blocked, Wait, blocked, cpu_of_family, cpu_shares, process_state, ran_on_cpu
 
 
 def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[Blocked], bool]) -> bool:
@@ -37,6 +37,9 @@ def test_blocked_names_socket_of_read_and_poll() -> None:
         assert seen(lambda: there.recv(1), lambda: here.send(b"x"), lambda it: it.files == (there.fileno(),))
         poll = select.poll()
         poll.register(there, select.POLLIN)
+        reads = [there.fileno()]
+        assert seen(lambda: select.select(reads, [], []), lambda: here.send(b"x"), lambda it: it.files == tuple(reads))
+        there.recv(9)
         assert seen(poll.poll, lambda: here.send(b"x"), lambda it: it == Blocked(Wait.SOCKET, (there.fileno(),)))
 
 
@@ -61,7 +64,8 @@ def test_blocked_knows_main_thread_of_fork() -> None:
         "import os, threading, time\nfrom monarch._procs.os.blocked import blocked\n"
         "main = threading.main_thread().ident\npid = os.fork()\n"
         "if pid: os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-        "def look():\n    time.sleep(0.2)\n    os._exit(blocked(main).wait.name != 'SLEEP')\n"
+        "def look():\n    for _ in range(2000):\n        if blocked(main).wait.name == 'SLEEP': os._exit(0)\n"
+        "        time.sleep(0.01)\n    os._exit(1)\n"
         "threading.Thread(target=look).start()\ntime.sleep(20)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
@@ -113,3 +117,10 @@ def test_two_processes_on_one_cpu_wait_for_it() -> None:
             process.kill()
             process.wait()
     assert cpu_shares(processes[0].pid) == (0.0, 0.0)
+
+
+def test_cpu_of_children_that_have_ended_counts() -> None:
+    before = cpu_of_family()
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert cpu_of_family() - before >= 0.8

@@ -36,6 +36,7 @@ ENDS = 5.0
 
 FIRST = """
 import os, sys, threading, time
+import monarch
 from monarch.actor import Actor, endpoint, this_host
 from monarch._session.detached import keep
 
@@ -58,6 +59,7 @@ class Counter(Actor):
             for number in range(5):
                 self.count += 1
                 print("meanwhile", number, flush=True)
+            monarch.log_metric("number", number)
             open(path + ".done", "a").close()
         threading.Thread(target=run, daemon=True).start()
 
@@ -133,6 +135,12 @@ class Program:
                 return self.said
         raise AssertionError(f"{what!r} was not said, but {self.said}")
 
+    def to_end(self) -> list[str]:
+        """Read lines until "done"; return those before it once the program has ended, so that another may attach."""
+        said = self.until("done")
+        assert self.process.wait(ENDS) == 0
+        return said
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -184,7 +192,7 @@ def test_another_program_attaches_with_missed_output(run: Callable[..., Program]
     assert re.match(r"free until \d{4}-.*, for (1m|59s|58s|57s|56s|55s|5\ds)", record.state())
     go.touch()
     assert wait_until(lambda: Path(f"{go}.done").exists())
-    said = run(SECOND.replace("{more}", "")).until("done")
+    said = run(SECOND.replace("{more}", "")).to_end()
     assert "['procs'] [{'gpus': 2}] b'a note'" in said
     assert "['counters', 'single'] {'gpus': 2} 1" in said
     assert "counts 12 12" in said
@@ -198,6 +206,30 @@ def test_another_program_attaches_with_missed_output(run: Callable[..., Program]
     # A third one: output that was shown is not shown again.
     said = run(SECOND.replace("{more}", "")).until("done")
     assert "counts 12 12" in said and not lines(said, "meanwhile")
+
+
+def test_attached_mesh_has_the_state_of_its_ranks(run: Callable[..., Program], tmp_path: Path) -> None:
+    """Also of idle ranks, which report nothing any more, and with what they logged while nobody was attached."""
+    go = tmp_path / "go"
+    _, pids = detached_by(run, 60, str(go))
+    go.touch()
+    assert wait_until(lambda: Path(f"{go}.done").exists())
+    more = """
+    import time
+    from monarch.telemetry import state_of
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        model = state_of(kept.procs[0])
+        if all(rank.state.value == "idle" and rank.figures.rss for rank in model.ranks) and len(model.series) == 2:
+            break
+        time.sleep(0.05)
+    assert all(rank.figures.rss for rank in model.ranks), model.ranks
+    print("states", *[rank.state.value for rank in model.ranks], *[rank.pid for rank in model.ranks], flush=True)
+    print("logged", [(series.rank, series.values) for series in model.series.values()], flush=True)
+"""
+    said = run(SECOND.replace("{more}", more.strip())).until("done")
+    assert f"states idle idle {' '.join(pids)}" in said
+    assert any(line.startswith("logged") and "(0, [4.0])" in line and "(1, [4.0])" in line for line in said), said
 
 
 def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
@@ -222,7 +254,7 @@ def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
     by_name["single"].stop().get()
     """.replace("\n    ", "\n    ")
     detached_by(run, 60)
-    said = run(SECOND.replace("{more}", more.strip())).until("done")
+    said = run(SECOND.replace("{more}", more.strip())).to_end()
     assert said.count("green") == 2 and "SupervisionError" in said and "fresh True" in said
     assert "healed 7 5" in said
     after = run(

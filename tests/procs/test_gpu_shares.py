@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from monarch.actor import Actor, endpoint, this_host
 class Rank(Actor):
     @endpoint
     def seen(self):
-        names = "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
+        names = "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CUDA_DEVICE_ORDER"
         return [os.environ.get(name) for name in names]
 
 def show(count, **options):
@@ -30,7 +31,7 @@ first = show(2)
 second = show(2)
 third = show(1)
 alone = show(2, env={"MONARCH_ISOLATE_GPUS": "1"})
-given = show(2, env={"CUDA_VISIBLE_DEVICES": "3"})
+given = show(2, env={"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
 for mesh in (first, second, third, alone, given):
     mesh.stop().get(60)
 last = show(3)
@@ -69,13 +70,15 @@ def test_variables_are_set_only_where_needed() -> None:
     assert variables(["2", "3", "0", "1"], FOUR, 1, True)["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+@pytest.mark.slow
 def test_ranks_see_all_gpus_and_count_as_under_torchrun(program: Callable[..., Any]) -> None:
     ran = program(PROGRAM, CUDA_VISIBLE_DEVICES="0,1,2,3")
+    by_bus = ":PCI_BUS_ID"
     assert ran.ok().splitlines() == [
-        "0,1,2,3:0:2:0 0,1,2,3:1:2:0",
-        "2,3,0,1:0:2:0 2,3,0,1:1:2:0",
-        "0,1,2,3:0:1:0",
-        "1:0:2:0 2:1:2:0",
-        "3:0:2:0 3:1:2:0",
-        "0,1,2,3:0:3:0 0,1,2,3:1:3:0 0,1,2,3:2:3:0",
+        " ".join(each + by_bus for each in ("0,1,2,3:0:2:0", "0,1,2,3:1:2:0")),
+        " ".join(each + by_bus for each in ("2,3,0,1:0:2:0", "2,3,0,1:1:2:0")),
+        "0,1,2,3:0:1:0" + by_bus,
+        " ".join(each + by_bus for each in ("1:0:2:0", "2:1:2:0")),
+        "3:0:2:0:FASTEST_FIRST 3:1:2:0:FASTEST_FIRST",
+        " ".join(each + by_bus for each in ("0,1,2,3:0:3:0", "0,1,2,3:1:3:0", "0,1,2,3:2:3:0")),
     ]

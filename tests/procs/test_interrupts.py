@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 GUARD = 20.0
 """Seconds after which something counts as hanging."""
@@ -31,6 +32,20 @@ class Slow(Actor):
         self.count += 1
         return self.count
 
+def wait_until_waiting(thread):
+    # Until it is inside the wait of a future.
+    for _ in range(6000):
+        frame = sys._current_frames().get(thread.ident)
+        while frame is not None and frame.f_code.co_name != "_wait":
+            frame = frame.f_back
+        if frame is not None:
+            return
+        time.sleep(0.005)
+
+def tell():
+    wait_until_waiting(threading.main_thread())
+    print("waits", flush=True)
+
 if __name__ == "__main__":
     a = this_host().spawn_procs({"gpus": 2}).spawn("slow", Slow)
     one, other = a.slice(gpus=0), a.slice(gpus=1)
@@ -38,10 +53,10 @@ if __name__ == "__main__":
     if sys.argv[1] == "beside":
         helper = threading.Thread(target=lambda: one.nap.call_one(1.5).get(), daemon=True)
         helper.start()
-        time.sleep(0.3)
+        wait_until_waiting(helper)
     future = other.nap.call_one(1.5)
     counts = [one.add.call_one() for _ in range(1000)] if sys.argv[1] != "beside" else []
-    print("waits", flush=True)
+    threading.Thread(target=tell).start()
     try:
         future.get()
         print("no interrupt")
@@ -69,7 +84,6 @@ def test_ctrl_c_during_get_raises_immediately(tmp_path: Path, who: str) -> None:
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "waits\n"
-        time.sleep(0.2)  # so that it is within get(), and the messages come in
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -107,7 +121,7 @@ if __name__ == "__main__":
     number = 0
     answers = []
     future = None
-    while number < 3000:
+    while number < 1000:
         try:
             if future is None:
                 future = a.echo.call_one(number)
@@ -127,7 +141,7 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             pass
     time.sleep(0.05)
-    print(interrupts > 10, sorted({*answers}) == list(range(3000)))
+    print(interrupts > 10, sorted({*answers}) == list(range(1000)))
 """
 
 

@@ -18,6 +18,8 @@ from monarch.exceptions import ArgumentError
 from monarch.job import LocalJob, PortForwarder, ProcessJob, exec_command, job_load, job_loads
 from monarch.testing import local_hosts
 
+pytestmark = pytest.mark.slow
+
 
 class Pid(Actor):
     @endpoint

@@ -17,6 +17,8 @@ from leaks import wait_until
 from monarch._wire.receiving.slow_handlers import VARIABLE
 from receive_loops import GUARD, Rig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
@@ -31,7 +33,7 @@ def user_code() -> None:
 
 
 BREACHES: dict[str, tuple[Callable[[], object], str]] = {
-    "user code": (user_code, "runs user_code of"),
+    "user code": (user_code, "runs user code (user_code of"),
     "unpickling": (lambda: pickle.loads(pickle.dumps(1)), "unpickles here"),
     "printing": (lambda: print("x"), "prints here"),
     "writing": (lambda: sys.__stderr__.write(""), "prints here"),  # type: ignore[union-attr]
@@ -70,7 +72,8 @@ class Owner(Actor):
         self.procs = this_host().spawn_procs({"gpus": 1})
         self.mine = self.procs.spawn("mine", Quiet)
         self.mine.boom.broadcast()
-        time.sleep(0.5)
+        # Until the failure is known here.
+        for _ in range(6000): self.mine.echo.call(1).get(timeout=60); time.sleep(0.01)
 class Quiet(Actor):
     @endpoint
     def echo(self, x): print("echo", type(x).__name__); return x
@@ -109,23 +112,22 @@ def main():
     receiver.recv().get(timeout=60); receiver.recv().get(timeout=60)
     q.thread.call().get(timeout=60)
     asyncio.run(procs.logging_option(stream_to_client=True, level=10))
+    hooked = threading.Event()
+    ma.unhandled_fault_hook = lambda f: (print("hook", type(f).__name__), hooked.set())
     q.boom.broadcast()
-    ma.unhandled_fault_hook = lambda f: print("hook", type(f).__name__)
-    time.sleep(1.5)
+    assert hooked.wait(60)
     try: q.echo.call(1).get(timeout=60)
     except Exception as e: print(type(e).__name__)
     other = this_host().spawn_procs({"gpus": 2}); o = other.spawn("o", Quiet)
     o.echo.call(1).get(timeout=60)
     try: o.slice(gpus=0).die.call_one().get(timeout=60)
     except Exception as e: print(type(e).__name__)
-    time.sleep(1)
     ma.heal_mesh(other)
     try: print(o.echo.call(Mine(1)).get(timeout=60))
     except Exception as e: print("after heal", type(e).__name__, e)
     w = this_host().spawn_procs({"gpus": 1}).spawn("owner", Owner)
     try: w.own.call().get(timeout=60)
     except Exception as e: print(type(e).__name__)
-    time.sleep(0.5)
     a.stop().get(timeout=60)
     other.stop().get(timeout=60); procs.stop().get(timeout=60)
     shutdown_context().get(timeout=60)

@@ -40,6 +40,19 @@ class CopyEndpoint(Actor):
 
         return context().actor_instance.proc_id, os.getpid()
 
+    @endpoint
+    def export_image(self, receivers: list[str]) -> tuple[Any, ...]:
+        self.tensor = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        reduced = exports.export(self.tensor, receivers)
+        assert reduced is not None
+        return reduced[1]
+
+    @endpoint
+    def take_image(self, arguments: tuple[Any, ...]) -> tuple[bool, bool]:
+        made = exports.take(*arguments)
+        same = torch.equal(made, torch.arange(120.0).view(2, 3, 4, 5))
+        return same, made.is_contiguous(memory_format=torch.channels_last)
+
 
 def exported(mesh: Any) -> int:
     return ask(mesh, exports.count).get(10)[0]
@@ -60,6 +73,12 @@ def test_export_is_freed_after_the_last_copy(procs: Callable[..., Any]) -> None:
     with pytest.raises(ActorError, match="was dropped") as caught:
         users.slice(gpus=1).take.call_one(arguments).get()
     assert isinstance(caught.value.exception, TransferError)
+
+
+def test_export_keeps_channels_last(procs: Callable[..., Any]) -> None:
+    exporter, user = procs(1).spawn("exporter", CopyEndpoint), procs(1).spawn("user", CopyEndpoint)
+    arguments = exporter.export_image.call_one([user.proc.call_one().get()[0]]).get()
+    assert user.take_image.call_one(arguments).get() == (True, True)
 
 
 def test_dead_receiver_releases_exports(procs: Callable[..., Any]) -> None:

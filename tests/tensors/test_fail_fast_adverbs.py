@@ -115,6 +115,16 @@ def test_calls_of_single_actors_free_each_other(trainers: Any) -> None:
     works(trainers)
 
 
+def test_rank_that_failed_in_another_actor_is_named(procs: Callable[..., Any]) -> None:
+    mesh = procs(3)
+    trainers, others = mesh.spawn("trainers", Trainer), mesh.spawn("others", Trainer)
+    works(trainers)
+    works(others)
+    for text in errors([trainers.step.call(), others.total.call()]):
+        assert f"because {FREED}" in text and "because ranks" not in text
+    works(others)
+
+
 def test_calls_sent_after_failure_are_freed(trainers: Any) -> None:
     first = trainers.slice(gpus=1).step.call_one()
     assert wait_until(lambda: first.done)

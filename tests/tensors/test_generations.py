@@ -32,6 +32,8 @@ class Member(Actor):
     def exhaust_descriptors(self) -> None:
         """Leave no file descriptors for the next generation."""
         self.own.spoil(REASON)
+        # Otherwise gloo closes the cut connections a moment later, and there are descriptors again.
+        self.own.leave()
         self.limits, self.held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, self.limits[1]))
         with suppress(OSError):
@@ -59,17 +61,17 @@ class Member(Actor):
         import torch.distributed as dist
 
         from monarch._tensors.collectives import world as worlds
-        from monarch._tensors.torch_compat import default_group
+        from monarch._tensors.torch_compat import backend_of, default_group
 
         self.ensure()
         self.own.spoil(REASON)
-        old, leave = default_group(), worlds.leave
+        old, leave = backend_of(default_group(), "cpu"), worlds.leave
         begun, go, done = threading.Event(), threading.Event(), threading.Event()
 
-        def slowly(world: Any) -> None:
+        def slowly(*args: Any) -> None:
             begun.set()
             go.wait(20)
-            leave(world)
+            leave(*args)
 
         def use() -> None:
             dist.barrier()
@@ -88,23 +90,49 @@ class Member(Actor):
             worlds.leave = leave
         for thread in threads:
             thread.join(20)
-        return waited, dist.group.WORLD is not old
+        return waited, backend_of(dist.group.WORLD, "cpu") is not old
+
+    @endpoint
+    def use_while_the_world_is_replaced(self) -> float:
+        """Use ``dist`` when this rank leaves the new group just before its code reads it, as for the next one."""
+        import torch
+        import torch.distributed as dist
+
+        from monarch._groups import default_group
+
+        ensure, left = default_group.ensure_world, list[bool]()
+
+        def then_leave() -> Any:
+            world = ensure()
+            if not left:
+                left.append(True)
+                self.own._leave_formed()
+            return world
+
+        default_group.ensure_world = then_leave
+        try:
+            here = torch.ones(1)
+            dist.all_reduce(here)
+            return here.item()
+        finally:
+            default_group.ensure_world = ensure
 
     @endpoint
     def use_after_a_round_that_was_ended_first(self) -> bool:
-        """Return whether the group after a late call is a new one."""
+        """Return whether the group after a late call has new connections."""
         import torch.distributed as dist
 
         from monarch._groups.breaking import spoil_generation
+        from monarch._tensors.torch_compat import backend_of
         from monarch.exceptions import GroupError
 
         self.ensure()
-        old = dist.group.WORLD
+        old = backend_of(dist.group.WORLD, "cpu")
         spoil_generation(REASON, self.own.generation + 1)
         with pytest.raises(GroupError, match=REASON):
             self.ensure()
         self.ensure()
-        return dist.group.WORLD is not old
+        return backend_of(dist.group.WORLD, "cpu") is not old
 
     @endpoint
     def ignore_calls_to_generations(self) -> None:
@@ -178,6 +206,10 @@ def test_spoiled_generation_frees_the_rank_that_convenes(procs: Callable[..., An
 def test_use_waits_until_old_groups_are_left(member: Any) -> None:
     assert member.use_while_the_old_world_is_left.call_one().get(60) == (True, True)
     assert member.total.call_one().get(60) == 1.0
+
+
+def test_use_has_the_group_that_replaced_another(member: Any) -> None:
+    assert member.use_while_the_world_is_replaced.call_one().get(60) == 1.0
 
 
 def test_groups_are_new_after_ended_generation(member: Any) -> None:

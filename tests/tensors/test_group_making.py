@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,6 +123,28 @@ def test_store_clients_ask_no_name_server(
     assert "hostname" not in capfd.readouterr().err
     # Torch keeps it for its next store.
     leaks.rebase()
+
+
+def test_store_client_without_descriptors_fails_at_once() -> None:
+    # In a process of its own, since a limit holds for the whole process.
+    script = """
+import os, resource
+from monarch._tensors.collectives import store
+server, port = store.serve_store("127.0.0.1", 2)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    os.close(held.pop())
+try:
+    store.find_store("127.0.0.1", port, 2)
+except OSError as error:
+    print(error.strerror)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "Too many open files\n", done.stderr
 
 
 class Trainer(Actor):

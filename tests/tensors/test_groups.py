@@ -53,10 +53,11 @@ class Member(Actor):
         return here.item()
 
     @endpoint
-    def broken(self) -> bool:
+    def generation(self) -> int:
+        """That of the groups of this rank, if they work; else 0."""
         from monarch._groups.rendezvous import local_rendezvous
 
-        return bool(local_rendezvous().broken)
+        return local_rendezvous().usable_generation()
 
     @endpoint
     def cut(self) -> int:
@@ -386,10 +387,15 @@ def test_broken_connection_without_death_recreates_groups(procs: Callable[..., A
     """The pending collective fails, and the next one has new groups."""
     members = procs(3).spawn("members", Member)
     assert values(members.total.call()) == [3.0] * 3
+    generation = members.slice(gpus=0).generation.call_one().get(30)
     for rank in (0, 2):
         assert members.slice(gpus=rank).cut.call_one().get(30) > 0
         with pytest.raises(ActorError, match=r"gloo|Connection"):
             members.total.call().get(30)
-        # The others are notified, so that all join the same new generation.
-        assert wait_until(lambda: all(values(members.broken.call())))
+        # The others are notified, so that all join the same new generation, before the next call begins.
+        before = generation
+        assert wait_until(
+            lambda before=before: len(found := set(values(members.generation.call()))) == 1 and min(found) > before
+        )
+        (generation,) = set(values(members.generation.call()))
         assert values(members.total.call()) == [3.0] * 3

@@ -130,6 +130,7 @@ served.server.close()
 """
 
 
+@pytest.mark.slow
 def test_accept_resumes_after_descriptor_shortage(tmp_path: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", FULL],

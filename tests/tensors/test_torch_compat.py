@@ -37,6 +37,9 @@ seen["calls"] = [len(calls)]
 seen["groups"] = torch_compat.groups() == [world] == [group for group, _ in torch_compat.group_names()]
 before = torch_compat.begun(world)
 dist.all_reduce(torch.ones(1))
+work = dist.all_reduce(torch.ones(1), async_op=True)
+seen["type"] = torch_compat.type_of_work(work)
+work.wait()
 seen["begun"] = torch_compat.begun(world) - before
 seen["backend"] = type(torch_compat.backend_of(world, "cpu")).__name__
 half = dist.new_group([0], backend="cpu:gloo")
@@ -68,7 +71,11 @@ def test_groups_are_found_with_their_names(seen: dict[str, Any]) -> None:
 
 
 def test_begun_counts_collectives(seen: dict[str, Any]) -> None:
-    assert seen["begun"] == 1
+    assert seen["begun"] == 2
+
+
+def test_type_of_work_is_that_of_all_reduce(seen: dict[str, Any]) -> None:
+    assert seen["type"] == 1
 
 
 def test_backend_of_is_that_of_device(seen: dict[str, Any]) -> None:

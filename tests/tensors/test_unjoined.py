@@ -14,6 +14,8 @@ from leaks import wait_until
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import group
 
+pytestmark = pytest.mark.slow
+
 
 class Trainer(Actor):
     def __init__(self) -> None:

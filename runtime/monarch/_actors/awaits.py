@@ -57,6 +57,10 @@ class Awaits:
             self._pause = FIRST
             self._timer = arrival.get_loop().call_later(FIRST, self._look)
 
+    def waited(self) -> list[Future[Any]]:
+        """Return the calls that the endpoint or its tasks await; from any thread."""
+        return [future for arrival, future in list(self._awaited.items()) if not arrival.done()]
+
     def tell(self, cycle: str, path: str) -> None:
         """Fail the wait, which is part of a deadlock, unless it has ended."""
         arrival = self._by_text.get(path)

@@ -58,9 +58,9 @@ def region_of(raised: BaseException | None) -> Region | None:
         return None
     code = tb.tb_frame.f_code
     lines = tuple(linecache.getlines(code.co_filename))
-    found = [each for each in _blocks(lines) if each[0][0] <= tb.tb_lineno <= each[0][1]]
+    enclosing = [each for each in _blocks(lines) if each[0][0] <= tb.tb_lineno <= each[0][1]]
     # The innermost one begins last.
-    body, handlers = max(found) if found else ((0, sys.maxsize), ())
+    body, handlers = max(enclosing) if enclosing else ((0, sys.maxsize), ())
     return Region(code, body, handlers)
 
 

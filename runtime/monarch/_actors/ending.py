@@ -26,13 +26,20 @@ def pack_end(mailbox: ActorLike, method: str, failure: bytes) -> bytes:
     known = unpack_failure(failure)
     trace = "\n".join(with_source(known.trace))
     text = f"{mailbox.title()}.{method}() raised {known.kind}: {known.text}, which ended the actor\n{trace}"
-    return pack_failure(SupervisionError(text, mesh=mailbox.title()), True)
+    return pack_failure(failed_actor(mailbox, text), True)
+
+
+def failed_actor(mailbox: ActorLike, text: str) -> SupervisionError:
+    """Return the error of a call to an actor that has failed."""
+    error = SupervisionError(text, mesh=mailbox.title())
+    error.actor_failed = True
+    return error
 
 
 def pack_unreadable(error: BaseException) -> bytes | None:
     """Return the packed error of the user's code that ran while arguments were unpickled, or None."""
     cause = error.__cause__
-    if not isinstance(error, SerializationError) or not isinstance(cause, Exception) or raised_by_us(cause):
+    if not isinstance(error, SerializationError) or cause is None or raised_by_us(cause):
         return None
     if isinstance(cause, (ImportError, MonarchError)):
         # The text of these says what to do.
@@ -75,4 +82,4 @@ def stop_itself(mailbox: ActorLike, reason: str) -> None:
 
 def fail_itself(mailbox: ActorLike, reason: str) -> None:
     """Mark an actor failed by its own wish; its owner is told."""
-    mailbox.fail(pack_failure(SupervisionError(f"aborted by itself: {reason}", mesh=mailbox.title()), True))
+    mailbox.fail(pack_failure(failed_actor(mailbox, f"aborted by itself: {reason}"), True))

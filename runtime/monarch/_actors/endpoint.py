@@ -51,7 +51,7 @@ class Endpoint(Protocol[P, R_co]):
         ...
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Raise MonarchError: distributed tensors are not implemented."""
+        """Call the endpoint on all ranks in order with their ops; return rank-local tensors."""
         ...
 
 
@@ -139,7 +139,7 @@ def endpoint(
     beside any other; if one of two messages is for a concurrent endpoint, either may be handled first.
 
     Args:
-        propagate: shape propagation for distributed tensors (``rref``); not used yet.
+        propagate: how ``rref`` learns shapes of results: see ``monarch.remote``.
         explicit_response_port: the method gets a Port as first argument after self and answers through it.
         instrument: whether its calls are traced; not used yet.
         concurrent: whether its calls overlap with others of the same actor; for async methods.
@@ -207,13 +207,13 @@ class Method(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def methods_of(cls: type) -> dict[str, Method]:
     """Return all endpoints of a class by name."""
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for name in dir(cls):
-        given = inspect.getattr_static(cls, name, None)
-        if isinstance(given, EndpointProperty):
-            coroutine = inspect.iscoroutinefunction(given.method)
-            found[name] = Method(given.method, coroutine, given.explicit, given.concurrent)
-    return found
+        attribute = inspect.getattr_static(cls, name, None)
+        if isinstance(attribute, EndpointProperty):
+            coroutine = inspect.iscoroutinefunction(attribute.method)
+            methods[name] = Method(attribute.method, coroutine, attribute.explicit, attribute.concurrent)
+    return methods
 
 
 class Arity:
@@ -263,8 +263,8 @@ class Arity:
 @functools.lru_cache(maxsize=4096)
 def arity_of(cls: type, method: str) -> Arity:
     """Return the signature of an endpoint, without self and the port."""
-    found = methods_of(cls)[method]
-    return Arity(f"{cls.__name__}.{method}", found.function, 2 if found.explicit else 1)
+    endpoint = methods_of(cls)[method]
+    return Arity(f"{cls.__name__}.{method}", endpoint.function, 2 if endpoint.explicit else 1)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from monarch._actors import interruptible
 from monarch._actors.interrupts import ThreadInterrupts
+from monarch._actors.pausing import gate
 from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 from monarch._node.node import Node
@@ -125,10 +127,27 @@ class Executor:
             # Again, if an interrupt came while leaving.
             self._outside()
 
+    @contextlib.contextmanager
+    def protected(self) -> Generator[None]:
+        """Mark a block within user code that no interrupt cuts; in the executor's thread."""
+        was = self.interruptible
+        self._outside()
+        try:
+            yield
+        finally:
+            if was:
+                self.interruptible = True
+                if self.interrupts is not None:
+                    self.interrupts.enter()
+
     def _outside(self) -> None:
         self.interruptible = False
         if self.interrupts is not None:
             self.interrupts.leave()
+
+    def in_call(self) -> bool:
+        """Return whether user code runs here; from any thread."""
+        return self.interruptible or (self.loop is not None and asyncio.current_task(self.loop) is not None)
 
     def interrupt_now(self) -> None:
         """Interrupt the user code that runs here, from another thread."""
@@ -233,16 +252,18 @@ class MainExecutor(Executor):
         self.thread: Turn | None = None
         self.busy = False
         """Whether an actor lives here; further actors get separate threads."""
-
-    @property
-    def done(self) -> bool:
-        """Whether an item is queued, which the thread waits for."""
-        return bool(self._items)
+        self.done = False
+        """Whether an item was queued, which the thread waits for. Set by any thread after it has queued one; cleared by
+        the main thread before it looks for one."""
 
     def _notify(self) -> None:
+        self.done = True
         self.node.receive_loop.notify(self)
 
     def _wait(self) -> None:
+        self.done = False
+        if self._items:
+            return
         # No user code waits here, so exceptions of signal handlers have no receiver.
         self.node.receive_loop.wait(self, report=traceback.print_exc)
 
@@ -250,6 +271,7 @@ class MainExecutor(Executor):
         if self.loop is None and get_ident() == _MAIN:
             # The thread itself receives and sees the new item.
             self._items.append((mailbox, call, more))
+            self.done = True
         else:
             super().deliver(mailbox, call, more)
 
@@ -279,11 +301,16 @@ class ThreadExecutor(Executor):
         self._thread.start()
 
     def _live(self) -> None:
+        interruptible.begin()
+        gate.threads.begin(self.in_call)
         try:
             self.run()
         except BaseException as error:
             # For example, user code closed the selector: no thread handles the actor's messages any more.
             self.on_lost(error)
+        finally:
+            gate.threads.end()
+            interruptible.end()
 
     def _notify(self) -> None:
         self._gate.open()

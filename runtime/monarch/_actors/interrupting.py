@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 
 from monarch._actors.mailbox import Mailbox
+from monarch._actors.pausing import gate
 from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
-from monarch._procs.rank.foreground import interrupt_programs
+from monarch._procs.rank.foreground import end_shell, interrupt_programs
 
+_SHELL = 0.1
+"""Seconds for the main thread to take an interrupt; otherwise it may be in code that ignores the signal."""
 _LOOP = 0.1
 """Seconds for an event loop to reach a cancelled task; otherwise it is in code that does not await."""
 
@@ -41,6 +45,8 @@ def interrupt(key: str, src: str, port: int) -> bool:
         return mailbox.drop(src, port)
     threads = mailbox.executor.interrupts
     if threads is not None:
+        # The code that handles the interrupt is not to be paused.
+        gate.resume()
         entered = threads.entered
         elsewhere = threads.ident != threading.get_ident()
         # The call may have ended, and the next one have begun.
@@ -52,13 +58,38 @@ def interrupt(key: str, src: str, port: int) -> bool:
     mailbox.executor.meant = mailbox, running
     # Python's handler runs in the main thread; a call that sleeps there wakes only if the main thread gets the signal.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def insist() -> None:
+        if mailbox.running is running:
+            end_shell()
+
+    mailbox.node.receive_loop.call_later(_SHELL, insist)
     return True
+
+
+@service("interrupts.drop", "quick")
+def drop(key: str, src: str, port: int) -> None:
+    """Answer a queued call of an actor of this process instead of handling it; one that has begun goes on.
+
+    Args:
+        key: of the actor's mesh.
+        src: the calling proc.
+        port: the port at which the caller would wait.
+    """
+    mailbox = actors_of(current_node()).here.get(key)
+    if mailbox is None:
+        return
+    loop = mailbox.executor.loop
+    if loop is None:
+        mailbox.drop(src, port)
+    else:
+        loop.call_soon_threadsafe(mailbox.turns.cancel_queued, src, port, "cancelled")
 
 
 def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
     loop = mailbox.executor.loop
     assert loop is not None
-    found = {task for task, call in list(mailbox.turns.tasks.items()) if call.port == port and call.src == src}
+    tasks = {task for task, call in list(mailbox.turns.tasks.items()) if call.port == port and call.src == src}
     known = mailbox.turns.has(src, port)
     done = threading.Event()
 
@@ -69,14 +100,36 @@ def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
     loop.call_soon_threadsafe(cancel)
 
     def insist() -> None:
-        if done.is_set() or asyncio.current_task(loop) not in found:
+        if done.is_set() or asyncio.current_task(loop) not in tasks:
             return
         threads = mailbox.executor.interrupts
         if threads is not None:
             threads.interrupt(inside=True)
         else:
-            mailbox.executor.unwanted = found
+            mailbox.executor.unwanted = tasks
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     mailbox.node.receive_loop.call_later(_LOOP, insist)
     return known
+
+
+def abort_paused(mailboxes: Sequence[Mailbox], reason: str) -> None:
+    """End the calls of a paused process, which ends: none of them goes on, and queued ones do not begin.
+
+    Args:
+        mailboxes: of the process.
+        reason: for the callers of queued messages.
+    """
+    for mailbox in mailboxes:
+        mailbox.refuse_rest(reason)
+    running = [each for each in mailboxes if not gate.holds(_thread_of(each))]
+    gate.end()
+    # Those in C code, which were to pause when it returns.
+    for mailbox in running:
+        mailbox.executor.interrupt_now()
+
+
+def _thread_of(mailbox: Mailbox) -> int:
+    """Return the id of the thread of an actor."""
+    threads = mailbox.executor.interrupts
+    return threads.ident if threads is not None else threading.main_thread().ident or 0

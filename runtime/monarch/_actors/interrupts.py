@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from monarch._core.thread_trace import has_raised, raise_in, raise_nothing
 from monarch._wire.held import harmless
 
 _trip = ctypes.pythonapi.PyErr_SetInterruptEx
 _trip.argtypes = [ctypes.c_int]
-_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 _arrived: set[int] = set()
 """Threads that received the last interrupt."""
 raised: dict[int, BaseException] = {}
@@ -86,6 +85,7 @@ class Interrupt(KeyboardInterrupt):
     def __init__(self) -> None:
         super().__init__()
         # Python constructs it in that thread when it raises it.
+        has_raised()
         _arrived.add(threading.get_ident())
         raised[threading.get_ident()] = self
 
@@ -122,7 +122,7 @@ class ThreadInterrupts:
             self._inside = False
             if self._raised:
                 self._raised = False
-                _raise_in(self.ident, ctypes.py_object())
+                raise_nothing()
 
     @property
     def pending(self) -> bool:
@@ -140,5 +140,5 @@ class ThreadInterrupts:
             if not self.pending:
                 _arrived.discard(self.ident)
                 self._raised = True
-                _raise_in(self.ident, Interrupt)
+                raise_in(self.ident, Interrupt)
             return True

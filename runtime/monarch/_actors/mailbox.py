@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import pickle
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
-from monarch._actors.ending import cause_of_end, ends_actor, pack_end, pack_unreadable, raised_by_us
+from monarch._actors.ending import cause_of_end, ends_actor, failed_actor, pack_end, pack_unreadable, raised_by_us
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
 from monarch._actors.executors import start_task
 from monarch._actors.halting import Halting
 from monarch._actors.interrupts import raised
+from monarch._actors.pausing import gate
 from monarch._actors.ports import ReplyPort
-from monarch._actors.running import current
+from monarch._actors.running import before, current, explained, prepare
 from monarch._actors.turns import Turns
 from monarch._core.kinds import class_of, is_coroutine
 from monarch._core.later import asyncio
@@ -26,17 +28,11 @@ from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
 from monarch._node.remote_errors import Outcome, is_consequence, pack_failure, unpack_failure
 from monarch._node.services.registry import function_of
+from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps, dumps_whole, loads
-from monarch.exceptions import (
-    ArgumentError,
-    MonarchError,
-    PointError,
-    SerializationError,
-    StoppedError,
-    SupervisionError,
-)
+from monarch._wire.pickling import ATOMS, dumps, dumps_whole, loads
+from monarch.exceptions import ArgumentError, MonarchError, PointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.awaits import Awaits
@@ -51,12 +47,6 @@ FUNCTION = 4
 NOTHING = dumps_whole(None)
 
 
-def _as_it_is(error: BaseException) -> BaseException | None:
-    return None
-
-
-on_error: Callable[[BaseException], BaseException | None] = _as_it_is
-"""Called with each error of an endpoint; may return a replacement. Set when a session begins."""
 _PLACES = 4096
 
 
@@ -191,8 +181,8 @@ class Mailbox:
 
         At once, even if the actor is busy: in the thread that received the request.
         """
-        found = [call for call in list(self.queue) if call.port == port and call.src == src]
-        for call in found:
+        dropped = [call for call in list(self.queue) if call.port == port and call.src == src]
+        for call in dropped:
             self._dropped[id(call)] = call
             self._odd = True
             # The thread that dequeues it answers it.
@@ -200,7 +190,7 @@ class Mailbox:
                 self._dropped.pop(id(call), None)
             else:
                 _reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
-        return bool(found)
+        return bool(dropped)
 
     def cancelled(self, call: m.Call, why: str) -> None:
         """Answer a message that was cancelled before it began; on the event loop."""
@@ -229,7 +219,13 @@ class Mailbox:
 
     def run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message with a sync method, in the actor's thread."""
-        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
+        if self._odd and self.is_refused(call):
+            self._dropped.pop(id(call), None)
+            return
+        try:
+            self.queue.remove(call)
+        except ValueError:
+            # It was answered: see _unqueue.
             self._dropped.pop(id(call), None)
             return
         self.running = call
@@ -241,11 +237,17 @@ class Mailbox:
             method = self._methods.get(call.method)
             if method is None or call.flags or self.failed is not None:
                 method = self._method(call)
-            args, kwargs = self.node.bulk.load(call, more) if call.bulk is not None else loads(call.body, more)
+            loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
             executor.interruptible = True
             if interrupts is not None:
                 interrupts.enter()
+            if gate.wanted:
+                gate.enter()
+            if before:
+                prepare()
             try:
+                # Unpickling may run code of the user that blocks.
+                args, kwargs = loaded or loads(call.body, more)
                 if method.explicit:
                     value = method.function(self.instance, self._port(call), *args, **kwargs)
                 else:
@@ -262,7 +264,7 @@ class Mailbox:
             self._answer_cut(call, error)
         else:
             # Release the call's buffers before the answer says that it is done.
-            args = kwargs = None
+            args = kwargs = loaded = None
             self._answer(call, method, value)
         finally:
             current.reset(token)
@@ -283,6 +285,10 @@ class Mailbox:
             method = self._method(call)
             args, kwargs = self.node.bulk.load(call, more)
             ports = (self._port(call),) if method.explicit else ()
+            if gate.wanted:
+                gate.enter()
+            if before:
+                prepare()
             value = method.function(self.instance, *ports, *args, **kwargs)
             if isinstance(value, Coroutine):
                 self.running = self.turns.call
@@ -314,7 +320,7 @@ class Mailbox:
 
     def _method(self, call: m.Call) -> Method:
         if self.failed is not None:
-            raise SupervisionError(f"{self.title()} has already failed: {unpack_text(self.failed)}", mesh=self.title())
+            raise failed_actor(self, f"{self.title()} has already failed: {unpack_text(self.failed)}")
         method = self._methods.get(call.method)
         if method is not None and not call.flags:
             return method
@@ -352,7 +358,8 @@ class Mailbox:
     # Answers
 
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
-        leave_if_forked()
+        if user_forks.is_child:
+            leave_if_forked()
         node = self.node
         node.output.idle()
         if node.bulk.deferred or node.bulk.releases:
@@ -360,9 +367,14 @@ class Mailbox:
         if self._odd and id(call) in self._abandoned:
             return
         if call.port and not method.explicit:
-            status = m.FAILED if isinstance(value, Outcome) and value.failed else m.RESULT
+            status = value.status if isinstance(value, Outcome) else m.RESULT
             try:
-                body, buffers = dumps(value, "", lambda: [call.src])
+                if type(value) in ATOMS:
+                    # The same as dumps(), without the call.
+                    body, buffers = pickle.dumps(value, 5), ()
+                else:
+                    with self.executor.inside():
+                        body, buffers = dumps(value, "", lambda: [call.src])
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
@@ -381,7 +393,7 @@ class Mailbox:
         node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
-        freed = _explained(error)
+        freed = explained(error)
         own = freed is None and isinstance(error, MonarchError) and raised_by_us(error)
         ends = ends_actor(error) and not call.flags & FUNCTION
         failure = pack_unreadable(error) if own else None
@@ -480,7 +492,7 @@ class Mailbox:
             with self.executor.inside():
                 self.instance = spec.cls(*spec.args, **spec.kwargs)
         except BaseException as error:
-            freed = _explained(error)
+            freed = explained(error)
             if self.ending is not None and isinstance(error, KeyboardInterrupt):
                 error = StoppedError(f"{self.title()} was stopped before it was created: {self.ending}")
                 self._not_made(create, error, True)
@@ -549,19 +561,10 @@ def unpack_text(failure: bytes) -> str:
     return f"{known.kind}: {known.text}".splitlines()[0]
 
 
-def _explained(error: BaseException) -> BaseException | None:
-    """Return the error that a call should show in place of another; None for the error itself."""
-    try:
-        return on_error(error)
-    except Exception:
-        # It imports modules, say without file descriptors; the call is answered all the same.
-        return None
-
-
 def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> SerializationError:
     why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
     made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
-    made.__cause__ = error
+    made.__cause__, made.reason = error, str(why)
     return made
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import ref
 
 from monarch._actors.running import current
 from monarch._node.current import node_for, open_node
@@ -117,8 +118,25 @@ def _received(origin: str, proc: str, port: int, rank: int) -> Port[Any]:
     return Port(node_for("a port", origin, (host_of(proc),)), proc, port, rank)
 
 
+class ChannelEntry:
+    """The entry of a receiver in the table of ports, which does not keep it alive unless a ``recv`` waits."""
+
+    __slots__ = ("_receiver", "waited_for")
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        self._receiver = ref(receiver)
+        self.waited_for: PortReceiver[Any] | None = None
+        """The receiver while a ``recv`` waits. Lock: ``peers.lock``."""
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Pass a value on; a dropped receiver has no reader left."""
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.reply(reply, frames)
+
+
 class PortReceiver(Generic[T]):
-    """The receiving end of a channel."""
+    """The receiving end of a channel. Dropping it closes the channel, unless a ``recv`` waits."""
 
     def __init__(self, node: Node, once: bool, ranked: bool) -> None:
         self._node = node
@@ -128,7 +146,13 @@ class PortReceiver(Generic[T]):
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = ""
         """Why nothing more arrives; empty while values may. Lock: ``peer_lock``, as above."""
-        self.port: int = node.ports.open(self)
+        self._entry = ChannelEntry(self)
+        self.port: int = node.ports.open(self._entry)
+
+    def __del__(self) -> None:
+        if not self._closed and hasattr(self, "port"):
+            # Garbage collection may run this under any lock, so the port is closed later.
+            self._node.bulk.deferred.append(partial(self._node.ports.close, self.port))
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Take an arriving value."""
@@ -139,6 +163,8 @@ class PortReceiver(Generic[T]):
             waiting = self._waiting.popleft() if self._waiting else None
             if waiting is None:
                 self._arrived.append((reply, frames))
+            if not self._waiting:
+                self._entry.waited_for = None
         if self._once:
             self._end("has received the only value of its channel")
         if waiting is not None:
@@ -154,6 +180,7 @@ class PortReceiver(Generic[T]):
             arrived = self._arrived.popleft() if self._arrived else None
             if arrived is None and not self._closed:
                 self._waiting.append(promise)
+                self._entry.waited_for = self
         if arrived is not None:
             reply, frames = arrived
             promise.complete(lambda: self._value(reply, frames))
@@ -175,6 +202,7 @@ class PortReceiver(Generic[T]):
         with self._node.peers.lock:
             self._closed = self._closed or why
             waiting, self._waiting = self._waiting, deque()
+            self._entry.waited_for = None
         for each in waiting:
             each.complete(self._fail)
 
@@ -196,6 +224,8 @@ class Channel(Generic[T]):
     def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """Return a port and its receiver. With ``once``, the channel carries one value."""
         node = open_node()
+        # Closes the ports of dropped receivers; a program that only opens channels has no other place for that.
+        node.bulk.settle()
         receiver: PortReceiver[T] = PortReceiver(node, once, False)
         return Port(node, node.proc, receiver.port), receiver
 
@@ -203,5 +233,6 @@ class Channel(Generic[T]):
     def open_ranked(cls, once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
         """Return a port and a receiver of pairs of the sender's rank and the value."""
         node = open_node()
+        node.bulk.settle()
         receiver: PortReceiver[tuple[int, T]] = PortReceiver(node, once, True)
         return Port(node, node.proc, receiver.port, RANKED), receiver

@@ -102,3 +102,29 @@ class ActorLike(Protocol):
 
 current: ContextVar[tuple[ActorLike, Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
+
+
+def _as_it_is(_: BaseException) -> BaseException | None:
+    return None
+
+
+on_error: Callable[[BaseException], BaseException | None] = _as_it_is
+"""Called with each error of an endpoint; may return a replacement. Set when a session begins."""
+before: list[Callable[[], None]] = []
+"""Called before the code of a call begins, in its thread. Mostly empty. Any thread adds and removes, in single
+operations."""
+
+
+def prepare() -> None:
+    """Prepare a call, before its code begins."""
+    for each in list(before):
+        each()
+
+
+def explained(error: BaseException) -> BaseException | None:
+    """Return the error that a call should show in place of another; None for the error itself."""
+    try:
+        return on_error(error)
+    except Exception:
+        # It imports modules, say without file descriptors; the call is answered all the same.
+        return None

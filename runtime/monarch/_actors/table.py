@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch._actors.deadlocks import Deadlocks
 from monarch._actors.mailbox import Mailbox, refuse
@@ -20,6 +20,13 @@ _EARLY_S = 5.0
 H = TypeVar("H")
 
 
+class Recipient(Protocol):
+    """A part of the program that is addressed like an actor."""
+
+    def deliver(self, call: m.Call, more: Sequence[Any], /) -> None:
+        """Handle a message, in the receiving thread."""
+
+
 class Actors:
     """The part of a node with its actors.
 
@@ -30,6 +37,8 @@ class Actors:
         self._node = node
         self.here: dict[str, Mailbox] = {}
         """By key; single operations only, which are atomic."""
+        self.others: dict[str, Recipient] = {}
+        """Recipients that are not actors, by key. Set before the process receives."""
         self.gone: dict[str, str] = {}
         """Why each former actor was stopped, by key; grows only."""
         self._lock = RLock()
@@ -66,13 +75,21 @@ class Actors:
 
     def _call(self, call: m.Call, more: Sequence[Any]) -> None:
         mailbox = self.here.get(call.actor)
-        if mailbox is not None:
-            mailbox.deliver(call, more)
-        else:
+        if mailbox is None:
             self._unknown(call, more)
+            return
+        # The same as mailbox.deliver(), which would be one more call for each message.
+        mailbox.queue.append(call)
+        mailbox.executor.deliver(mailbox, call, more)
+        if mailbox.left:
+            mailbox.leave(mailbox.ending or "")
 
     def _unknown(self, call: m.Call, more: Sequence[Any]) -> None:
         """Refuse a message to a former actor; hold one for an actor that is not created yet."""
+        other = self.others.get(call.actor)
+        if other is not None:
+            other.deliver(call, more)
+            return
         with self._lock:
             mailbox = self.here.get(call.actor)
             if mailbox is None and call.actor not in self.gone:

@@ -62,6 +62,10 @@ class Turns:
         for task, call in list(self.tasks.items()):
             if call.port == port and call.src == src:
                 task.cancel(why)
+        self.cancel_queued(src, port, why)
+
+    def cancel_queued(self, src: str, port: int, why: str) -> None:
+        """Cancel the messages of a caller that have not begun."""
         for item in list(self.waiting):
             if item[0].port == port and item[0].src == src:
                 self.waiting.remove(item)

@@ -155,20 +155,20 @@ class Waits:
 
     def requests(self, wait: int) -> list[Request]:
         """Return the unanswered requests of a wait; empty if it has ended."""
-        found = self._waits.get(wait)
-        return list(found.requests) if found is not None else []
+        entry = self._waits.get(wait)
+        return list(entry.requests) if entry is not None else []
 
     def answered(self, wait: int, request: Request) -> None:
         """Note that a reply has arrived; does nothing if the wait has ended."""
-        found = self._waits.get(wait)
-        if found is not None:
-            found.requests.pop(request, None)
+        entry = self._waits.get(wait)
+        if entry is not None:
+            entry.requests.pop(request, None)
 
     def end(self, wait: int) -> None:
         """Note that the actor continues, for whatever reason; does nothing if the wait has ended."""
-        found = self._waits.pop(wait, None)
-        if found is not None:
-            del self._by_actor[found.actor]
+        entry = self._waits.pop(wait, None)
+        if entry is not None:
+            del self._by_actor[entry.actor]
 
     def probes(self, wait: int) -> tuple[list[Probe], Deadlock | None]:
         """Check whether a wait is part of a deadlock.
@@ -177,13 +177,13 @@ class Waits:
             The probes to send, each to the target of its request; and the deadlock, if one lies within this
             process. In that case the wait has ended.
         """
-        found = self._waits.get(wait)
-        if found is None:
+        entry = self._waits.get(wait)
+        if entry is None:
             return [], None
-        found.round += 1
-        none = Request(self._proc, 0, self._proc, found.actor)
-        start = Probe(self._proc, found.actor, wait, found.round, none, ())
-        return self._chase(found.onward(start))
+        entry.round += 1
+        none = Request(self._proc, 0, self._proc, entry.actor)
+        start = Probe(self._proc, entry.actor, wait, entry.round, none, ())
+        return self._chase(entry.onward(start))
 
     def receive(self, probe: Probe) -> tuple[list[Probe], Deadlock | None]:
         """Process a probe that has arrived.
@@ -203,15 +203,15 @@ class Waits:
             if probe.request.target != self._proc:
                 leaving.append(probe)
                 continue
-            found = self._by_actor.get(probe.request.actor)
+            entry = self._by_actor.get(probe.request.actor)
             # An actor that is not blocked may still answer; through an explicit port, so may others.
-            if found is None or self._state(probe.request) not in ("queued", "running"):
+            if entry is None or self._state(probe.request) not in ("queued", "running"):
                 continue
-            if (probe.initiator_proc, probe.initiator_actor) != (self._proc, found.actor):
-                if found.is_new(probe):
-                    arrived.extend(found.onward(probe))
-            elif probe.wait == found.number:
+            if (probe.initiator_proc, probe.initiator_actor) != (self._proc, entry.actor):
+                if entry.is_new(probe):
+                    arrived.extend(entry.onward(probe))
+            elif probe.wait == entry.number:
                 # End this wait now: it is about to fail, so no other member need learn of it.
-                self.end(found.number)
-                return [], Deadlock(found.number, probe.path)
+                self.end(entry.number)
+                return [], Deadlock(entry.number, probe.path)
         return leaving, None

@@ -135,6 +135,11 @@ class Procs:
         """Keep a mesh that is on all processes on all of them."""
         self._life.views[id(view)] = view
 
+    def keep(self, thing: Any) -> None:
+        """Keep something as long as one of the meshes on all processes that there are now."""
+        for view in list(self._life.views.values()):
+            view._kept = thing
+
     # Changes, made by the owner
 
     def replaced(self, names: Mapping[int, str], hosts: Mapping[str, str]) -> Roster:
@@ -147,8 +152,8 @@ class Procs:
         now = self.roster
         version = now.version + 1
         made = {rank: name or f"{self.uid}.{rank}~{version}" for rank, name in names.items()}
-        there = tuple(hosts.get(host, host) for host in now.hosts)
-        return replace(now, version=version, hosts=there, names={**now.names, **made})
+        new_hosts = tuple(hosts.get(host, host) for host in now.hosts)
+        return replace(now, version=version, hosts=new_hosts, names={**now.names, **made})
 
     def resized(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> Roster:
         """Return the roster for ``learn`` when the first axis grows or shrinks: procs at its end are new or gone."""

@@ -24,6 +24,10 @@ def spoil(reason: str) -> int:
     own = local_rendezvous()
     if own.world is not None or own.is_forming:
         return own.spoil(reason)
+    if uses_collectives():
+        from monarch._tensors.collectives.agreeing import free_checks
+
+        free_checks(reason)
     config = current_node().config
     # A rank without groups has only the user's connections.
     return shut_down(all_sockets(config.addresses if config is not None else ())) if uses_collectives() else 0

@@ -21,6 +21,8 @@ class CallRecords:
         """The ports of calls that have failed here, by caller."""
         self._freed: dict[tuple[str, int], str] = {}
         """Why collectives of running calls cannot end."""
+        self._aborted: dict[tuple[str, int], str] = {}
+        """Why the groups of running calls were aborted."""
         self._doomed: dict[tuple[str, int], tuple[str, frozenset[int]]] = {}
         """For constructors of a failed spawn: the reason and the ranks that will not join."""
         self._death_in = -1
@@ -76,6 +78,16 @@ class CallRecords:
             # After a death there are no further reasons.
             self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == generation, patience)
             return self._freed.pop((src, port), "")
+
+    def abort(self, src: str, port: int, reason: str) -> None:
+        """Note that the groups of a running call are aborted, so that it must not go on with what they computed."""
+        with self._told:
+            self._aborted[src, port] = reason
+
+    def take_aborted(self, src: str, port: int) -> str:
+        """Return why the groups of a call were aborted under it; empty if they were not."""
+        with self._told:
+            return self._aborted.pop((src, port), "")
 
     def note_death(self, generation: int) -> None:
         """Note a death in the mesh, which breaks this generation and explains its errors."""

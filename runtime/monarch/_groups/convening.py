@@ -29,10 +29,14 @@ _PATIENCE = 90.0
 """Seconds to wait for a generation; joining ranks report missing ones earlier."""
 
 
-def ensure_world() -> World:
+def ensure_world(patience: float = _PATIENCE) -> World:
     """Return the default group of this process's mesh; make it with the other ranks if none works.
 
+    Args:
+        patience: seconds to wait for the other ranks.
+
     Raises:
+        CallTimeoutError: they have not come in time.
         GroupError: this is not a rank, or ranks died, or did not join in time.
     """
     node, own = current_node(), local_rendezvous()
@@ -56,7 +60,7 @@ def ensure_world() -> World:
         convene(procs, expected.newer_than)
     else:
         tell_proc(node, procs.proc(0), convene, procs, expected.newer_than)
-    world = expected.promise.get(_PATIENCE)
+    world = expected.promise.get(patience)
     own.note_use(world)
     return world
 

@@ -16,16 +16,20 @@ from types import FrameType
 from typing import Any
 
 from monarch._actors.running import current
+from monarch._groups.aborting import begin_ending_calls
 from monarch._groups.breaking import retire_elsewhere
 from monarch._groups.convening import ensure_world
 from monarch._groups.environment import rank_gpu
 from monarch._groups.rendezvous import local_rendezvous
+from monarch._groups.renewing import begin_renewing
+from monarch._groups.timeouts import begin_watching_timeouts, watch_timeout
 from monarch._node.current import current_node
 from monarch._tensors.torch_compat import (
     as_it_is,
     default_group,
     hook_default_group,
     is_of_torch,
+    only_asks,
     set_timeout,
     uses_default,
     wrap_function,
@@ -35,7 +39,8 @@ from monarch.exceptions import GroupError
 
 _BACKENDS = {None, "gloo", "nccl", "cpu:gloo", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"}
 """The backends that the group of a mesh can stand for."""
-
+_TRIES = 5
+"""How often to ask for the default group, since a newer generation may replace it at once."""
 
 _programs = 0
 """Programs that run as under torchrun and make their own group. Written by the thread that runs them, one at a time."""
@@ -51,6 +56,9 @@ def hook_torch() -> None:
         wrap_function("init_process_group", _adopting)
         wrap_function("destroy_process_group", _ending)
         rank_gpu()
+        begin_renewing()
+        begin_ending_calls()
+        begin_watching_timeouts()
 
 
 @contextmanager
@@ -69,12 +77,22 @@ def _on_read(group: Any, reader: FrameType) -> Any:
     if not _makes_here() or (group is not None and not _is_due(reader)) or is_of_torch(reader):
         return group
     try:
-        ensure_world()
+        return _made()
     except GroupError:
-        if reader.f_code.co_name == "is_initialized":
+        if only_asks(reader):
             return None
         raise
-    return default_group()
+
+
+def _made() -> Any:
+    """Return the default group, made now if none works."""
+    for _ in range(_TRIES):
+        ensure_world()
+        found = default_group()
+        if found is not None:
+            return found
+        # A newer generation has begun since, and this rank has left the one that it waited for.
+    raise GroupError(f"the process group was replaced {_TRIES} times while this code asked for it; use it again")
 
 
 def _is_due(reader: FrameType) -> bool:
@@ -117,6 +135,7 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
                 ensure_world()
                 if timeout is not None:
                     set_timeout(default_group(), timeout)
+                    watch_timeout(default_group())
                 _note_backend(backend)
                 return
             own.leave()
@@ -133,10 +152,10 @@ def _ending(end: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(end)
     def destroy_process_group(group: Any = None) -> None:
         own = local_rendezvous()
-        ours = _makes_here() and own.has_default and default_group() is not None and group in (None, default_group())
+        ends = _makes_here() and own.has_default and default_group() is not None and group in (None, default_group())
         with as_it_is():
             end(group)
-        if ours:
+        if ends:
             own.leave()
             retire_elsewhere(own.generation)
 

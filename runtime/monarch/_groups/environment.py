@@ -15,16 +15,30 @@ if TYPE_CHECKING:
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """Lets ranks live on after their NCCL groups are aborted, or while they are paused: by default torch's watchdog ends a
 process whose communicator reports an error, and its monitor one that does not move for eight minutes."""
+_CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA's own order has the fastest GPU first, but nvidia-smi, and the GPUs given to meshes, count by the bus."""
 _PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to connections by itself."""
 
 
 def set_mesh_variables() -> None:
     """Set RANK, WORLD_SIZE and so on to this rank's place in its mesh, except those that the user has set."""
+    os.environ.update(_mesh_variables())
+    for name, text in (_NCCL | _CUDA).items():
+        os.environ.setdefault(name, text)
+
+
+def restore_mesh_variables() -> None:
+    """Set those that are missing: the teardown of Lightning's trainer deletes WORLD_SIZE, which the next cell needs."""
+    for name, text in _mesh_variables().items():
+        os.environ.setdefault(name, text)
+
+
+def _mesh_variables() -> dict[str, str]:
     config, rank = current_node().config, current_node().rank
     assert config is not None
     size, per_host = config.procs.region().nelements, config.procs.per_host
-    found = {
+    variables = {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": rank % per_host,
@@ -37,9 +51,7 @@ def set_mesh_variables() -> None:
         "MASTER_ADDR": config.addresses[0] if config.addresses else "127.0.0.1",
         "MASTER_PORT": _port_of(config.procs.uid),
     }
-    os.environ.update({name: str(value) for name, value in found.items() if name not in config.given})
-    for name, text in _NCCL.items():
-        os.environ.setdefault(name, text)
+    return {name: str(value) for name, value in variables.items() if name not in config.given}
 
 
 def rank_gpu() -> OwnGpu:

@@ -7,14 +7,10 @@ import re
 from monarch._actors.running import current
 from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.rendezvous import local_rendezvous
-from monarch._node.current import current_node
-from monarch.config import CHECK_COLLECTIVES
 from monarch.exceptions import CollectiveMismatchError, GroupError
 
 _BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
 """torch's messages for a collective with broken connections."""
-_UNCHECKED = re.compile(r"(failed to pass|reached) monitoredBarrier")
-"""The same while the collective is being checked."""
 _HEARING = 0.15
 """Seconds to wait for the reason why a collective's connections were closed."""
 
@@ -26,9 +22,9 @@ def note_failure(error: BaseException) -> GroupError | None:
         A replacement if the call was freed from a collective, since torch only reports closed connections.
     """
     own = local_rendezvous()
-    mismatch = _mismatch(error)
-    if mismatch:
-        return _instead_of(error, CollectiveMismatchError(mismatch, mesh=own.procs().name))
+    if isinstance(error, CollectiveMismatchError):
+        # No collective has begun, so the groups work.
+        return None
     here = current.get()
     # A newer generation, which may begin now, is not the broken one.
     number, reason = own.generation, ""
@@ -36,9 +32,14 @@ def note_failure(error: BaseException) -> GroupError | None:
         src, port = here[1].src, here[1].port
         if port:
             own.calls.fail(src, port)
+            if own.has_default:
+                own.on_failed()
         number = own.calls.used(src, port, number)
         # The closed connections of another freed rank may be noticed before the reason arrives.
         reason = own.calls.take_freed(src, port, own.generation, _HEARING if broke(error) else 0.0)
+        aborted = own.calls.take_aborted(src, port)
+        if aborted and isinstance(error, KeyboardInterrupt):
+            return _instead_of(error, GroupError(aborted, mesh=own.procs().name))
     if broke(error):
         give_up_everywhere(number)
     # A pending interrupt is raised when the collective ends, with its error as context.
@@ -55,20 +56,15 @@ def broke(error: BaseException | None) -> bool:
     """Return whether an error comes from broken connections of a collective or of a group being made."""
     if not isinstance(error, RuntimeError):
         return False
-    text = str(error)
-    return _BROKEN.search(text) is not None or (CHECK_COLLECTIVES() and _UNCHECKED.search(text) is not None)
+    try:
+        text = str(error)
+    except BaseException:
+        # A class of the user's own; torch's errors have a text.
+        return False
+    return _BROKEN.search(text) is not None
 
 
 def _instead_of(error: BaseException, known: GroupError) -> GroupError:
     """Replace an error with a more precise one, keeping its traceback."""
     known.__suppress_context__ = True
     return known.with_traceback(error.__traceback__)
-
-
-def _mismatch(error: BaseException) -> str:
-    """Return the finding of the check of collectives; empty for other errors or without a check."""
-    if not CHECK_COLLECTIVES() or current_node().config is None:
-        return ""
-    from monarch._tensors.collectives.checks import describe_mismatch
-
-    return describe_mismatch(error)

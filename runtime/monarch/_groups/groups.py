@@ -91,6 +91,13 @@ def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
     return world.group(_along(region, rank, axes))
 
 
+def groups_of(procs: Procs, region: Region, purpose: str) -> tuple[World, list[Any]]:
+    """Return this rank's groups in a view for one purpose, of which no other code knows: over all of it, then along
+    each axis."""
+    world, rank = _world_of(procs, region)
+    return world, [world.group_apart(ranks, purpose) for ranks in _groups_of(region, rank)]
+
+
 def device_mesh_of(procs: Procs, region: Region) -> Any:
     """Return the DeviceMesh of a view of this rank's mesh."""
     from monarch._tensors.collectives.device_mesh import make_device_mesh

@@ -23,6 +23,7 @@ from monarch._tensors.torch_compat import default_group
 from monarch.exceptions import GroupError
 
 if TYPE_CHECKING:
+    from monarch._tensors.collectives.renewed import Formers
     from monarch._tensors.collectives.world import Place, World
 
 Sockets = frozenset[tuple[int, int]]
@@ -53,6 +54,8 @@ class Rendezvous:
         self.world: World | None = None
         self._formed: World | None = None
         """The last world formed here, until this process has left it; it has torch's default group. Lock: ``lock``."""
+        self._formers: Formers | None = None
+        """The groups of the last world, for the next one; used by the thread that leaves one or forms the next."""
         self._turn = threading.Lock()
         """Held while leaving one world and forming the next: torch has one default group at a time."""
         self.broken = ""
@@ -65,6 +68,12 @@ class Rendezvous:
         self.kept: list[Any] = []
         """The stores that this process serves while others may use them."""
         self.calls = CallRecords()
+        self.on_broken: Callable[[], None] = _nothing
+        """Called when a working generation has broken, by any thread; it must not wait. Set once."""
+        self.on_failed: Callable[[], None] = _nothing
+        """Called when a call has failed here while others may wait for it in a collective, likewise."""
+        self.on_abort: Callable[[str], None] = _nothing
+        """Called with the reason before NCCL groups are aborted, likewise."""
         self._ended = 0, ""
         """The newest broken generation and why; the call to join it may arrive later. Lock: ``lock``."""
 
@@ -129,8 +138,6 @@ class Rendezvous:
         self, number: int, address: str, port: int, roster: int, store: Any = None, of_store: Sockets = NO_SOCKETS
     ) -> None:
         """Join a generation, in a separate thread; the rank that serves the store passes its open sockets."""
-        if store is None:
-            self.cut_forming()
         with self.lock:
             if number <= self.generation:
                 return
@@ -138,6 +145,8 @@ class Rendezvous:
             self.world = None
             ended, why = self._ended
             self.generation, self.broken, self._joining = number, why if number <= ended else "", number > ended
+        if store is None:
+            self.cut_forming()
         if self.broken:
             self.settle(None, GroupError(why), number)
             return
@@ -177,9 +186,15 @@ class Rendezvous:
         with self.lock:
             old = self._formed
         if old is not None:
-            leave(old)
+            leave(old, self._known_formers())
         with self.lock:
             self._formed = None
+
+    def _known_formers(self) -> Formers:
+        from monarch._tensors.collectives.renewed import Formers
+
+        self._formers = self._formers or Formers()
+        return self._formers
 
     def _form(self, number: int, address: str, port: int, store: Any, of_store: Sockets) -> None:
         from monarch._tensors.collectives import store as rendezvous
@@ -193,8 +208,8 @@ class Rendezvous:
                 self._sockets = open_sockets() - of_store
             place = self.place(address, port)
             if store is None:
-                store = rendezvous.find_store(address, port, place.size)
-            world = worlds.form(place, rendezvous.part_of(store, number))
+                store = rendezvous.find_store(address, port, place.size, lambda: self._ended_early(number))
+            world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers().take())
             with self.lock:
                 self._formed = world
         except BaseException as error:
@@ -204,6 +219,13 @@ class Rendezvous:
             self.settle(None, self._reason(failed), number)
         else:
             self.settle(world, None, number)
+
+    def _ended_early(self, number: int) -> str:
+        """Return why a generation under formation has ended; empty if it has not."""
+        with self.lock:
+            if number < max(self.generation, self.convened):
+                return "a newer process group has replaced it before it was created"
+            return self.broken
 
     def _reason(self, error: GroupError) -> GroupError:
         """Return what broke the generation, rather than its consequence."""
@@ -238,13 +260,21 @@ class Rendezvous:
     def retire(self, reason: str, number: int) -> None:
         """Mark the groups of a generation broken and leave their connections open, since others may still use them."""
         with self.lock:
-            if number == self.generation and self.world is not None:
-                self.broken = self.broken or reason
+            if number != self.generation or self.world is None:
+                return
+            self.broken = self.broken or reason
 
     @property
     def has_default(self) -> bool:
         """Return whether torch's default group, if any, belongs to a generation."""
         return self._formed is not None
+
+    @property
+    def lacks_default(self) -> bool:
+        """Return whether the default group of a generation has broken, and the next one has not been made yet."""
+        with self.lock:
+            had = self._formed is not None or self._joining
+            return had and (self.world is None or bool(self.broken))
 
     def spoil(self, reason: str) -> int:
         """Mark the groups broken and free waiting ranks; return the number of connections cut."""
@@ -254,7 +284,11 @@ class Rendezvous:
             world, before = self.world, self._sockets
             if world is not None or before is not None:
                 self.broken = self.broken or reason
-        count = world.free() if world is not None else 0
+        if world is not None:
+            self.on_broken()
+            if world.uses_nccl():
+                self.on_abort(reason)
+        count = world.free(reason) if world is not None else 0
         if before is not None:
             count += shut_down(open_sockets() - before)
         return count
@@ -270,6 +304,10 @@ class Rendezvous:
                 # It may be ready before it has connections to cut.
                 self.broken = self.broken or reason
             return True
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 _own = Rendezvous()

@@ -70,6 +70,7 @@ def serves(port: int) -> bool:
 
 
 _served: dict[int, Any] = {}
+"""Stores by port, which live as long as the process. Only added to, in single operations."""
 
 
 def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
@@ -117,6 +118,7 @@ def set_variables(meeting: Meeting) -> None:
 
 
 _orders: dict[str, tuple[Script, Meeting]] = {}
+"""Programs by token. Each is put by the receiving thread and taken once, in single operations."""
 
 
 @service("torchrun.take_order", "quick")
@@ -179,8 +181,8 @@ def _run_source(path: str, source: str) -> None:
 def _setting(script: Script) -> Generator[None]:
     environment, arguments, path = dict(os.environ), sys.argv[:], sys.path[:]
     if script.path == "-m":
-        found = importlib.util.find_spec(script.arguments[0])
-        sys.argv[:] = [found.origin if found and found.origin else "-m", *script.arguments[1:]]
+        spec = importlib.util.find_spec(script.arguments[0])
+        sys.argv[:] = [spec.origin if spec and spec.origin else "-m", *script.arguments[1:]]
     else:
         sys.argv[:] = [script.path, *script.arguments]
         sys.path.insert(0, os.path.dirname(os.path.abspath(script.path)))

@@ -69,7 +69,9 @@ class ActorInstance:
 
     def _actor(self, wish: str) -> ActorLike:
         if self._mailbox is None:
-            raise MonarchError(f"{wish}(): the program is no actor; call this in an endpoint, or stop a mesh instead")
+            raise MonarchError(
+                f"{wish}(): the program is not an actor; call this in an endpoint, or stop a mesh instead"
+            )
         return self._mailbox
 
     @property

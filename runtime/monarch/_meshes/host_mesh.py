@@ -321,13 +321,13 @@ def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None
         raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
     if env is not None and not is_a(env, Mapping):
         raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
-    given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
-    for key, value in given.items():
+    variables: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
+    for key, value in variables.items():
         if not is_a(key, str) or not key or "=" in key or "\0" in key:
             raise EnvError(f"env: expected a name without '=' or NUL, got {key!r}")
         if value is not None and not isinstance(value, (str, int, float)):
             raise EnvError(f"env[{key!r}]: expected str, int, float or None, got {value!r}")
-    return {key: None if value is None else str(value) for key, value in given.items()}
+    return {key: None if value is None else str(value) for key, value in variables.items()}
 
 
 def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.creation import Booting
+from monarch._meshes.actors.creation import Booting, Creation
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.verdicts import verdicts_of
@@ -29,6 +29,8 @@ class Meshes:
         """The name and the owner, as above, of each process mesh, by uid."""
         self.own_procs: dict[str, ProcsState] = {}
         """The shared state of process meshes, by uid."""
+        self.added: Event[[str, ProcsState]] = Event(tell_error)
+        """A process mesh was registered, by its uid."""
         self.joined: Event[[str, int, str]] = Event(tell_error)
         """A rank joined a mesh: uid, rank, proc id."""
         self.left: Event[[str, int]] = Event(tell_error)
@@ -41,6 +43,7 @@ class Meshes:
         self.proc_meshes[uid] = (name, owner)
         self.own_procs[uid] = shared
         shared.ended.subscribe(lambda: self._forget_actors(shared))
+        self.added.tell(uid, shared)
 
     def add_actors(self, key: str, mesh: ActorMesh) -> None:
         """Register an actor mesh that was spawned from here."""
@@ -80,7 +83,7 @@ def meshes_of(node: NodeLike) -> Meshes:
     return node.part(Meshes)
 
 
-def forsake(node: Node, uid: str) -> None:
+def give_up_lost(node: Node, uid: str) -> None:
     """Stop waiting for actors in dead processes, once no heal or verdict is open on their mesh."""
     shared = meshes_of(node).own_procs.get(uid)
     if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
@@ -88,7 +91,7 @@ def forsake(node: Node, uid: str) -> None:
     for mesh in list(meshes_of(node).actor_meshes.values()):
         creation = state_of(mesh).creation
         if creation is not None and state_of(mesh).procs.uid == uid:
-            creation.forsake()
+            creation.give_up_lost()
 
 
 def booting(node: NodeLike, uid: str, rank: int) -> bool:
@@ -98,10 +101,35 @@ def booting(node: NodeLike, uid: str, rank: int) -> bool:
     return isinstance(known, Booting) and rank in known.raised
 
 
+def was_read(node: NodeLike, fault: m.Fault) -> bool:
+    """Return whether somebody has read the constructor error of a fault, or that of the bootstrap behind it."""
+    mesh, boot = meshes_of(node).actor_meshes.get(fault.actor), _boot_of(node, fault)
+    own = state_of(mesh).creation if mesh is not None else boot
+    if own is None or not own.is_error(fault):
+        return False
+    shared = [boot, *_creations_with(node, fault)] if boot is not None and fault.rank in boot.raised else []
+    return any(each is not None and each.is_read(fault.rank) for each in (own, *shared))
+
+
+def _boot_of(node: NodeLike, fault: m.Fault) -> Booting | None:
+    shared = meshes_of(node).own_procs.get(split_proc(fault.src)[0])
+    known = shared.initialized if shared is not None else None
+    return known if isinstance(known, Booting) else None
+
+
+def _creations_with(node: NodeLike, fault: m.Fault) -> list[Creation | None]:
+    """Return the spawns on the mesh of a fault: a failed bootstrap fails all of them."""
+    return [state_of(each).creation for each in _actors_on(node, split_proc(fault.src)[0])]
+
+
+def _actors_on(node: NodeLike, uid: str) -> list[ActorMesh]:
+    return [mesh for mesh in list(meshes_of(node).actor_meshes.values()) if state_of(mesh).procs.uid == uid]
+
+
 def is_boot_unwanted(node: NodeLike, uid: str) -> bool:
     """Return whether a failed bootstrap needs no report: the mesh was stopped, or its actors report it."""
     meshes = meshes_of(node)
     shared = meshes.own_procs.get(uid)
     if shared is None or shared.stopped is not None:
         return True
-    return any(state_of(mesh).procs.uid == uid for mesh in list(meshes.actor_meshes.values()))
+    return bool(_actors_on(node, uid))

@@ -16,7 +16,7 @@ from monarch.exceptions import ProtocolError
 M = TypeVar("M")
 Handler = Callable[[Any, Sequence[Any]], object]
 
-_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split, m.Folded})
 
 
 class Dispatch:
@@ -40,12 +40,16 @@ class Dispatch:
     def on_frame(self, frame: bytes) -> None:
         """Handle the message that a received frame begins."""
         try:
-            message = m.decode(frame)
-            handler = self.handlers.get(type(message)) or self._handler_of(message)
+            try:
+                # No function of Python, since it runs for each message.
+                message: Any = m.decode_raw(frame)
+            except m.UNREADABLE:
+                # Again, for its ProtocolError.
+                message = m.decode(frame)
+            kind: type = type(message)  # pyright: ignore[reportUnknownVariableType]
+            handler = self.handlers.get(kind) or self._handler_of(message)
             more: Sequence[Any] = ()
-            if type(message) in _FRAMED and (
-                message.frames  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            ):
+            if kind in _FRAMED and message.frames:
                 more = self._rest(message)
         except ProtocolError as error:
             self._drop_rest()

@@ -25,6 +25,18 @@ class NodeEvents:
         """An actor failed where no caller waited."""
         self.not_sent: Event[[Any, tuple[int, ...], str]] = Event(tell_error)
         """A broadcast could not be sent, and its caller has gone on: mesh, base ranks, reason. In any thread."""
+        self.ready: Event[[m.Ready]] = Event(tell_error)
+        """A process that was started from here listens."""
+        self.sent: Event[[Any]] = Event(tell_error)
+        """A call was sent; in the sending thread, for each call, so subscribers must be quick."""
+        self.call_failed: Event[[int, int, str, bool]] = Event(tell_error)
+        """A rank answered a call with an error: port of the call, base rank, first line of the error, and whether the
+        call was only ended from outside, by an interrupt or because of other ranks."""
+        self.healed: Event[[str, list[int]]] = Event(tell_error)
+        """Dead processes were replaced: uid of their mesh and base ranks; in the thread that heals."""
+        self.replaced: Event[[str, list[int], bool]] = Event(tell_error)
+        """Processes were replaced without heal_mesh: uid of their mesh, base ranks, and whether subscribers may
+        wait for calls to the mesh; in the thread that replaces."""
         self.controller_changed: Event[[]] = Event(tell_error)
         """Another program controls this process from now on."""
         self.closing: Event[[]] = Event(tell_error)

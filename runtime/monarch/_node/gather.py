@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
 from monarch._core.roster import split_proc
@@ -16,8 +16,10 @@ from monarch._node.call_watch import CallGroup
 from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
-from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
-from monarch._wire.messages import ERROR, FAILED, Dead, Reply
+from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure, with_source
+from monarch._node.unread import UnreadError
+from monarch._wire.messages import ERROR, FAILED, RESULT, STOPPED, Dead, Folded, Reply
+from monarch._wire.pickling import loads
 from monarch.config import TAIL_LINES
 from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
@@ -32,6 +34,10 @@ _HEARING = 0.05
 """Seconds after a death in which other ranks may still answer before the call fails."""
 
 
+_CONSTANT = frozenset({type(None), bool, int, float, str, bytes})
+"""Types whose values may be shared."""
+_LINE = 200
+"""Characters of the first line of an error in the events of a mesh."""
 _WORTH = 1.0
 """Seconds of a timed-out wait from which on the ranks are asked what they run instead."""
 
@@ -65,6 +71,7 @@ class Gather(Future[R]):
     """
 
     __slots__ = (
+        "_error_to_tell",
         "_finish",
         "_left",
         "_patient",
@@ -106,6 +113,8 @@ class Gather(Future[R]):
         self._finish = finish
         self._patient = patient
         self._why = ""
+        self._error_to_tell: UnreadError | None = None
+        """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
         self.view: Any = None
         """The addressed mesh, for errors: a slice has its own ranks."""
         self.goes_on = True
@@ -129,7 +138,13 @@ class Gather(Future[R]):
     @property
     def label(self) -> str:
         """The call, for errors."""
+        if self._label:
+            return self._label
         return f"{self._called}.{self.method}()" if self.method else self._called
+
+    def rename(self, label: str) -> None:
+        """Let errors name the call by something else than its endpoint."""
+        self._label = label
 
     @property
     def _called(self) -> str:
@@ -148,12 +163,34 @@ class Gather(Future[R]):
                 reply = replaced(reply, self.targets, self.label)
             if replies[reply.rank] is not None:
                 return
+            if reply.status and self.actor:
+                # Before anybody can see that the rank has answered. Its subscribers only note it.
+                self._node.events.call_failed.tell(self.port, self.base_rank(reply.rank), *_failure_of(reply))
             replies[reply.rank] = (reply, frames) if frames else reply
             self._left -= 1
             complete = not self._left
         if reply.status and self.actor and self.watched:
+            if reply.status == ERROR and self._error_to_tell is None and self.method != "__init__":
+                self._error_to_tell = UnreadError(self.label, self.base_rank(reply.rank), unpack_failure(reply.body))
             # Other ranks may wait for this one.
             self._node.watch.failed(self, reply.rank)
+        if complete:
+            self._node.ports.close(self.port)
+            self._complete()
+        elif self.waiter is not None:
+            self._node.receive_loop.notify(self.waiter)
+
+    def reply_alike(self, reply: Reply, ranks: Sequence[int]) -> None:
+        """Take the same value from the actors at some positions, without buffers; ignore second replies."""
+        with self._lock:
+            replies = self._replies
+            if not self._left:
+                return
+            for rank in ranks:
+                if replies[rank] is None:
+                    replies[rank] = reply
+                    self._left -= 1
+            complete = not self._left
         if complete:
             self._node.ports.close(self.port)
             self._complete()
@@ -179,21 +216,27 @@ class Gather(Future[R]):
         """Return the positions that have failed so far."""
         return [position for position, reply, _ in self._replied() if reply.status]
 
+    def forget_error(self) -> None:
+        """Do not tell its error when it is dropped: somebody reads it."""
+        if self._error_to_tell is not None:
+            self._error_to_tell.is_read = True
+
     def outcomes(self) -> dict[int, Any]:
         """Return the values so far that report a failure, by position."""
+        self.forget_error()
         return {
             position: self._node.bulk.load(reply, frames)
             for position, reply, frames in self._replied()
-            if reply.status == FAILED
+            if reply.status in (FAILED, STOPPED)
         }
 
     def _replied(self) -> list[tuple[int, Reply, Sequence[bytes]]]:
-        found: list[tuple[int, Reply, Sequence[bytes]]] = []
+        replies: list[tuple[int, Reply, Sequence[bytes]]] = []
         for position, each in enumerate(list(self._replies)):
             reply, frames = each if isinstance(each, tuple) else (each, ())
             if isinstance(reply, Reply):
-                found.append((position, reply, frames))
-        return found
+                replies.append((position, reply, frames))
+        return replies
 
     def lost(self, peer: Peer, dead: Dead) -> bool:
         """Note the death of a proc, and return whether its answer was outstanding."""
@@ -228,13 +271,18 @@ class Gather(Future[R]):
 
     def _give_up(self) -> None:
         """Complete without the outstanding answers."""
+        if self._abandon():
+            self._node.ports.close(self.port)
+            self._complete()
+
+    def _abandon(self) -> bool:
+        """Stop waiting for the outstanding answers; return whether there were any."""
         with self._lock:
             if not self._left:
-                return
+                return False
             self.unanswered = self.waits_for()
             self._left = 0
-        self._node.ports.close(self.port)
-        self._complete()
+            return True
 
     def waits_for(self) -> list[Peer]:
         """Return the procs that have not answered."""
@@ -252,8 +300,8 @@ class Gather(Future[R]):
         silence = self._node.find_part(Liveness)
         if silence is not None:
             silent = [(rank, silence.text(self.targets[rank].proc)) for rank in ranks]
-            said = [f"rank {base[rank]}, which {why}" for rank, why in silent if why]
-            text += "".join(f" ({each})" for each in said[:8])
+            notes = [f"rank {base[rank]}, which {why}" for rank, why in silent if why]
+            text += "".join(f" ({each})" for each in notes[:8])
         return text
 
     def _front(self, waited: float) -> str:
@@ -263,10 +311,17 @@ class Gather(Future[R]):
         return f"; {text}" if text else ""
 
     def _make(self) -> R:
+        self.forget_error()
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
+        former: Answer | None = None
+        value: Any = None
         for rank, reply in enumerate(self._replies):
+            if reply is former and type(value) in _CONSTANT:
+                # One reply for several actors; others have their own objects.
+                values.append(value)
+                continue
             frames: Sequence[bytes] = ()
             if isinstance(reply, tuple):
                 reply, frames = reply
@@ -277,7 +332,11 @@ class Gather(Future[R]):
                 values.append(None)
             elif reply.status != ERROR:
                 try:
-                    values.append(self._node.bulk.load(reply, frames))
+                    # The usual answer is small; load() would be one more call for each.
+                    former = None
+                    value = loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
+                    values.append(value)
+                    former = reply
                 except Exception:
                     # Raised when it is read, so that the other values stay available.
                     values.append(Deferred(_Load(self._node, reply, frames)))
@@ -290,6 +349,7 @@ class Gather(Future[R]):
                 f"{self.label} failed: {self._why}",
                 mesh=self.mesh,
                 results=ValueMesh(self.extent, values) if len(self.unanswered) < len(values) else None,
+                reason=self._why,
             )
         if failures and self.view is not None:
             self.view._has_read(failures)
@@ -310,12 +370,27 @@ class Gather(Future[R]):
         self, failures: dict[int, Failure], lost: dict[int, Dead], results: ValueMesh[Any] | None
     ) -> BaseException:
         if not lost:
-            return group(failures, self.extent, self.label, results, self._unanswered(), self._base())
+            error = group(failures, self.extent, self.label, results, self._unanswered(), self._base())
+            return _with_advice(error, split_proc(self.targets[0].proc)[0])
         return died(self.label, self.mesh, lost, self._base(), results)
 
     def _base(self) -> list[int]:
         """Return the base rank of each position."""
-        return [self.base_rank(position) for position in range(len(self.targets))]
+        return ranks_of_peers(self.targets)
+
+
+def ranks_of_peers(peers: Iterable[Peer]) -> list[int]:
+    """Return the rank of each process in its mesh."""
+    return [split_proc(peer.proc)[1] for peer in peers]
+
+
+def _with_advice(error: BaseException, uid: str) -> BaseException:
+    """Return an error, with what to do if it is of a failed actor."""
+    if isinstance(error, SupervisionError) and error.actor_failed:
+        text = advice().placed("\n".join(with_source(str(error))))
+        error.args, error.message = (text,), text
+        add_note(error, advice().after_failure(uid))
+    return error
 
 
 def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
@@ -325,13 +400,52 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
         ProtocolError: its sender is not a member.
     """
     places = [place for place, peer in enumerate(targets) if peer.proc == reply.src]
-    what = f"{reply.src} answered {label} from position {reply.rank}, of {len(targets)} that were addressed"
+    what = f"{reply.src} answered {label} from position {reply.rank}; the call was sent to {len(targets)} ranks"
     if not places:
-        raise ProtocolError(f"{what}, but is not one of them")
+        raise ProtocolError(f"{what}, and {reply.src} is not one of them")
     status, body = reply.status, reply.body
     if status != ERROR:
         status, body = ERROR, pack_failure(ProtocolError(what), True)
     return Reply(reply.src, reply.port, places[0], status, reply.done, body)
+
+
+_INTERRUPTS = ("KeyboardInterrupt", "asyncio.exceptions.CancelledError")
+
+
+def _failure_of(reply: Reply) -> tuple[str, bool]:
+    """Return the first line of an error, and whether the call was only ended from outside."""
+    if reply.status != ERROR:
+        # It is the value of a cell, which only its reader unpickles.
+        return ("stopped", True) if reply.status == STOPPED else ("see its output", False)
+    failure = unpack_failure(reply.body)
+    line = f"{failure.kind}: {failure.text}".partition("\n")[0][:_LINE]
+    return line, failure.freed or failure.kind in _INTERRUPTS
+
+
+class _Sink(Protocol):
+    """Takes the replies to a call."""
+
+    @property
+    def targets(self) -> Sequence[Peer]: ...
+    def reply(self, reply: Reply, frames: Sequence[Any], /) -> None: ...
+
+
+def take_folded(node: NodeLike, folded: Folded) -> None:
+    """Give replies that were folded on their way to the call that waits for them."""
+    sink = cast("_Sink | None", node.ports.sinks.get(folded.port))
+    if sink is None:
+        # The next replies of these ranks say again what they have finished.
+        return
+    targets = sink.targets
+    for status, done, body, ranks in folded.groups:
+        for rank in ranks:
+            if targets[rank].window.finished(done):
+                node.receive_loop.notify(targets[rank])
+        if status == RESULT and is_gather(sink):
+            sink.reply_alike(Reply(targets[ranks[0]].proc, folded.port, ranks[0], status, done, body), ranks)
+            continue
+        for rank in ranks:
+            sink.reply(Reply(targets[rank].proc, folded.port, rank, status, done, body), ())
 
 
 def is_gather(sink: object) -> TypeGuard[Gather[Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -13,9 +14,11 @@ from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch._wire.tcp import LEASE_S
+from monarch.config import TREE_HOSTS
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
+    from monarch._node.spreads import Spreads
     from monarch._wire.keys import KeyPair
 
 
@@ -42,8 +45,14 @@ class Hosts:
         """By host; written under ``_lock``."""
         self.known: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the hosts that this process talks to directly."""
+        self.seen_at: dict[str, str] = {}
+        """Addresses at which other hosts reach a host that this process reaches by a forwarded port."""
         self.lost: dict[str, m.Dead] = {}
         """Causes of lost or ended hosts. Leader only writes; an entry is valid until the host is ``known``."""
+        self._joined: set[str] = set()
+        """Hosts that pass messages on. Written by the threads that attach hosts, one at a time."""
+        self.spreads: Spreads
+        """Messages to many hosts. Set once, before anything is sent."""
         self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: its holders may read and write the buffers of its processes. Set before anything is sent."""
@@ -88,6 +97,32 @@ class Hosts:
             return Gateway(link, agent, True)
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
 
+    def join(self, hosts: Sequence[str]) -> None:
+        """Add hosts of which messages may go to others, once there are enough of them."""
+        self._joined.update(hosts)
+        joined = [host for host in self._joined if host in self.known]
+        least = TREE_HOSTS()
+        if least and len(joined) >= least:
+            for host in joined:
+                self.spreads.number(self.gateway(host))
+            self.spreads.lease = self.lease
+            self.spreads.least = least
+
+    def cast(self, src: str, far: Sequence[tuple[Gateway, list[str]]], port: int, frames: Sequence[Any]) -> None:
+        """Send one message to procs of some hosts.
+
+        Args:
+            src: the sender.
+            far: connections to the hosts, with the procs of each.
+            port: whose replies the agents gather; 0 for none.
+            frames: of the message.
+        """
+        if len(far) > 1 and self.spreads.least:
+            self.spreads.cast(far, port, frames)
+        else:
+            for gateway, procs in far:
+                gateway.cast(src, procs, port, frames)
+
     def adopt(self, host: str, link: Link) -> None:
         """Use an existing connection as the gateway to another host."""
         self.gateways[host] = Gateway(link, f"{host}/agent", True)
@@ -98,7 +133,7 @@ class Hosts:
 
     def address_of(self, host: str) -> str:
         """Return the address, without a port, of another host; empty if unknown here."""
-        address = self.known.get(host, ("", ""))[0]
+        address = self.seen_at.get(host) or self.known.get(host, ("", ""))[0]
         return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     def lose(self, host: str, cause: Cause, expected: bool) -> None:
@@ -109,6 +144,8 @@ class Hosts:
         gateway = self.gateways.get(host)
         if gateway is not None:
             gateway.close()
+            if gateway.spreads is not None:
+                self.spreads.lost(host)
 
     def close(self, linger_ms: int) -> None:
         """Close the connections to all hosts."""

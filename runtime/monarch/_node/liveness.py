@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from monarch._core.events import Event
@@ -13,6 +12,7 @@ from monarch._core.roster import split_proc
 from monarch._node.node_like import NodeLike
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request, service
+from monarch._procs.os.blocked import cpu_shares, process_state
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole
@@ -30,6 +30,10 @@ _STATES = {
     "D": "its process waits in the kernel for a disk or a device",
     "Z": "its process has just ended",
 }
+
+
+_STARVED = 0.5
+"""Part of its silence for which a process is ready to run and has no CPU, from which on that is the cause."""
 
 
 def check_bound(bound: float | None) -> None:
@@ -50,9 +54,13 @@ class Liveness:
         self._node = node
         self.ticked: Event[[float]] = Event(tell_error)
         """Fires with the time of each check; in the receiving thread."""
+        self.changed: Event[[str, str]] = Event(tell_error)
+        """A process has become unresponsive, with the predicate, or answers again, with an empty text."""
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self._asked: dict[str, float] = {}
+        self._starved: dict[str, float] = {}
+        """Seconds for which each asked process had waited for a CPU by then."""
         self._ticking = False
         self._port = 0
         node.events.proc_died.subscribe(self.forget)
@@ -75,6 +83,7 @@ class Liveness:
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
                 self.since[proc] = asked
                 # Unknown for processes of other hosts.
+                self.changed.tell(proc, self.text(proc))
                 lives = "it is alive, and " if proc in node.peers.pids else ""
                 self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls are waiting")
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
@@ -87,6 +96,7 @@ class Liveness:
         for proc in procs:
             if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
                 self._asked[proc] = now
+                self._starved[proc] = cpu_shares(node.peers.pids.get(proc, 0))[1]
                 node.peers.get(proc).send(ask_frame(node, request(here), self._port))
 
     def _listens(self, proc: str) -> bool:
@@ -104,7 +114,9 @@ class Liveness:
         self._looks = waiting
         self._node.receive_loop.wait(waiting, patience)
         for proc in waiting.left():
-            self.since.setdefault(proc, self._asked.get(proc, begun))
+            if proc not in self.since:
+                self.since[proc] = self._asked.get(proc, begun)
+                self.changed.tell(proc, self.text(proc))
 
     _looks: _Answers | None = None
 
@@ -114,6 +126,8 @@ class Liveness:
         since = self.since.pop(reply.src, None)
         if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
             self._say(f"{self._title(reply.src)} answers again")
+        if since is not None:
+            self.changed.tell(reply.src, "")
         if self._looks is not None and self._looks.done:
             self._node.receive_loop.notify(self._looks)
 
@@ -123,8 +137,8 @@ class Liveness:
 
     def forget(self, proc: str) -> None:
         """Forget a process that has died."""
-        self._asked.pop(proc, None)
-        self.since.pop(proc, None)
+        for table in (self._asked, self.since, self._starved):
+            table.pop(proc, None)
 
     def text(self, proc: str) -> str:
         """Describe an unresponsive process; empty for others."""
@@ -133,11 +147,14 @@ class Liveness:
             return ""
         pid = self._node.peers.pids.get(proc, 0)
         why = ""
-        with suppress(OSError, IndexError):
-            with open(f"/proc/{pid}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
-            why = _STATES.get(state, "it is in C code that holds the GIL")
-        return f"has not answered for {time.monotonic() - since:.1f} s" + (f": {why}" if why else "")
+        seconds = time.monotonic() - since
+        if state := process_state(pid):
+            starved = cpu_shares(pid)[1] - self._starved.get(proc, 0.0) > _STARVED * seconds
+            usual = (
+                "it gets no CPU, since this machine is overloaded" if starved else "it is in C code that holds the GIL"
+            )
+            why = _STATES.get(state, usual)
+        return f"has not answered for {seconds:.1f} s" + (f": {why}" if why else "")
 
     def _title(self, proc: str) -> str:
         uid, rank = split_proc(proc)

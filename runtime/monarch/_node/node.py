@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import gethostname
 from threading import RLock
 from typing import TypeVar, cast
@@ -13,6 +13,7 @@ from monarch._node.bulk import BulkData, ExportSlot
 from monarch._node.call_watch import CallWatch, NoWatch
 from monarch._node.dispatch import Dispatch
 from monarch._node.events import NodeEvents
+from monarch._node.gather import take_folded
 from monarch._node.hosts import Hosts
 from monarch._node.mishaps import Mishaps
 from monarch._node.peer_table import PeerTable
@@ -21,6 +22,7 @@ from monarch._node.rank_config import RankConfig
 from monarch._node.replies import Replies
 from monarch._node.services.answering import on_ask
 from monarch._node.services.lanes import Lanes
+from monarch._node.spreads import Spreads
 from monarch._node.waits import Waits
 from monarch._procs.session_folder import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
@@ -90,6 +92,8 @@ class Node:
         self.ports = PortTable()
         hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
         self.hosts = Hosts(host_of(proc), folder, hello, context)
+        self.hosts.spreads = Spreads(proc, self.hosts.gateways)
+        self.hosts.spreads.later = self.receive_loop.call_later
         self.peers = PeerTable(
             proc, root, self.hosts, self.receive_loop, self.ports, self.events, self.dispatch.deliver
         )
@@ -101,8 +105,10 @@ class Node:
     def _register(self) -> None:
         handle = self.dispatch.handle
         handle(m.Reply, self._on_reply)
+        handle(m.Folded, self._on_folded)
+        handle(m.Received, self.hosts.spreads.received)
         handle(m.Credit, self.replies.credited)
-        handle(m.Ready, self.peers.ready)
+        handle(m.Ready, self._on_ready)
         handle(m.Dead, lambda dead, _: self.peers.end(dead))
         handle(m.Hello, self.peers.greeted)
         handle(m.Refused, self.peers.refused)
@@ -177,11 +183,21 @@ class Node:
 
     def _on_reply(self, reply: m.Reply, more: object) -> None:
         peer = self.peers.known.get(reply.src)
-        if peer is not None and reply.done:
-            peer.finished(reply.done)
+        if peer is not None and reply.done and peer.window.finished(reply.done):
+            self.receive_loop.notify(peer)
         sink = self.ports.sinks.get(reply.port)
         if sink is not None:
             sink.reply(reply, more)  # pyright: ignore[reportArgumentType]
+
+    def _on_folded(self, folded: m.Folded, more: Sequence[object]) -> None:
+        self.hosts.spreads.heard(folded.hosts)
+        take_folded(self, folded)
+        if folded.parts:
+            self.dispatch.handlers[m.Batch](m.Batch(folded.src, folded.parts, folded.frames), more)
+
+    def _on_ready(self, ready: m.Ready, more: Sequence[object]) -> None:
+        self.peers.ready(ready, more)
+        self.events.ready.tell(ready)
 
     def _on_fault(self, fault: m.Fault, _: object) -> None:
         if fault.actor == m.INTERNAL:
@@ -194,8 +210,8 @@ class Node:
 
     def tend(self) -> None:
         """Maintain the socket files that others connect to; in the receiving thread."""
-        if said := self.residence.tend():
-            tell(f"monarch: {self.proc}: {said}")
+        if problem := self.residence.tend():
+            tell(f"monarch: {self.proc}: {problem}")
 
     # Ending
 

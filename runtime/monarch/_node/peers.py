@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from monarch._node.spreads import Spreads
     from monarch._wire.receiving.loop import ReceiveLoop, Turn
 
 __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
@@ -136,19 +137,22 @@ class GonePeer(Peer):
 class IpcPeer(Peer):
     """A process of the same host; one that is starting is connected when it listens."""
 
-    __slots__ = ("_early", "_link")
+    __slots__ = ("_early", "_link", "send")
 
     def __init__(self, table: Table, proc: str, starting: bool = False) -> None:
         super().__init__(table, proc)
-        # Connecting before it listens would cost the pause of a retry.
+        # Both: written under table.lock, by the leader except for messages that are added. Connecting before it
+        # listens would cost the pause of a retry.
         self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
         self._link: Link | None = None if starting else self._connect()
+        # That of the link while there is one: a call less for each message. Written with ``_link``.
+        self.send: Any = self._send if self._link is None else self._link.send
 
     def _connect(self) -> Link:
         table = self.table
         return Link(table.context, ipc_address(table.folder, self.proc), table.hello)
 
-    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+    def _send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         link = self._link
         if link is None:
             with self.table.lock:
@@ -170,6 +174,7 @@ class IpcPeer(Peer):
             while self._early:
                 link.send(*self._early.popleft())
             self._link, self._early = link, None
+            self.send = link.send
 
     def close(self, linger_ms: int) -> None:
         """Close the connection after its unsent messages, within a time."""
@@ -182,7 +187,7 @@ class IpcPeer(Peer):
             self._early = None
         if self._link is not None:
             self._link.close()
-            self._link = None
+            self._link, self.send = None, self._send
 
 
 class RemotePeer(Peer):
@@ -210,25 +215,42 @@ class Gateway:
     """The connection to another host: through its agent, or for a rank through its own agent."""
 
     def __init__(self, link: Link, agent: str, direct: bool) -> None:
-        self.link = link
+        self.link: Link = link
+        self.host = host_of(agent)
         self._agent = agent
         self._direct = direct
         self.closed = Event()
+        self.spreads: Spreads | None = None
+        """Sends in the order of numbers, with messages that come by way of other hosts; None without numbers. Set
+        once."""
+        # The next five: under the lock of ``spreads``; ``arrived`` is written by the leader alone.
+        self.last = 0
+        """Number of the last message."""
+        self.arrived = 0
+        """Number up to which the agent has all messages, as far as is known here."""
+        self.settled = 0.0
+        """When messages to it may go by way of other hosts."""
+        self.relay = ""
+        """The host by way of which it got the last message that did not come straight."""
+        self.heard: list[int] = []
+        """Numbers of answers that have arrived from there, and of which its agent does not know it."""
 
     def route(self, proc: str, frames: Sequence[Any]) -> None:
         """Send to one proc, or to the agent itself."""
-        if self._direct and proc == self._agent:
-            self.link.send(frames[0], frames[1:])
-        else:
-            self.link.send(encode(Route(proc, len(frames))), frames)
+        if not (self._direct and proc == self._agent):
+            frames = [encode(Route(proc, len(frames))), *frames]
+        self._send(frames)
 
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
         """Send one message to many procs of the host; their replies arrive as one batch."""
-        cast = encode(Cast(src, procs, port, len(frames)))
-        if self._direct:
-            self.link.send(cast, frames)
+        frames = [encode(Cast(src, procs, port, len(frames))), *frames]
+        self._send(frames if self._direct else [encode(Route(self._agent, len(frames))), *frames])
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        if self.spreads is None:
+            self.link.send(frames[0], frames[1:])
         else:
-            self.link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
+            self.spreads.send(self, frames)
 
     def monitor(self) -> Any:
         """Return a socket that reports the loss of the connection; None if another process has the connection."""

@@ -6,7 +6,8 @@ import linecache
 import os
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +16,7 @@ from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.advice import advice
 from monarch._wire import plain
-from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
+from monarch._wire.messages import FAILED, RESULT, STOPPED, UNREADABLE, VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, CollectiveMismatchError, MonarchError, ProtocolError
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_TEXT = 100_000
+_SHOWN = 50
+"""The first and the last exceptions of a long chain that are sent; each takes about a millisecond."""
+
+
+_LINKS = {name: BaseException.__dict__[name] for name in ("__cause__", "__context__", "__suppress_context__")}
+"""The attributes that link exceptions, in the order to set them: a cause suppresses the context."""
 
 
 class Outcome:
@@ -33,6 +40,16 @@ class Outcome:
     def failed(self) -> bool:
         """Whether the call has failed."""
         raise NotImplementedError
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has failed only because it was ended from outside: by an interrupt, or because of other ranks."""
+        raise NotImplementedError
+
+    @property
+    def status(self) -> int:
+        """The status of the Reply."""
+        return STOPPED if self.stopped else FAILED if self.failed else RESULT
 
 
 _unpack = msgspec.msgpack.Decoder(Failure).decode
@@ -108,7 +125,7 @@ def _text(error: BaseException) -> str:
     try:
         return _sendable(str(error)[:_MAX_TEXT])
     except BaseException as broken:
-        return f"<no text: str() of it raised {type(broken).__name__}>"
+        return f"<no text: its str() raised {type(broken).__name__}>"
 
 
 def is_ours(filename: str) -> bool:
@@ -126,12 +143,53 @@ def _trace(error: BaseException) -> tuple[str, str]:
             where = "" if where.startswith(_OURS) else where
     linecache.checkcache()
     try:
-        shown = traceback.TracebackException.from_exception(error)
-        fold_frames(shown)
-        text = "".join(shown.format())
+        text = _chain(error)
     except BaseException as broken:
         text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
     return text[-_MAX_TEXT:].rstrip("\n"), where
+
+
+def _chain(error: BaseException) -> str:
+    """Return an exception with its causes as Python prints them, without the middle of a very long chain."""
+    causes = _causes(error)
+    left_out = len(causes) - 2 * _SHOWN
+    if left_out <= 0:
+        return _formatted(error, None)
+    note = f"\n[{left_out} exceptions of this chain of {len(causes)} are left out]\n\n"
+    return _formatted(causes[-_SHOWN], None) + note + _formatted(error, causes[_SHOWN - 1])
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an exception and its causes, the last one first."""
+    found, seen = list[BaseException](), set[int]()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        found.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return found
+
+
+def _formatted(error: BaseException, last: BaseException | None) -> str:
+    """Return an exception with its causes, down to the last one to show."""
+    # Python follows the chain by itself, so it is cut meanwhile.
+    with _cut(last) if last is not None else nullcontext():
+        shown = traceback.TracebackException.from_exception(error)
+    fold_frames(shown)
+    return "".join(shown.format())
+
+
+@contextmanager
+def _cut(error: BaseException) -> Generator[None]:
+    """Take the causes from an exception meanwhile; not by setattr, which may be user code."""
+    before = {name: getattr(error, name) for name in _LINKS}
+    try:
+        for name in _LINKS:
+            _LINKS[name].__set__(error, None if name != "__suppress_context__" else False)
+        yield
+    finally:
+        for name, value in before.items():
+            _LINKS[name].__set__(error, value)
 
 
 def fold_frames(shown: traceback.TracebackException | None) -> None:
@@ -158,9 +216,9 @@ def exception_of(failure: Failure) -> BaseException | None:
         return None
 
 
-def is_consequence(told: BaseException | None) -> bool:
+def is_consequence(replacement: BaseException | None) -> bool:
     """Return whether a replaced error only reports the effect of other ranks."""
-    return told is not None and not isinstance(told, CollectiveMismatchError)
+    return replacement is not None and not isinstance(replacement, CollectiveMismatchError)
 
 
 def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:

@@ -33,7 +33,8 @@ _SHARE = 0.02
 _LOOKS_BUSY = 500
 """The most looks at a thread that waits for a CPU."""
 _prodded: dict[str, tuple[int, float]] = {}
-"""By key of an actor: the count of ``noticed`` at the last request, and the CPU seconds of its thread."""
+"""By key of an actor: the count of ``noticed`` at the last request, and the CPU seconds of its thread. Threads of
+services, in single dict operations."""
 
 
 class ThreadState(NamedTuple):
@@ -137,6 +138,13 @@ def place_of(frame: FrameType | None) -> str:
             return f"{frame.f_code.co_filename} line {frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def call_in_cell(frame: FrameType | None) -> str:
+    """Return the expression that the innermost frame of any cell evaluates; empty if there is none."""
+    while frame is not None and not _CELL.fullmatch(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _call_at(frame)
 
 
 def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:

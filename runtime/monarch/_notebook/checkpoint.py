@@ -42,8 +42,8 @@ def take(namespace: Namespace, names: list[str]) -> dict[str, Any]:
     variables = namespace.variables
     missing = [name for name in names if name not in variables]
     if missing:
-        mine = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
-        raise NameError(f"name {missing[0]!r} is not defined on rank {namespace.point.rank}, which has {mine}")
+        known = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
+        raise NameError(f"name {missing[0]!r} is not defined on rank {namespace.point.rank}, which has {known}")
     chosen = names or [name for name, _ in namespace.names_of() if _is_saved(variables[name])]
     # A tuple is one part, whatever is in it.
     return {
@@ -88,13 +88,13 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
 
     version = Version(folder)
     table, apart = _table_of(version, namespace.point.rank)
-    there = {name.partition(".")[0] for name in (*table, *apart)}
+    saved = {name.partition(".")[0] for name in (*table, *apart)}
     restored: dict[str, str] = {}
     failed: dict[str, str] = {}
-    for name in names or sorted(there):
+    for name in names or sorted(saved):
         try:
-            if name not in there:
-                raise NotRestored(f"the checkpoint has {', '.join(sorted(there)) or 'nothing'}")
+            if name not in saved:
+                raise NotRestored(f"the checkpoint has {', '.join(sorted(saved)) or 'nothing'}")
             if any(_is_of(name, each) for each in apart):
                 raise NotRestored("it differed between ranks, and this rank is not in the checkpoint")
             restored[name] = _restore(namespace, version, name, {k: v for k, v in table.items() if _is_of(name, k)})
@@ -140,15 +140,15 @@ def _restore_tensor(variables: dict[str, Any], version: Version, name: str, key:
     """Restore in place if a tensor of the same kind exists, since others, such as an optimizer, may refer to it."""
     import torch
 
-    there = variables.get(name)
+    current = variables.get(name)
     known = version.known[key]
-    if isinstance(there, torch.Tensor) and there.dtype == known.properties.dtype and there.shape == known.size:
-        version.check({key: there}, {key: name})
-        version.read({key: there})
-        return there
+    if isinstance(current, torch.Tensor) and current.dtype == known.properties.dtype and current.shape == known.size:
+        version.check({key: current}, {key: name})
+        version.read({key: current})
+        return current
     if key == name:
         raise NotRestored("it is a DTensor; run the cells that create it, then restore it")
-    device = there.device if isinstance(there, torch.Tensor) else variables.get("device", "cpu")
+    device = current.device if isinstance(current, torch.Tensor) else variables.get("device", "cpu")
     made = version.make(key, device)
     version.read({key: made})
     return made.requires_grad_(bool(known.properties.requires_grad))

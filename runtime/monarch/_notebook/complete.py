@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import keyword
 import re
@@ -13,12 +14,14 @@ from monarch._actors.table import actors_of
 from monarch._core.kinds import class_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
+from monarch._notebook.who.attributes import attribute, is_evasive, names_of
+from monarch._notebook.who.kinds import NOTHING, text_of
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
 _LIMIT = 500
 
 
-@service("complete.complete_here", "threaded")
+@service("complete.complete_here", "probe")
 def complete_here(text: str, key: str) -> list[str]:
     """Return completions, in this rank, of the name at the end of a piece of code.
 
@@ -29,7 +32,7 @@ def complete_here(text: str, key: str) -> list[str]:
     return complete(text, _variables(key))
 
 
-@service("complete.inspect_here", "threaded")
+@service("complete.inspect_here", "probe")
 def inspect_here(name: str, key: str) -> str | None:
     """Inspect a name in this rank: see ``inspect_name``."""
     return inspect_name(name, _variables(key))
@@ -50,21 +53,22 @@ def complete(text: str, variables: dict[str, Any]) -> list[str]:
         names = {*variables, *dir(builtins), *keyword.kwlist}
         return sorted(each for each in names if each.startswith(last) and (last or not each.startswith("_")))[:_LIMIT]
     value = _value(before, variables)
-    if value is _NOTHING:
+    if value is NOTHING:
         return []
-    names = [each for each in _dir(value) if each.startswith(last) and (last or not each.startswith("_"))]
+    names = [each for each in names_of(value) if each.startswith(last) and (last or not each.startswith("_"))]
     return [f"{before}.{each}" for each in sorted(names)][:_LIMIT]
 
 
 def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
     """Return the signature, type and docstring of a name's value; None if it is undefined."""
     value = _value(name, variables)
-    if value is _NOTHING:
+    if value is NOTHING:
         return None
-    try:
-        head = f"{name}{inspect.signature(value)}" if callable(value) else f"{name}: {type(value).__name__}"
-    except (TypeError, ValueError):
-        head = f"{name}: {type(value).__name__}"
+    head = f"{name}: {text_of(class_of(value), '__name__')}"
+    if is_evasive(value):
+        return head
+    with contextlib.suppress(TypeError, ValueError):
+        head = f"{name}{inspect.signature(value)}" if callable(value) else head
     document = inspect.getdoc(value) or ""
     return f"{head}\n\n{document}".rstrip()
 
@@ -72,28 +76,15 @@ def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
 def value_of(name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
     """Return the value of a dotted name, and whether there is one."""
     value = _value(name, variables)
-    return (None, False) if value is _NOTHING else (value, True)
-
-
-_NOTHING: Any = object()
+    return (None, False) if value is NOTHING else (value, True)
 
 
 def _value(name: str, variables: dict[str, Any]) -> Any:
     """Return the value of a dotted name, without running properties."""
     first, *rest = name.split(".")
-    value = variables.get(first, getattr(builtins, first, _NOTHING))
+    value = variables.get(first, getattr(builtins, first, NOTHING))
     for part in rest:
-        if value is _NOTHING:
+        if value is NOTHING:
             break
-        if isinstance(inspect.getattr_static(class_of(value), part, None), property):
-            # A property may do anything and take any time.
-            return _NOTHING
-        value = getattr(value, part, _NOTHING)
+        value = attribute(value, part)
     return value
-
-
-def _dir(value: Any) -> list[str]:
-    try:
-        return dir(value)
-    except Exception:
-        return []

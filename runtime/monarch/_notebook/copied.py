@@ -30,8 +30,8 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
     variables = namespace.variables
     missing = [name for name in names if name not in variables]
     if missing:
-        mine = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
-        raise NameError(f"rank {namespace.point.rank} has no variable {missing[0]!r}; it has {mine}")
+        known = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
+        raise NameError(f"rank {namespace.point.rank} has no variable {missing[0]!r}; it has {known}")
     wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
     if not names:
         wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}

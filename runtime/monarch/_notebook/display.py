@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -71,7 +71,7 @@ class Display:
         self._show(UPDATE, value, display_id, raw)
 
     def clear(self, wait: bool = False) -> None:
-        """Remove what this rank has displayed in the cell."""
+        """Remove what this rank has printed and displayed in the cell."""
         self._send(Shown(CLEAR, {}, "", wait))
 
     def publish(
@@ -96,8 +96,8 @@ class Display:
         close_figures()
 
     @contextmanager
-    def to(self, sink: Any) -> Generator[None]:
-        """Send what is shown meanwhile to a port, and figures that are open at the end."""
+    def to(self, sink: Any, figures: bool = True) -> Generator[None]:
+        """Send what is shown meanwhile to a port, and with ``figures`` also those that are open at the end."""
         before, self._sink = self._sink, sink
         if before is None:
             self._pictures.clear()
@@ -105,10 +105,13 @@ class Display:
         token = _current.set(self)
         try:
             yield
-            self.show_figures()
+            if figures:
+                self.show_figures()
         finally:
             self._sink = before
-            _current.reset(token)
+            # Whoever looks at the stack of an interrupted cell may end this in another thread.
+            with suppress(ValueError):
+                _current.reset(token)
 
     @property
     def sink(self) -> Any:
@@ -170,7 +173,7 @@ def update_display(value: object, *, display_id: str, **options: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Remove what this rank has displayed in the cell."""
+    """Remove what this rank has printed and displayed in the cell."""
     current_display().clear(wait)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
 
+from monarch._actors.failed import failed as last_error
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
@@ -90,6 +91,11 @@ class CellResult(Outcome):
         """Whether the cell has raised."""
         return self.error is not None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was interrupted, or left a collective because of other ranks or of a stop."""
+        return self.error is not None and (self.error.interrupted or self.error.freed or self.error.broken)
+
 
 def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
     """Run a cell to its end in this thread."""
@@ -131,6 +137,7 @@ def steps_of(
     sink: Any,
     change: ast.NodeTransformer | None = None,
     typed: str = "",
+    figures: bool = True,
 ) -> Steps:
     """Return a cell in a namespace, to be run; what it raises is a part of the result.
 
@@ -144,29 +151,33 @@ def steps_of(
         sink: where they are shown.
         change: changes the code before it runs.
         typed: its text as the user typed it, on the same lines, if that has magics.
+        figures: whether open figures are shown at the end, and closed.
     """
     begun = time.perf_counter()
     lines = (typed or source).splitlines(keepends=True)
     linecache.cache[name] = (len(typed or source), None, lines, name)
     before = running_cell.set(RunningCell(name, variables, display, change))
     try:
-        with display.to(sink):
+        with display.to(sink, figures):
             value, shown = yield from execute_code(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
             display.note(bundle)
+        leave_if_forked()
+        if bundle is not None:
+            variables["_"] = value
+        sealed = _sealed(value) if bundle is not None else None
     except BaseException as error:
         leave_if_forked(error)
+        last_error.keep(error)
         freed = note_failure(error)
+        if not is_consequence(freed):
+            last_error.stop(error)
         failed = _error(freed or error, name, lines)
         failed.freed, failed.broken = is_consequence(freed), broke(error)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
         running_cell.reset(before)
         unmark()
-    leave_if_forked()
-    if bundle is not None:
-        variables["_"] = value
-    sealed = _sealed(value) if bundle is not None else None
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
@@ -190,6 +201,13 @@ def execute_code(
         return None, False
     value = yield from _run(ast.Expression(last.value), name, "eval", variables)
     return value, not _ends_in_semicolon(source, end)
+
+
+def hides_value(source: str) -> bool:
+    """Return whether a cell ends in an expression whose value a semicolon hides."""
+    body = ast.parse(source).body
+    last = body[-1] if body else None
+    return isinstance(last, ast.Expr) and _ends_in_semicolon(source, (last.end_lineno, last.end_col_offset))
 
 
 def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generator[Any, Any, Any]:
@@ -217,6 +235,17 @@ def _sealed(value: Any) -> LazyPickle | None:
     return LazyPickle(body, buffers)
 
 
+def _described(error: BaseException) -> tuple[str, traceback.TracebackException]:
+    """Return the text of an error and its traceback; what the error's own code raises is neither's end."""
+    try:
+        text = str(error)
+    except BaseException as broken:
+        text = f"<its text raised {type(broken).__name__}>"
+        # Its code does not run a second time.
+        return text, traceback.TracebackException(type(error), Exception(text), error.__traceback__)
+    return text, traceback.TracebackException.from_exception(error)
+
+
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     program = program_of(error)
     file, line = name, 0
@@ -228,12 +257,8 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == file:
             line = number
-    shown = traceback.TracebackException.from_exception(error)
+    text, shown = _described(error)
     fold_frames(shown)
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"<its text raised {type(broken).__name__}: {broken}>"
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     interrupted = isinstance(error, KeyboardInterrupt)
     trace = portable("".join(shown.format()))

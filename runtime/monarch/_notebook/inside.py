@@ -52,11 +52,11 @@ class _Renamer(ast.NodeTransformer):
         return self._function(node)
 
     def _function(self, node: Any) -> ast.AST:
-        given = node.args
-        names = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        arguments = node.args
+        names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         if not any(each is not None and each.arg == "self" for each in names):
             return self.generic_visit(node)
         # Defaults and decorators are outside of the function.
-        for part in (given, *getattr(node, "decorator_list", ())):
-            self.generic_visit(part) if part is given else self.visit(part)
+        for part in (arguments, *getattr(node, "decorator_list", ())):
+            self.generic_visit(part) if part is arguments else self.visit(part)
         return node

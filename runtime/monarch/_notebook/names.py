@@ -22,8 +22,8 @@ def defines(name: str) -> bool:
 @service("names.names_here", "threaded")
 def names_here() -> list[str]:
     """Service: return the variables that cells have defined in this rank."""
-    found = [each.instance for each in list(actors_of(current_node()).here.values())]
-    spaces = [each for each in found if isinstance(each, Namespace)]
+    instances = [each.instance for each in list(actors_of(current_node()).here.values())]
+    spaces = [each for each in instances if isinstance(each, Namespace)]
     return [name for name, _ in spaces[0].names_of()] if spaces else []
 
 

@@ -10,7 +10,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.extent import Point
 from monarch._groups.default_group import hook_torch
-from monarch._groups.environment import rank_gpu
+from monarch._groups.environment import rank_gpu, restore_mesh_variables
 from monarch._meshes.context import context
 from monarch._node.current import current_node
 from monarch._notebook.display import Display, display, set_usual
@@ -99,11 +99,14 @@ class Namespace(Actor):
             return run(steps_of(source, name, self.variables, self.display, sink, typed=typed))
         finally:
             self.own.settle()
+            restore_mesh_variables()
 
     @endpoint
     def push(self, values: dict[str, Any]) -> None:
         """Set variables."""
         self.variables.update(values)
+        # The user has named them, so no cell is said to have replaced them.
+        self.own.accept(values)
 
     @endpoint
     def pull(self, name: str) -> Any:
@@ -111,8 +114,8 @@ class Namespace(Actor):
         try:
             return eval(name, self.variables)
         except NameError as error:
-            mine = ", ".join(each for each, _ in self.names_of()) or "no variables"
-            raise NameError(f"{error} on rank {self.point.rank}, which has {mine}") from None
+            known = ", ".join(each for each, _ in self.names_of()) or "no variables"
+            raise NameError(f"{error} on rank {self.point.rank}, which has {known}") from None
 
     @endpoint
     def names(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 _NOTED = {"rank", "world_size", "mesh", "point", "dist", "display"}
@@ -34,6 +35,10 @@ class OwnNames:
             return False
         own, now = self._values[name], self._variables[name]
         return own is now or (type(own) is int and type(now) is int and own == now)
+
+    def accept(self, names: Iterable[str]) -> None:
+        """Report no replacement of these names."""
+        self._reported.update(names)
 
     def settle(self) -> None:
         """After a cell, bring back deleted names and report replaced ones, each once."""

@@ -10,7 +10,8 @@ from typing import Any
 from monarch._node.services.registry import service
 
 _before: dict[int, tuple[ModuleType, dict[str, Any], dict[int, Any]]] = {}
-"""Of each reload: the module, what was in it, and what each part of that is now, by the id of the old one."""
+"""Of each reload: the module, what was in it, and what each part of that is now, by the id of the old one. Any thread,
+in single dict operations; the thread that runs the module fills the last part before others read it."""
 
 
 @service("reload.reload_here", "threaded")

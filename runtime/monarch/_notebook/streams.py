@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from monarch._actors.running import current
@@ -72,6 +73,26 @@ class CellText(RankText):
             _send_as(busy, node.output.send_printed)
             super().write(text)
             _send_as(origin, node.output.send_printed)
+
+
+@contextmanager
+def printing_for(origin: Any) -> Generator[None]:
+    """Send what this thread prints meanwhile as output of a call, rather than of the one that runs here.
+
+    Args:
+        origin: a mailbox with its ``key``, and a call with its ``src``, ``method`` and ``port``.
+    """
+    here = threading.current_thread().__dict__
+    before = here.get("_monarch_call")
+    _count_threads(1)
+    here["_monarch_call"] = origin
+    try:
+        yield
+    finally:
+        for stream in _streams:
+            stream.end_line(origin)
+        here["_monarch_call"] = before
+        _count_threads(-1)
 
 
 def _count_threads(change: int) -> None:

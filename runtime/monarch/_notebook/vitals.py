@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from typing import Any, NamedTuple
 
-from monarch._core.frames import frame_of
+from monarch._actors.pausing import gate
 from monarch._node.services.registry import service
 from monarch._notebook.busy import place_of
 
@@ -25,14 +24,15 @@ class Vitals(NamedTuple):
     """Bytes that torch holds on its GPU; 0 without one."""
     place: str
     """The innermost line of a cell in the main thread, as in ``cell [3] line 5``, or an empty string."""
+    is_paused: bool = False
+    """Whether a debugger has paused it."""
 
 
 @service("vitals.vitals_here", "threaded")
 def vitals_here() -> Vitals:
     """Service: return the figures of this process."""
-    main = threading.main_thread().ident
     device, gpu_memory = _device()
-    return Vitals(os.getpid(), _resident(), device, gpu_memory, place_of(frame_of(main)) if main is not None else "")
+    return Vitals(os.getpid(), _resident(), device, gpu_memory, place_of(gate.place()), gate.is_paused())
 
 
 def _resident() -> int:

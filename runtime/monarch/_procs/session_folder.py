@@ -220,3 +220,20 @@ def remove_socket(folder: str, proc: str) -> None:
 def host_of(proc: str) -> str:
     """Return the host id in a proc id."""
     return proc.partition("/")[0]
+
+
+def program_folders(file: str) -> list[tuple[str, int]]:
+    """Return the session folders of this user's living programs that have a file, each with the pid; oldest first."""
+    found: list[tuple[float, str, int]] = []
+    for place in _places():
+        base = os.path.join(place, f"monarch-{os.getuid()}")
+        with suppress(OSError):
+            if os.lstat(base).st_uid != os.getuid():
+                continue
+            for name in os.listdir(base):
+                _, _, owner = name.partition("-")
+                pid, _, start = owner.partition("-")
+                if pid.isdigit() and start.isdigit() and is_alive(int(pid), int(start)):
+                    with suppress(OSError):
+                        found.append((os.lstat(os.path.join(base, name, file)).st_ctime, f"{base}/{name}", int(pid)))
+    return [(folder, pid) for _, folder, pid in sorted(found)]

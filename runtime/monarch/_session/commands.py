@@ -50,7 +50,7 @@ def exec_command(
         ArgumentError: the command is empty, or both ``rank`` and ``point`` are given.
     """
     if not cmd or isinstance(cmd, str):
-        raise ArgumentError(f"cmd: expected a list of a command and its arguments, got {cmd!r}")
+        raise ArgumentError(f"cmd: expected a list with a command and its arguments, got {cmd!r}")
     if rank is not None and point is not None:
         raise ArgumentError("expected rank or point, got both")
     hosts = host_mesh.slice(**point) if point is not None else host_mesh

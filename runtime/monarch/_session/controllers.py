@@ -23,6 +23,7 @@ A = TypeVar("A", bound=Actor)
 
 _lock = threading.Lock()
 _controllers: dict[str, dict[str, _Named]] = {}
+"""By proc id and name. Under _lock."""
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
@@ -79,17 +80,12 @@ CONTROLLERS = "controllers"
 class ControllerDirectory:
     """The program's directory of controllers, addressed like an actor. Each request has its own thread."""
 
-    running = None
-
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle the request of a rank."""
         threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
-
-    def state_of(self, proc: str, port: int) -> None:
-        """Return None: it is never part of a deadlock."""
 
     def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
         node = self._node

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -33,12 +34,12 @@ from monarch._node.services.asking import ask_proc, tell_agent
 from monarch._procs.agent.detached import DetachedConfig
 from monarch._procs.agent.detached_records import Record, check_name, find, records
 from monarch._procs.agent.services import AgentRequest, claim, describe_procs, listen, note
+from monarch._procs.launch.process import start_agent
 from monarch._procs.os.posix import memfd, outlives
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import host_of
 from monarch._session.reattach import adopt, make_spec, spec_of
 from monarch._session.session import LATER, PRELOAD, Session, need_session, session_of
-from monarch._session.workers import start_agent
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.pickling import dumps_whole, loads
@@ -73,8 +74,8 @@ class DetachedHosts(HostMesh):
         starting = shared.starting
         assert starting is not None
         how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
-        told = dumps_whole((*how, shared.supervision.restart))
-        tell_agent(self._node, self._hosts[0], describe_procs(shared.procs.uid, told))
+        description = dumps_whole((*how, shared.supervision.restart))
+        tell_agent(self._node, self._hosts[0], describe_procs(shared.procs.uid, description))
         return mesh
 
 
@@ -180,9 +181,9 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
         # It goes on without a parent.
         process.wait()
         if not line:
-            said = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
+            output = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
             raise SpawnError(
-                f"the agent of the detached mesh {name!r} ended during startup{': ' + said[-1] if said else ''}"
+                f"the agent of the detached mesh {name!r} ended during startup{': ' + output[-1] if output else ''}"
             )
     finally:
         os.close(errors)
@@ -266,7 +267,7 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
             raise MonarchError(f"{listening.src} answered at {record.address}, not the detached mesh {record.name!r}")
         known = _ask(node, host, claim(os.getpid()))
         assert node.hosts.keys is not None
-        session.attach([listening], node.hosts.keys, _HERE, own=False)
+        session.attach([listening], node.hosts.keys, _HERE, own=False, joins=False)
     except BaseException:
         session.forget(host_of(listening.src))
         raise
@@ -284,7 +285,7 @@ def _take(detached: DetachedMesh, known: dict[str, Any], timeout: float) -> None
     _ask(node, host, listen())
     output.flush()
     deadline = time.monotonic() + timeout
-    asked = [(proc, ask_proc(proc, adopt, node.proc, known["former"])) for proc, _ in known["procs"]]
+    asked = [(proc, ask_proc(proc, adopt, node.proc, known["former"])) for proc, *_ in known["procs"]]
     where: dict[str, list[str]] = {}
     for proc, answer in asked:
         try:
@@ -298,11 +299,11 @@ def _take(detached: DetachedMesh, known: dict[str, Any], timeout: float) -> None
         else:
             for key in keys:
                 where.setdefault(key, []).append(proc)
-    alive = [proc for proc, _ in known["procs"]]
-    for order, told in known["orders"]:
+    alive = {proc: pid for proc, _, pid in known["procs"]}
+    for order, description in known["orders"]:
         spawn = m.decode(order)
         assert isinstance(spawn, m.Spawn)
-        _add_procs(detached, spawn, told, alive)
+        _add_procs(detached, spawn, description, alive)
     for key, procs in where.items():
         _add_actors(detached, key, procs, max(1.0, deadline - time.monotonic()))
 
@@ -312,7 +313,7 @@ def _place(detached: DetachedMesh) -> tuple[Node, str]:
     return detached._node, detached._record.host  # pyright: ignore[reportPrivateUsage]
 
 
-def _add_procs(detached: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
+def _add_procs(detached: DetachedMesh, order: m.Spawn, description: bytes, alive: dict[str, int]) -> None:
     """Return the process mesh of an order."""
     node, host = _place(detached)
     config: RankConfig = loads(order.config)
@@ -322,7 +323,7 @@ def _add_procs(detached: DetachedMesh, order: m.Spawn, told: bytes, alive: list[
         # No rank has this program's secret for buffers yet, so take over theirs.
         node.hosts.secret = config.secret
     # If the program died before it stored the differences, all ranks are alike.
-    how: _Differences = loads(told) if told else (order.env, {}, 0, {}, None)
+    how: _Differences = loads(description) if description else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how
     shared = ProcsState(procs, True)
     shared.roles = roles
@@ -335,14 +336,17 @@ def _add_procs(detached: DetachedMesh, order: m.Spawn, told: bytes, alive: list[
     node.part(Liveness).watch(procs.uid, None)
     meshes_of(node).add_procs(procs.uid, procs.name, "", shared)
     for rank in procs.region().base_ranks():
-        meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
+        proc = procs.proc(rank)
+        meshes_of(node).joined.tell(procs.uid, rank, proc)
+        if proc in alive:
+            node.events.ready.tell(m.Ready(proc, alive[proc]))
     detached.procs.append(whole_of(shared, node))
     for rank in procs.region().base_ranks():
         # Asks for news of its death, even an old one.
         node.peers.get(procs.proc(rank))
 
 
-def _names(procs: list[str], prefix: str) -> list[str]:
+def _names(procs: Iterable[str], prefix: str) -> list[str]:
     """Return the names of procs with a prefix."""
     return [name for name in (proc.partition("/")[2] for proc in procs) if name.startswith(prefix)]
 
@@ -384,15 +388,14 @@ def _ask(node: Node, host: str, asked: AgentRequest) -> Any:
 class _Answer(Future[Any]):
     """The answer of an agent."""
 
-    __slots__ = ("_agent", "_reply", "port")
+    __slots__ = ("_agent", "_reply", "port", "targets")
 
     def __init__(self, node: Node, host: str, service: str) -> None:
         super().__init__(node, f"the agent of the detached mesh ({service})")
         self._agent = f"{host}/agent"
         self._reply: m.Reply | None = None
+        self.targets = (node.peers.get(self._agent),)
         self.port = node.ports.open(self)
-
-    targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Take the answer."""

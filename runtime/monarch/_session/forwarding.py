@@ -44,7 +44,7 @@ class PortForwarder(Actor):
         """
         if dst_proc_mesh.extent != src_proc_mesh.extent:
             raise ArgumentError(
-                f"the meshes must have one shape, got {dst_proc_mesh.extent} and {src_proc_mesh.extent}"
+                f"the meshes must have the same shape, got {dst_proc_mesh.extent} and {src_proc_mesh.extent}"
             )
         connects: Any = dst_proc_mesh.spawn("forward_to", Destination, dst_port)
         listens: Any = src_proc_mesh.spawn("forward_from", Source)

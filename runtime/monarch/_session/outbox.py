@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +24,7 @@ from monarch._procs.rank.output import (
     flush_streams,
     own_may_hold,
 )
-from monarch._procs.rank.text_streams import set_pace
+from monarch._procs.rank.text_streams import RankText, set_pace
 from monarch._wire import messages as m
 from monarch._wire.receiving.leadership import Gate
 
@@ -38,6 +40,7 @@ _STALLED_S = 0.5
 _ANSWER_S = 5.0
 """The most seconds that an answer waits for earlier output."""
 _SLICE_S = 0.05
+_lseek, _SEEK_END = os.lseek, os.SEEK_END
 
 
 def window_of(ranks: int) -> int:
@@ -65,6 +68,9 @@ class Outbox:
         self._window = window_of(ranks)
         # Held from taking output until it is sent. No user code runs under it.
         self._lock = threading.RLock()
+        # Written under _lock: whether output is taken that may not be sent yet. Without the lock, read it after how
+        # far was taken.
+        self._sending = False
         # Guarded by _lock: cost of output in flight.
         self._ahead = 0
         # Appended by the receiving thread, taken with _lock held: cost of output that the program has taken.
@@ -92,7 +98,19 @@ class Outbox:
 
     def flush(self) -> None:
         """Send new output; for a thread that is about to answer or to wait."""
-        flush_streams()
+        # Before each answer, so the usual case makes no call in Python.
+        stdout, stderr = sys.stdout, sys.stderr
+        if not (type(stdout) is RankText and type(stderr) is RankText) or (
+            stdout.unflushed or stdout.taken or stderr.unflushed or stderr.taken
+        ):
+            flush_streams()
+        for source in self._capture.sources:
+            if _lseek(source.fd, 0, _SEEK_END) != source.taken:
+                break
+        else:
+            if not self._sending:
+                self._interrupts = self._actors.interrupts
+                return
         # Output that another thread has just taken may be this call's, so it goes before the answer.
         with self._lock:
             self._send()
@@ -168,9 +186,16 @@ class Outbox:
         while credits:
             self._ahead = max(0, self._ahead - credits.popleft())
         room = None if all_of_it else max(0, self._window - self._ahead)
-        chunks = self._capture.take(room, False)
-        if not chunks:
-            return False
+        self._sending = True
+        try:
+            chunks = self._capture.take(room, False)
+            if chunks:
+                self._send_chunks(chunks, running)
+            return bool(chunks)
+        finally:
+            self._sending = False
+
+    def _send_chunks(self, chunks: list[Chunk], running: bool) -> None:
         # Looked up after taking the output, which a call that has just begun may have printed. Ending calls wait.
         here = (self._busy() if running else None) or current.get()
         where = ("", "", "", 0)
@@ -181,7 +206,6 @@ class Outbox:
         for pieces in _messages(chunks):
             self._ahead += sum(cost_of(data) for _, _, data in pieces)
             root.send(m.encode(m.Output(node.proc, *where, pieces)))
-        return True
 
     def _catch_up(self) -> None:
         """Wait while the program takes output that an answer must not overtake."""
@@ -206,12 +230,12 @@ class Outbox:
 
 def _messages(chunks: list[Chunk]) -> list[list[tuple[str, int, bytes]]]:
     """Pack chunks into messages of at most about 1 MB."""
-    found: list[list[tuple[str, int, bytes]]] = [[]]
+    messages: list[list[tuple[str, int, bytes]]] = [[]]
     size = 0
     for chunk in chunks:
         if size and size + len(chunk.data) > CHUNK_LIMIT:
-            found.append([])
+            messages.append([])
             size = 0
-        found[-1].append((chunk.stream, chunk.offset, chunk.data))
+        messages[-1].append((chunk.stream, chunk.offset, chunk.data))
         size += len(chunk.data)
-    return found
+    return messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from monarch._core.roster import split_proc
+from monarch._core.text.cpp_frames import without_cpp_frames
 from monarch._core.text.fold import Block, Folder, Line, merge_blocks
 from monarch._node.node import Node
 from monarch._procs.os.posix import release_free_memory
@@ -35,8 +37,8 @@ _SHOWN_S = 0.8
 """The most seconds that a result waits for the output of its call to be shown."""
 _MUCH = 64 << 20
 """Cost of output after which free memory is returned to the system."""
-_HOLD_S = 0.3
-"""The most seconds that output waits for a display that was made before it."""
+_HOLD_S = 2.0
+"""The most seconds that output waits for a display that was made before it, whose thread may get no CPU."""
 _FLUSH_S = 10.0
 """Seconds that ``flush`` waits for the output thread."""
 
@@ -80,9 +82,10 @@ class OutputView:
         self._silent: set[str] = set()
         self._seen: dict[tuple[str, str], int] = {}
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
+        self._cpp_frames = os.environ.get("TORCH_SHOW_CPP_STACKTRACES", "0") == "1"
         self._sources: dict[int, set[Source]] = {}
         self._owed: dict[str, int] = {}
-        self._found: list[Block] = []
+        self._due: list[Block] = []
         self._taken = 0
         self._since = 0
         self._look_at = 0.0
@@ -170,12 +173,24 @@ class OutputView:
         """Show output that waited for something that is shown now."""
         self._put(_nothing, urgent=True)
 
-    def catch_up(self) -> None:
-        """Show all finished lines that have arrived and need not wait; unfinished ones stay."""
+    def run(self, action: Callable[[], None]) -> None:
+        """Call a function in the output thread, after what has arrived."""
+        self._put(action, urgent=True)
+
+    def catch_up(
+        self, proc: str = "", ports: Callable[[int], bool] = lambda port: True, patience: float = _SHOWN_S
+    ) -> None:
+        """Show all finished lines that have arrived and need not wait; unfinished ones stay.
+
+        Args:
+            proc: a process whose unfinished lines end here.
+            ports: tells for each of its calls, by port, whether its lines do.
+            patience: the most seconds that this waits for the output thread.
+        """
         shown = threading.Event()
-        self._put(lambda: self._catch_up(shown), urgent=True)
+        self._put(lambda: self._catch_up(shown, proc, ports), urgent=True)
         if threading.current_thread() is not self._thread:
-            shown.wait(_SHOWN_S)
+            shown.wait(patience)
 
     def close(self) -> None:
         """Show all pending output and end the thread."""
@@ -230,7 +245,7 @@ class OutputView:
     def _show_due(self) -> None:
         now = time.monotonic()
         for folder in self._folders.values():
-            self._found += folder.due_blocks(now)
+            self._due += folder.due_blocks(now)
         self._emit()
         self._give_credit()
         self._since += self._taken
@@ -240,9 +255,9 @@ class OutputView:
             release_free_memory()
 
     def _emit(self) -> None:
-        if self._found:
-            found, self._found = self._found, []
-            self._safely(lambda: self.on_blocks(merge_blocks(found)))
+        if self._due:
+            blocks, self._due = self._due, []
+            self._safely(lambda: self.on_blocks(merge_blocks(blocks)))
 
     def _by_line(self, blocks: list[Block]) -> None:
         if self.on_line is show:
@@ -319,9 +334,10 @@ class OutputView:
                 folder.end_line(source, rank, stream, now)
                 note = f"[{count:,} bytes of output{in_units(count)} left out here]\n"
                 # Outside the folding: different numbers would keep later lines from folding.
-                self._found += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
+                self._due += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
                 self.on_left_out(source, rank, count)
-            folder.add(source, rank, stream, decoder.decode(fresh), now)
+            text = decoder.decode(fresh)
+            folder.add(source, rank, stream, text if self._cpp_frames else without_cpp_frames(text), now)
 
     def _done(self, port: int, shown: threading.Event) -> None:
         if self._gates:
@@ -339,7 +355,7 @@ class OutputView:
 
     def _flush_source(self, source: Source) -> None:
         for folder in self._folders.values():
-            self._found += folder.flush_blocks(source)
+            self._due += folder.flush_blocks(source)
 
     def _ended(self, proc: str, tails: Sequence[tuple[str, int, bytes]]) -> None:
         if tails:
@@ -352,7 +368,7 @@ class OutputView:
         try:
             self._open_gates(True)
             for folder in self._folders.values():
-                self._found += folder.flush_blocks()
+                self._due += folder.flush_blocks()
             self._emit()
         finally:
             shown.set()
@@ -377,11 +393,16 @@ class OutputView:
             for port, shown in endings:
                 self._done(port, shown)
 
-    def _catch_up(self, shown: threading.Event) -> None:
+    def _catch_up(self, shown: threading.Event, proc: str, ports: Callable[[int], bool]) -> None:
         try:
+            # Output that waited for an earlier display comes before the next one.
+            self._open_gates()
             for source in [source for sources in self._sources.values() for source in sources]:
+                ends = bool(proc) and split_proc(proc)[0] == source[0] and ports(source[2])
                 for folder in self._folders.values():
-                    self._found += folder.catch_up(source)
+                    for stream in ("stdout", "stderr") if ends else ():
+                        folder.end_line(source, split_proc(proc)[1], stream, time.monotonic())
+                    self._due += folder.catch_up(source)
             self._emit()
         finally:
             shown.set()
@@ -405,13 +426,13 @@ class OutputView:
 
     def _unfinished_of(self, source: Source, began: float) -> list[Block] | None:
         """Return the unfinished lines of a source; None to ask again, see ``Folder.unfinished``."""
-        found: list[Block] = []
+        unfinished: list[Block] = []
         for folder in self._folders.values():
             blocks = folder.unfinished(source, began)
             if blocks is None:
                 return None
-            found += blocks
-        return found
+            unfinished += blocks
+        return unfinished
 
 
 def in_units(count: int) -> str:

@@ -28,6 +28,7 @@ class Partitions:
         node.dispatch.handle(Parted, self._parted)
 
     def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
+        self._node.hosts.spreads.parted([parted.host, parted.other])
         self._node.receive_loop.call_later(
             self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other)
         )

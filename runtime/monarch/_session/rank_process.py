@@ -13,27 +13,34 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from monarch._actors import interruptible
+from monarch._actors.breaking import take_breakpoints
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
+from monarch._actors.interrupting import abort_paused
 from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice
 from monarch._actors.mailbox import NOTHING, Mailbox
+from monarch._actors.pausing import PAUSE, gate
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups.breaking import member_died
+from monarch._groups.checking import set_checks
 from monarch._groups.default_group import hook_torch
 from monarch._groups.environment import set_mesh_variables, use_own_gpu
 from monarch._node.current import set_node
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
-from monarch._node.services.registry import service
+from monarch._node.services.registry import declared, service
 from monarch._procs.agent.gpu_shares import ORDER
 from monarch._procs.os.helpers import let_helpers_use
 from monarch._procs.os.shared_names import keep_names
 from monarch._procs.rank.cell_marker import mark_stopped
+from monarch._procs.rank.ending import leave_term_to_agent
 from monarch._procs.rank.foreground import interrupt_programs
+from monarch._procs.session_folder import TEND
 from monarch._procs.zygote.user_forks import watch_forks
 from monarch._session.outbox import Outbox
 from monarch._session.wiring import wire
@@ -41,6 +48,7 @@ from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.made_groups import begin_observing
 from monarch._wire import messages as m
 from monarch._wire import pickling
+from monarch._wire.held import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
 from monarch.config import CHECK_COLLECTIVES
@@ -51,6 +59,19 @@ _LAST_WORDS = 2.0
 """Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
 """Seconds after which a thread releases the GIL, so that actors answer while another one computes."""
+
+
+class Reports(Protocol):
+    """Reports what this rank does; see ``monarch._telemetry.reporter``."""
+
+    def tick(self) -> bool: ...
+    def flush(self) -> None: ...
+
+
+@declared("reporter.begin")
+def begin_reports(node: Node, running: Callable[[], Mailbox | None]) -> Reports:
+    """Return the reporter of a rank."""
+    raise NotImplementedError
 
 
 class Rank:
@@ -80,10 +101,8 @@ class Rank:
         begin_observing(free_threads=not config.bound)
         hook_torch()
         if CHECK_COLLECTIVES():
-            from monarch._tensors.collectives.checks import check_collectives
-
-            check_collectives()
-        node.events.lost.subscribe(self._sibling_died)
+            set_checks(True, 0)
+        node.events.lost.subscribe(self._on_death)
         set_node(node)
         if place >= 0:
             set_mesh_variables()
@@ -93,6 +112,8 @@ class Rank:
         # Receiving thread only: the pause before the next look for output, and the time of that look.
         self._pause = _FLUSH_EVERY
         self._next_tick = 0.0
+        # Receiving thread only: from when on a look for output also maintains the socket files.
+        self._next_tend = 0.0
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
@@ -100,14 +121,20 @@ class Rank:
         self._halt_lock = threading.Lock()
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
+        # Written by the receiving thread only: the newest level of log records.
+        self._log_level = logging.NOTSET
         node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
-        node.output.idle = self.outbox.flush
+        self._reports = begin_reports(node, self._busy_mailbox)
+        node.output.idle = self._flush
         node.output.send_printed = self.outbox.send_printed
         node.output.watch = lambda: node.receive_loop.post(self._tick_soon)
         Faults(node)
         node.receive_loop.start()
 
-    def _sibling_died(self, dead: m.Dead) -> None:
+    def _on_death(self, dead: m.Dead) -> None:
+        if dead.proc == self.config.owner:
+            # A detached mesh outlives its program, and nobody is left who would resume it.
+            gate.resume()
         if split_proc(dead.proc)[0] == self.config.procs.uid:
             member_died(dead)
 
@@ -132,7 +159,7 @@ class Rank:
         self._tick()
         self.main.run()
         flush_told(_LAST_WORDS)
-        self.outbox.flush()
+        self._flush()
         node.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
@@ -173,20 +200,31 @@ class Rank:
         if meant is not None and meant[0].running is not meant[1]:
             return
         if main.interruptible:
+            # The code that handles the interrupt is not to be paused.
+            gate.resume()
+            gate.tracer.end()
             interrupt_programs(threading.get_native_id())
             raise new_interrupt()
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
             main.unwanted = set()
             raise KeyboardInterrupt
 
+    def in_call(self) -> bool:
+        """Return whether the main thread runs code of an endpoint or a cell."""
+        return self.main.in_call()
+
     def _tick(self) -> None:
         """Send output in the middle of calls or outside any, from time to time."""
-        self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
-        if self.outbox.tick() or self._busy_call() is not None:
+        self._pause = min(_FLUSH_IDLE, self._pause * 2)
+        printed, reports = self.outbox.tick(), self._reports.tick()
+        if printed or reports or self._busy_call() is not None:
             self._pause = _FLUSH_EVERY
         self.node.bulk.settle()
-        self.node.tend()
-        self._next_tick = time.monotonic() + self._pause
+        now = time.monotonic()
+        if now >= self._next_tend:
+            self._next_tend = now + TEND
+            self.node.tend()
+        self._next_tick = now + self._pause
         self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
 
     def _tick_at(self, when: float) -> Callable[[], None]:
@@ -198,6 +236,19 @@ class Rank:
         if self._next_tick - time.monotonic() > _FLUSH_EVERY:
             self._pause = _FLUSH_EVERY
             self._tick()
+
+    def _flush(self) -> None:
+        """Send what was printed and logged; for a thread that is about to answer or to wait."""
+        self.outbox.flush()
+        self._reports.flush()
+
+    def is_busy(self) -> bool:
+        """Return whether an actor runs a call."""
+        return self._busy_call() is not None
+
+    def _busy_mailbox(self) -> Mailbox | None:
+        found = self._busy_call()
+        return found[0] if found is not None else None
 
     def _busy_call(self) -> tuple[Mailbox, m.Call] | None:
         for mailbox in list(actors_of(self.node).here.values()):
@@ -243,6 +294,9 @@ class Rank:
                 mailbox.halt(halt.reason, answer)
             return
         mailboxes = list(actors_of(node).here.values())
+        if gate.asked:
+            abort_paused(mailboxes, halt.reason)
+        gate.end()
         self._halting = len(mailboxes)
         if not mailboxes:
             self._end_process()
@@ -276,7 +330,7 @@ class Rank:
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
         timer.name, timer.daemon = "monarch-exit-limit", True
         timer.start()
-        self.outbox.flush()
+        self._flush()
         self.node.close(linger_ms=1000)
         self._exit_stopped()
 
@@ -291,13 +345,17 @@ class Rank:
             mark_stopped(self.node.folder, self.node.proc)
 
     def _on_level(self, level: m.Level) -> None:
-        # Loggers may have user classes, and user code may hold the lock of logging.
-        self.node.lanes.post("logging", partial(self._level, level))
+        # Loggers may have user classes, and user code may hold the lock of logging. A running call is told in its
+        # middle, and an actor that is about to take its next message, before that.
+        self._log_level = level.level
+        self.node.lanes.post("logging", self._set_log_level)
+        for mailbox in list(actors_of(self.node).here.values()):
+            mailbox.executor.post(self._set_log_level)
 
-    def _level(self, level: m.Level) -> None:
-        logging.getLogger().setLevel(level.level)
+    def _set_log_level(self) -> None:
+        logging.getLogger().setLevel(self._log_level)
         if not logging.getLogger().handlers:
-            logging.basicConfig(level=level.level)
+            logging.basicConfig(level=self._log_level)
 
 
 _this: Rank | None = None
@@ -316,10 +374,16 @@ def main(config: bytes) -> int:
     known: RankConfig = loads(packed)
     global _this
     rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
-    signal.signal(signal.SIGINT, rank.interrupt)
+    interrupt = rank.interrupt
+    harmless_idle.append(interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+    leave_term_to_agent()
     listen()
+    interruptible.install()
+    gate.install(rank.in_call, rank.is_busy, rank.node.receive_loop.receives_here)
+    take_breakpoints()
     sys.setswitchinterval(_SWITCH_S)
-    watch_forks(signal.SIGINT, NOTICE)
+    watch_forks(signal.SIGINT, NOTICE, PAUSE)
     # Forget a node that the zygote's memory may hold.
     del config, packed
     rank.run()

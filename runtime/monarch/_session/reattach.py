@@ -37,10 +37,10 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
         if known is not None and known.dead is not None:
             # It had lost its connection and is back.
             del node.peers.known[root]
-    way = node.hosts.gateways.get(host_of(node.root))
-    if node.root in gone and way is not None and host_of(root) not in node.hosts.gateways:
+    gateway = node.hosts.gateways.get(host_of(node.root))
+    if node.root in gone and gateway is not None and host_of(root) not in node.hosts.gateways:
         # On the same path as before, so that later output does not overtake earlier output.
-        node.hosts.gateways[host_of(root)] = Gateway(way.link, f"{host_of(root)}/agent", False)
+        node.hosts.gateways[host_of(root)] = Gateway(gateway.link, f"{host_of(root)}/agent", False)
     if node.root in gone:
         node.peers.root = root
     # The previous program takes no more output.
@@ -49,14 +49,14 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
         config.root = root
     if config.owner in gone:
         config.owner = config.procs.owner = root
-    mine: list[str] = []
+    keys: list[str] = []
     for cell in list(actors_of(node).here.values()):
         if cell.spec is not None:
             if cell.spec.owner in gone:
                 cell.spec.owner = root
             if cell.spec.owner == root:
-                mine.append(cell.key)
-    return config.procs, mine
+                keys.append(cell.key)
+    return config.procs, keys
 
 
 @service("reattach.spec_of", "threaded")

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import zmq
 
@@ -68,7 +68,10 @@ PRELOAD = [
     "monarch._session.rank_process",
     "monarch._state.checkpoint.api",
     "monarch._state.heal",
+    "monarch._telemetry.collector",
+    "monarch._telemetry.reporter",
     "monarch.distributed",
+    "monarch._tensors.collectives.waiting",
     "monarch._tensors.collectives.world",
 ]
 """Modules that the zygote imports before it forks."""
@@ -109,10 +112,14 @@ class Session:
         self._address = ""
         self._watched: set[str] = set()
         self._monitors: deque[tuple[str, Gateway, Any]] = deque()
+        self._host_joined = threading.Event()
+        """Set by any thread when there is another monitor, cleared by the thread that watches hosts."""
         self._watcher: threading.Thread | None = None
         self._released: set[str] = set()
         self._users: Counter[str] = Counter()
         """The number of attachments of each host."""
+        self.host_names: dict[str, str] = {}
+        """Names of hosts for messages, by host id. Written before a host is attached."""
         self.detached: dict[str, Any] = {}
         """Attached detached meshes, by host id: they outlive this session."""
         self._interfaces: dict[str, str] = {}
@@ -122,6 +129,8 @@ class Session:
         """Addresses at which this host's agent listens."""
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
+        self._forwarded: dict[str, dict[str, str]] = {}
+        """By host: addresses of this program and its agent as that host connects to them, through forwarded ports."""
         self._greeted: dict[str, Promise[m.Listening]] = {}
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
@@ -134,7 +143,7 @@ class Session:
         self._partitions = Partitions(node, self.host_lost)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
-        actors_of(node).here[CONTROLLERS] = cast("Mailbox", ControllerDirectory(node))
+        actors_of(node).others[CONTROLLERS] = ControllerDirectory(node)
         node.receive_loop.start()
         self._tend()
 
@@ -279,7 +288,32 @@ class Session:
                 self._address = self._interfaces[interface]
             self._table[node.proc] = (self._address, node.hosts.keys.public.decode())
 
-    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
+    def open_here(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> list[str]:
+        """Listen for agents of other hosts, and let the agent of this host do so; return the addresses of both.
+
+        Args:
+            keys: of this program, unless it has a pair.
+            interface: address of this machine.
+            allowed: public keys of the other agents.
+        """
+        self.listen(keys, interface, allowed)
+        self._open_own_agent(keys, interface)
+        return [self._table[self.node.proc][0], self._table[self.node.host][0]]
+
+    def attach_forwarded(self, listening: m.Listening, here: Sequence[str]) -> None:
+        """Prepare to attach a host whose connections go through forwarded ports.
+
+        Args:
+            listening: where the agent of the host listens; other hosts connect to its ``peer_address``.
+            here: addresses of this program and of its agent, as the host connects to them.
+        """
+        node, host = self.node, host_of(listening.src)
+        node.hosts.seen_at[host] = listening.peer_address
+        self._forwarded[host] = dict(zip((node.proc, node.host), here, strict=True))
+
+    def attach(
+        self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True, joins: bool = True
+    ) -> None:
         """Connect to agents that listen on TCP, and introduce all to each other.
 
         Args:
@@ -287,6 +321,7 @@ class Session:
             keys: of this program, unless it has a pair.
             interface: address of this machine at which they reach it.
             own: whether to start the agent of this host for it.
+            joins: whether they pass messages on to others.
         """
         node = self.node
         self.listen(keys, interface, [host.public for host in hosts])
@@ -297,14 +332,19 @@ class Session:
             self._table[host] = (listening.peer_address, listening.public)
         if own or self._agent is not None:
             self._open_own_agent(keys, interface)
-        for host in node.hosts.known:
+        for host in [*node.hosts.known]:
             self._watch_host(host)
+        if joins:
+            node.hosts.join([host_of(listening.src) for listening in hosts])
         self._tell_all()
 
     def _tell_all(self) -> None:
         """Introduce all hosts to each other."""
+        common = m.encode(m.Hosts(self._table))
         for host in [*self.node.hosts.known, *([self.node.host] if self._opened else [])]:
-            self.node.peers.to_agent(host, m.Hosts(self._table))
+            ways = self._forwarded.get(host, {})
+            table = {name: (ways.get(name, at), key) for name, (at, key) in [*self._table.items()]} if ways else {}
+            self.node.peers.get(f"{host}/agent").send(m.encode(m.Hosts(table)) if table else common)
 
     def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
         """Connect to an address, whose agent has this program's key pair, and return the agent's answer.
@@ -370,11 +410,8 @@ class Session:
                 self._table[node.host] = (listening.peer_address, listening.public)
 
     def _on_listening(self, listening: m.Listening) -> None:
-        if host_of(listening.src) == self.node.host:
-            if self._listening is not None:
-                self._listening.complete(lambda: listening)
-            return
-        answer = self._greeted.get(listening.token)
+        here = host_of(listening.src) == self.node.host
+        answer = self._listening if here else self._greeted.get(listening.token)
         if answer is not None:
             answer.complete(lambda: listening)
 
@@ -385,6 +422,7 @@ class Session:
             return
         self._watched.add(host)
         self._monitors.append((host, gateway, gateway.monitor()))
+        self._host_joined.set()
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch_hosts, name="monarch-hosts", daemon=True)
             self._watcher.start()
@@ -398,11 +436,17 @@ class Session:
                     host, gateway, monitor = self._monitors.popleft()
                     watched[monitor] = (host, gateway)
                     poller.register(monitor, zmq.POLLIN)
+                if not poller.sockets:
+                    # A poll of nothing returns at once.
+                    self._host_joined.wait(_LOOK / 1000)
+                    self._host_joined.clear()
                 for monitor, _ in poller.poll(_LOOK):
                     host, gateway = watched[monitor]
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():
-                        self.node.receive_loop.post(partial(self.host_lost, host, HostLost(host)))
+                        self.node.receive_loop.post(
+                            partial(self.host_lost, host, HostLost(self.host_names.get(host, host)))
+                        )
                 for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
                     # ZeroMQ blocks if it cannot deliver an event, so close this monitor after its link.
                     if monitor in poller:
@@ -424,6 +468,7 @@ class Session:
         """Give up a host whose connection broke, since messages may be lost."""
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
+        self._forwarded.pop(host, None)
         self._watched.discard(host)
         self._users.pop(host, None)
         self.detached.pop(host, None)

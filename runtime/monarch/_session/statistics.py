@@ -75,8 +75,8 @@ def account_of(proc: str) -> tuple[int, int] | None:
             )
         for waiting in list(actors_of(node).early.values()):
             _add(held, proc, [call for call, _ in waiting])
-    except (RuntimeError, AttributeError):
-        # A queue changed meanwhile; or it is an actor of the program itself, which has none.
+    except RuntimeError:
+        # A queue changed meanwhile.
         return None
     if finished is not None and finished.statistics().total != total:
         return None

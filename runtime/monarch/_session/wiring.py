@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from monarch._actors import mailbox
+from monarch._actors import running
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
+from monarch._node.services.registry import declared
 from monarch._supervision.behind import Behind
 from monarch._supervision.unjoined import UnjoinedCollectives
 from monarch._supervision.watch import Watch
@@ -14,10 +15,17 @@ from monarch._supervision.watch import Watch
 
 def wire(node: Node) -> None:
     """Connect the hooks of actors and calls to a node. Programs and ranks both call this."""
-    mailbox.on_error = _explain
+    begin(node)
+    running.on_error = _explain
     node.watch = Watch(node)
     node.part(Liveness).ticked.subscribe(Behind(node).tick)
     node.part(Liveness).ticked.subscribe(node.part(UnjoinedCollectives).tick)
+
+
+@declared("collector.begin")
+def begin(node: Node) -> None:
+    """Write the logs of all meshes of a process from now on."""
+    raise NotImplementedError
 
 
 def _explain(error: BaseException) -> BaseException | None:

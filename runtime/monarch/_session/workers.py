@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from monarch._core.kinds import is_a
-from monarch._meshes.host_mesh import HostMesh, attached
-from monarch._node.current import current_node, open_node
+from monarch._meshes.host_mesh import HostMesh
 from monarch._node.future import Future
 from monarch._procs.agent.main import UNABLE
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.launch.local import hand_over
-from monarch._procs.os.posix import proc_start_time
-from monarch._procs.session_folder import host_of
-from monarch._session.session import LATER, PRELOAD, session_of
+from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent, start_agent
+from monarch._procs.launch.tcp import WorkerLauncher
+from monarch._session.launching import launch_hosts, local_address
+from monarch._session.session import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
-from monarch._wire.messages import Listening
 from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
@@ -30,32 +24,6 @@ _LONGEST = 3600.0
 _TRUST_ALL = "trust_all_connections"
 """Values that other packages accept in place of a key file."""
 _ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})")
-
-
-def parent() -> tuple[int, int]:
-    """Return the pid and start time of this process, for agents that must end with it."""
-    return os.getpid(), proc_start_time(os.getpid()) or 0
-
-
-def start_agent(
-    config: AgentConfig,
-    prefix: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    module: str = "monarch._procs.agent.main",
-) -> subprocess.Popen[bytes]:
-    """Start a host agent as a separate process."""
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        env={**os.environ, **(env or {})},
-    )
-    hand_over(process, msgspec.msgpack.encode(config))
-    return process
 
 
 class WorkerHosts:
@@ -79,56 +47,13 @@ class WorkerHosts:
         env: Mapping[str, str] | None = None,
         silence: float | None = None,
     ) -> None:
-        node = open_node()
-        session = session_of(node)
-        if session is None:
-            raise MonarchError("only the program can attach hosts, not a rank")
-        self._session = session
-        lease = _lease(silence)
-        self.keys = node.hosts.keys or KeyPair.new()
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for index in range(count):
-            address = addresses[index] if addresses else "127.0.0.1"
-            config = AgentConfig(
-                "",
-                "",
-                node.proc,
-                *parent(),
-                PRELOAD,
-                f"tcp://{address}",
-                self.keys.public.decode(),
-                lease=lease,
-                later=LATER,
-            )
-            prefix = list(prefixes[index]) if prefixes else []
-            self.processes.append(start_agent(config, prefix, env, subprocess.PIPE))
-        listening: list[Listening] = []
-        for process in self.processes:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line or line.startswith(UNABLE.encode()):
-                for other in self.processes:
-                    other.kill()
-                    other.wait()
-                address = addresses[len(listening)] if addresses else "127.0.0.1"
-                why = line.decode().strip() or f"exited during startup with code {process.returncode}"
-                raise SpawnError(f"a host agent at {address} {why}")
-            listening.append(msgspec.json.decode(line, type=Listening))
-        self.hosts = tuple(host_of(each.src) for each in listening)
-        session.attach(listening, self.keys, controller)
-        self.mesh = attached(self.hosts, node, self.release)
-
-    def release(self) -> None:
-        """End the agents."""
-        self._session.release(self.hosts)
-        for process in self.processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        launcher = ProcessLauncher(tuple(addresses or ()), tuple(prefixes or ()), dict(env or {}))
+        hosts = launch_hosts(
+            launcher, count, interface=controller, silence=_checked(silence) if silence is not None else None
+        )
+        assert isinstance(hosts.launch, ProcessLaunch)
+        self.processes: list[subprocess.Popen[bytes]] = hosts.launch.processes
+        self.keys, self.hosts, self.mesh = hosts.keys, hosts.ids, hosts.mesh
 
 
 def hosts_from_config(name: str) -> HostMesh:
@@ -168,22 +93,20 @@ def attach_to_workers(
     if not workers or isinstance(workers, str):
         raise ArgumentError(f"workers: expected a list of at least one address, got {workers!r}")
     keys = read_key_file(ca)
-    node = open_node()
-    session = session_of(node)
-    if session is None:
-        raise MonarchError("only the program can attach hosts, not a rank")
     addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
     if len({*addresses}) < len(addresses):
-        raise ArgumentError(f"workers names {max(addresses, key=addresses.count)!r} twice")
-    _lease(silence)
+        raise ArgumentError(f"workers: {max(addresses, key=addresses.count)!r} appears twice")
     # Check all of them first, so that an unknown name fails at once.
-    local_addresses = [_local_address(address) for address in addresses]
-    here = interface or local_addresses[0]
-    session.listen(keys, here, [keys.public.decode()])
-    listening = [session.greet(address, keys, timeout) for address in addresses]
-    hosts = tuple(host_of(each.src) for each in listening)
-    session.attach(listening, keys, here)
-    return attached(hosts, node, lambda: session.release(hosts), name or "")
+    local_addresses = [local_address(address) for address in addresses]
+    launched = launch_hosts(
+        WorkerLauncher(addresses, keys.public.decode()),
+        keys=keys,
+        interface=interface or local_addresses[0],
+        name=name or "",
+        timeout=timeout,
+        silence=_checked(silence) if silence is not None else None,
+    )
+    return launched.mesh
 
 
 def run_worker_loop_forever(
@@ -241,14 +164,6 @@ def _checked(silence: float | None) -> float:
     return float(silence)
 
 
-def _lease(silence: float | None) -> float:
-    """Set the heartbeat timeout of hosts, if given, and return the one in force."""
-    node = current_node()
-    if silence is not None:
-        node.hosts.lease = _checked(silence)
-    return node.hosts.lease
-
-
 def new_key_file(path: str) -> None:
     """Make a key file for workers and the program that attaches them; only its owner can read it.
 
@@ -283,15 +198,3 @@ def read_key_file(path: str) -> KeyPair:
     if len(public) != 40 or len(secret) != 40:
         raise MonarchError(f"{path!r} is not a key file; make one with new_key_file()")
     return KeyPair(public.encode(), secret.encode())
-
-
-def _local_address(address: str) -> str:
-    """Return this machine's address on the route to another one."""
-    machine, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing; it only selects the route.
-            probe.connect((machine, int(port)))
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise SpawnError(f"cannot resolve or reach the worker address {address!r}: {error}") from error

@@ -36,7 +36,7 @@ def heal_mesh(
     groups are recreated at their next use.
 
     Args:
-        mesh: a mesh of processes or actors, or a slice of one; the whole process mesh is healed.
+        mesh: a mesh of processes or actors, a Mesh, or a slice of one; the whole process mesh is healed.
         copy_from: for replicas: the rank of a living actor, or ``"peer"`` for any. ``__setstate__`` of each new actor
             gets the result of ``__getstate__`` there; tensors in it go from rank to rank. This applies to all actor
             meshes on the processes; heal a mesh whose class lacks these methods with ``copy``.
@@ -55,6 +55,10 @@ def heal_mesh(
         SpawnError: a host is lost too, and ``hosts`` has no replacement.
         ActorError: a constructor or a state method of an actor raised.
     """
+    if is_a(getattr(mesh, "procs", None), ProcMesh) and hasattr(mesh, "execute"):
+        # A Mesh of monarch.distributed, which a room above defines.
+        heal_mesh(cast("Any", mesh).procs, copy_from=copy_from, copy=copy, hosts=hosts, timeout=timeout)
+        return mesh
     if not is_a(mesh, ProcMesh, ActorMesh):
         raise ArgumentError(f"heal_mesh: expected a mesh of processes or actors, got {type(mesh).__name__}")
     whole = cast("ProcMesh | ActorMesh", mesh)
@@ -78,6 +82,8 @@ def heal_mesh(
         replaced, renewed = heal(shared, node, timeout, others)
         if replaced or renewed:
             _hand_over(whole, shared, replaced, renewed, copy_from, source, copy, timeout)
+        if replaced:
+            node.events.healed.tell(procs.uid, replaced)
 
     to_its_end(node, "heal", work)
     return mesh
@@ -95,12 +101,12 @@ def _hand_over(
 ) -> None:
     """Copy the state to new actors."""
     if copy and isinstance(mesh, ActorMesh):
-        mine = [rank for each, rank in renewed if state_of(each).key == state_of(mesh).key]
-        _copy(mesh, [*replaced, *mine], source, copy, timeout)
+        recreated = [rank for each, rank in renewed if state_of(each).key == state_of(mesh).key]
+        _copy(mesh, [*replaced, *recreated], source, copy, timeout)
     elif copy_from is not None:
         for each in [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node_of(mesh)):
-            mine = [rank for other, rank in renewed if state_of(other).key == state_of(each).key]
-            StateTransfer(each, [*replaced, *mine], source).run(timeout)
+            recreated = [rank for other, rank in renewed if state_of(other).key == state_of(each).key]
+            StateTransfer(each, [*replaced, *recreated], source).run(timeout)
 
 
 def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:
@@ -108,10 +114,10 @@ def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, time
     from monarch._state.copy.copying import copy_state
 
     region = state_of(mesh).region
-    mine = [rank for rank in new if region.position_of(rank) is not None]
-    if not mine:
+    ranks = [rank for rank in new if region.position_of(rank) is not None]
+    if not ranks:
         return
-    giver: Any = member_of(mesh, giver_of(mesh, mine, source))
-    for rank in mine:
+    giver: Any = member_of(mesh, giver_of(mesh, ranks, source))
+    for rank in ranks:
         taker: Any = member_of(mesh, rank)
         copy_state(getattr(giver, method), getattr(taker, method), timeout=timeout).get(timeout)

@@ -83,10 +83,12 @@ class _Look:
         self._label = gather.label
         self._count = len(gather.targets)
         self._ranks = {peer.proc: gather.base_rank(rank) for rank, peer in enumerate(gather.targets)}
+        # Leader only; the waiting thread reads whether it is empty.
         self._pending = {peer.proc for peer in gather.waits_for() if peer.dead is None}
         self._node = node
         self._said = False
-        self.found: dict[int, tuple[str, float]] = {}
+        """Whether the line was printed. Leader only."""
+        self.running: dict[int, tuple[str, float]] = {}
         """By rank, the running call and its seconds. Leader only, except at a timeout."""
         self.thread: Any = None
         asked = request(ahead, gather.actor, node.proc, gather.port)
@@ -99,7 +101,7 @@ class _Look:
 
     def _heard(self, proc: str, answer: Any) -> None:
         if isinstance(answer, (tuple, list)):
-            self.found[self._ranks[proc]] = (answer[0], answer[1])
+            self.running[self._ranks[proc]] = (answer[0], answer[1])
         self._pending.discard(proc)
         if self.done:
             self._node.receive_loop.notify(self)
@@ -109,14 +111,14 @@ class _Look:
     @property
     def is_early(self) -> bool:
         """Whether nothing that has run for long is in front of the call."""
-        return self.done and not self._said and bool(self.found)
+        return self.done and not self._said and bool(self.running)
 
     def say(self) -> None:
         """Print on stderr, once, what has run for long."""
-        found = {rank: each for rank, each in self.found.items() if each[1] >= SOON}
-        if found and not self._said:
+        running = {rank: each for rank, each in self.running.items() if each[1] >= SOON}
+        if running and not self._said:
             self._said = True
-            tell(f"monarch: {self._label} waits: {describe_ahead(found, self._count)}")
+            tell(f"monarch: {self._label} waits: {describe_ahead(running, self._count)}")
 
     def close(self) -> None:
         """Take no more answers."""
@@ -144,19 +146,19 @@ def ahead_now(gather: Gather[Any]) -> str:
     look = _Look(node, gather)
     try:
         node.receive_loop.wait(look, _HEARING)
-        found = dict(look.found)
+        running = dict(look.running)
     finally:
         look.close()
-    return describe_ahead(found, len(gather.targets)) if found else ""
+    return describe_ahead(running, len(gather.targets)) if running else ""
 
 
-def describe_ahead(found: Mapping[int, tuple[str, float]], count: int) -> str:
+def describe_ahead(running: Mapping[int, tuple[str, float]], count: int) -> str:
     """Return text such as ``rank 0 still runs c.loop(), begun 12 s ago``."""
     groups: dict[str, list[int]] = {}
-    for rank, (what, _) in sorted(found.items()):
+    for rank, (what, _) in sorted(running.items()):
         groups.setdefault(what, []).append(rank)
     return "; ".join(
         f"{describe_ranks(ranks, count)} still run{'s' if len(ranks) == 1 else ''} {what}, "
-        f"begun {max(found[rank][1] for rank in ranks):.0f} s ago"
+        f"begun {max(running[rank][1] for rank in ranks):.0f} s ago"
         for what, ranks in groups.items()
     )

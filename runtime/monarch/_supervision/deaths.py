@@ -158,8 +158,10 @@ class Deaths:
         while shared.stopped is None and not node.closed and time.monotonic() < until:
             pause.wait(min(0.1, max(0.0, until - time.monotonic())))
         if shared.stopped is None and not node.closed:
-            heal(shared, node, 60.0)
+            replaced, _ = heal(shared, node, 60.0)
             shared.restarts += 1
+            # Calls to the mesh wait until the verdict, which this thread gives.
+            node.events.replaced.tell(shared.procs.uid, replaced, False)
 
     def _restart(self, uid: str, begin: Begin) -> None:
         shared = meshes_of(self._node).own_procs[uid]

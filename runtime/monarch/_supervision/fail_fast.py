@@ -77,6 +77,11 @@ class CallGroup:
         self._machine: FailFast | None = None
         """Set once a rank has failed."""
         self._failed: set[int] = set()
+        self._causes: set[str] = set()
+        """Processes that failed while none of their calls was freed: errors of freed ones follow from others."""
+        self._freed_tasks = 0
+        self._freed_procs: set[str] = set()
+        """Of so many freed tasks."""
         self._answers: list[Answers] = []
         """Of the last look."""
         self._serial = 0
@@ -148,8 +153,11 @@ class CallGroup:
                 self._schedule()
             member = self._member(call)
             assert member is not None
-            self._failed.add(member.first + position)
-            self._machine.failed(member.first + position)
+            task = member.first + position
+            self._failed.add(task)
+            if self._proc(task) not in self._freed():
+                self._causes.add(self._proc(task))
+            self._machine.failed(task)
 
     def _numbers(self) -> list[int]:
         """Return the number of the call of each task."""
@@ -184,7 +192,7 @@ class CallGroup:
             each.close()
         if machine is not None and machine.freed:
             meshes = meshes_of_calls(self._node, self._calls)
-            spoil_groups(self._node, meshes, self._reason(machine.freed), machine.generation)
+            spoil_groups(self._node, meshes, self._reason(), machine.generation)
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
@@ -195,10 +203,15 @@ class CallGroup:
         call, position = self._tasks[task]
         return call.targets[position].proc
 
-    def _reason(self, freed: set[int]) -> str:
-        failed, cut = ({self._proc(task) for task in tasks} for tasks in (self._failed, freed))
-        # Errors of freed ranks are not causes, even if each is a separate call.
-        ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
+    def _freed(self) -> set[str]:
+        """Return the processes of ranks that were freed; with the lock."""
+        freed = self._machine.freed if self._machine is not None else set[int]()
+        if len(freed) != self._freed_tasks:
+            self._freed_tasks, self._freed_procs = len(freed), {self._proc(task) for task in freed}
+        return self._freed_procs
+
+    def _reason(self) -> str:
+        ranks = sorted({split_proc(proc)[1] for proc in self._causes})
         return (
             f"the collective cannot complete because {describe_ranks(ranks)} failed before joining it; "
             f"the next use of the group recreates it"
@@ -213,7 +226,7 @@ class CallGroup:
         self._node.receive_loop.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
 
     def _tick(self, serial: int) -> None:
-        told = False
+        failed = False
         with self._lock:
             machine = self._machine
             if machine is None or serial != self._serial or self._node.closed:
@@ -227,12 +240,12 @@ class CallGroup:
                     self._forget()
                     self._answers = self._ask(self._to_look_at(command.positions), standing, (), self._heard)
                 elif isinstance(command, Tell):
-                    told = True
+                    failed = True
             if machine.over:
                 self._finish()
             else:
                 self._schedule()
-        if told and self._on_failure is not None:
+        if failed and self._on_failure is not None:
             self._on_failure()
 
     def _note_ended(self, machine: FailFast) -> None:
@@ -295,7 +308,7 @@ class CallGroup:
         self._expected |= new
         self._expecting |= new
         if new:
-            args = self._reason(machine.freed), machine.generation
+            args = self._reason(), machine.generation
             self._announced += self._ask(sorted(new), expect, args, self._knows)
 
     def _knows(self, task: int, _: Any) -> None:
@@ -310,7 +323,7 @@ class CallGroup:
         tasks, self._to_free = sorted(self._to_free), set()
         for number in sorted({machine.generation_of(task) for task in tasks}):
             of_generation = [task for task in tasks if machine.generation_of(task) == number]
-            self._tell(of_generation, free, (self._reason(machine.freed), number))
+            self._tell(of_generation, free, (self._reason(), number))
 
     def _tell(self, tasks: Sequence[int], service: Callable[..., Any], args: tuple[Any, ...]) -> None:
         for each in self._ask(tasks, service, args):

@@ -13,7 +13,7 @@ from monarch._core.text.advice import advice
 from monarch._meshes.actors.creation import Booting
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs.proc_mesh import whole_of
-from monarch._meshes.registry import booting, forsake, meshes_of
+from monarch._meshes.registry import booting, give_up_lost, meshes_of, was_read
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.remote_errors import unpack_failure, with_source
@@ -45,7 +45,7 @@ class Faults:
         """By process mesh, the hold on its verdict until its faults are collected. Lock: ``_lock``."""
         node.events.faulted.subscribe(self.on_fault)
         node.events.not_sent.subscribe(_not_sent)
-        verdicts_of(node).settled.subscribe(partial(forsake, node))
+        verdicts_of(node).settled.subscribe(partial(give_up_lost, node))
 
     def on_fault(self, fault: m.Fault) -> None:
         """Collect the fault of an actor."""
@@ -66,7 +66,7 @@ class Faults:
             self._latest = self._node.ports.last
             first = len(self._failed) == 1
             if awaited and uid not in self._collecting:
-                who = f"an actor of {describe_ranks([fault.rank])} has just failed"
+                who = f"an actor on {describe_ranks([fault.rank])} has just failed"
                 self._collecting[uid] = verdicts_of(self._node).hold(uid, who)
         if first:
             self._node.receive_loop.call_later(TOGETHER, self._report_aside)
@@ -79,11 +79,12 @@ class Faults:
         """Report recent constructor faults to the hook, in this thread, at the end of the program."""
         for mesh in list(meshes_of(self._node).actor_meshes.values()):
             creation = state_of(mesh).creation
-            for fault in creation.untold() if creation is not None else ():
+            faults = creation.unreported() if creation is not None else []
+            for fault in (each for each in faults if not was_read(self._node, each)):
                 call_hook(self._failure(state_of(mesh).name, mesh, fault, (fault.rank,)))
         for shared in list(meshes_of(self._node).own_procs.values()):
             boot = shared.initialized
-            for fault in boot.untold() if isinstance(boot, Booting) else ():
+            for fault in boot.unreported() if isinstance(boot, Booting) else ():
                 call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
 
     def _report_aside(self) -> None:
@@ -102,6 +103,9 @@ class Faults:
         try:
             groups: dict[tuple[str, str, str], list[m.Fault]] = {}
             for fault in failed:
+                if was_read(self._node, fault):
+                    # By now somebody has its error.
+                    continue
                 failure = unpack_failure(fault.body)
                 groups.setdefault((fault.actor, failure.kind, failure.text), []).append(fault)
             for (actor, _, _), several in groups.items():

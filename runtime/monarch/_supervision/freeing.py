@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.cleanup import cleans_up
+from monarch._actors.pausing import gate
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.frames import frame_of
@@ -22,6 +23,7 @@ from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Blocked, Wait, blocked
+from monarch._procs.rank.foreground import end_shell
 
 if TYPE_CHECKING:
     from monarch._actors.mailbox import Mailbox
@@ -107,8 +109,8 @@ def standing(key: str, src: str, port: int) -> Standing:
     if _makes_group(frame) and not making:
         making.append(())
     wait = blocked(ident).wait
-    groups |= _being_checked(frame, node.rank, wait)
-    place, sleeps = place_of(frame), wait is Wait.SLEEP
+    groups |= _being_checked(ident, frame, node.rank, wait)
+    place, sleeps = place_of(frame), wait is Wait.SLEEP and not _is_checking(ident)
     return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, gate)
 
 
@@ -120,18 +122,30 @@ def _gate(src: str) -> int:
     return local_rendezvous().calls.gates.get(src, 0) if alone else 0
 
 
-def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
+def _being_checked(
+    ident: int, frame: FrameType | None, rank: int, wait: Wait
+) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return the group whose collective a thread is checking, if checks run before collectives are counted."""
-    # The receiving thread must not import anything.
-    checks = sys.modules.get("monarch._tensors.collectives.checks")
-    waits = checks.waiting.waits_in(frame, rank, (), wait is Wait.OTHER) if checks is not None else None
+    if not _is_checking(ident):
+        return {}
+    waits = sys.modules["monarch._tensors.collectives.waiting"].waits_in(frame, rank, (), wait is Wait.OTHER)
     return {waits.group: (waits.members, waits.number)} if waits is not None and not waits.peers else {}
 
 
 def place_of(frame: FrameType | None) -> tuple[int, ...]:
     """Return where a thread's code is: equal while it does not move. A wait for an answer is one place."""
-    at = _caller_of_wait(frame) or frame
+    at = _caller_of_wait(frame) or _outside_check(frame)
     return (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
+
+
+def _outside_check(frame: FrameType | None) -> FrameType | None:
+    """Return the frame outside a wait for other ranks to call the same collective, which looks for them in turns."""
+    agreeing = sys.modules.get("monarch._tensors.collectives.agreeing")
+    if agreeing is not None and frame is not None:
+        for each in (frame, frame.f_back):
+            if each is not None and each.f_code is agreeing.WAITS:
+                return each.f_back
+    return frame
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
@@ -195,11 +209,21 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
     ident = thread_of(found[0])
     if spare and cleans_up(ident):
         return Freed.NOTHING
+    # C code of the call may wait for another thread of it that is at a breakpoint, as a backward pass does.
+    gate.resume_beside(ident)
+    if ident == threading.main_thread().ident and end_shell():
+        return Freed.NOTHING
     what = blocked(ident)
     if _makes_group(frame_of(ident)):
         _explain(reason)
         spoil_generation(reason, number)
         _shut_waited(what)
+        return Freed.COLLECTIVE
+    if _has_checked(ident):
+        return Freed.NOTHING
+    if _is_checking(ident):
+        _explain(reason)
+        spoil_generation(reason, number)
         return Freed.COLLECTIVE
     # A thread in another wait, or asleep, is not in a collective; keep working groups.
     if _shut_waited(what):
@@ -210,6 +234,19 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
         return Freed.NOTHING
     _explain(reason)
     return Freed.COLLECTIVE if spoil_generation(reason, number) else Freed.NOTHING
+
+
+def _is_checking(ident: int) -> bool:
+    """Return whether a thread compares its collective with those of other ranks."""
+    # The receiving thread must not import anything.
+    agreeing = sys.modules.get("monarch._tensors.collectives.agreeing")
+    return agreeing is not None and agreeing.waits_for_ranks(ident)
+
+
+def _has_checked(ident: int) -> bool:
+    """Return whether a thread has compared its collective, and is about to begin it or to raise."""
+    agreeing = sys.modules.get("monarch._tensors.collectives.agreeing")
+    return agreeing is not None and agreeing.has_read(ident)
 
 
 def _explain(reason: str) -> None:

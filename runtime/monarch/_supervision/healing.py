@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.proc_mesh import ProcMesh
@@ -79,6 +81,7 @@ def _replace(shared: ProcsState, node: Node, ranks: Sequence[int], timeout: floa
     with changing(shared, node, "healed", timeout):
         for each in replace(shared, node, ranks):
             each.get(max(0.0, until - time.monotonic()))
+    node.events.replaced.tell(shared.procs.uid, list(ranks), True)
 
 
 def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
@@ -110,11 +113,17 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
             _make_again(mesh, rank, until)
             renewed.append((mesh, rank))
         state.failed -= failed
-        creation = state.creation
-        if creation is None or (creation.done and creation.raised.keys() <= failed | replaced):
-            # Actors under construction report their own errors.
-            state.creation, state.initialized = None, Ready(node, state.name, True)
+        if state.creation is not None:
+            # Actors under construction report their own errors, which may follow.
+            state.creation.recreated(failed | replaced, partial(_is_whole, node, state))
+        else:
+            _is_whole(node, state)
     return renewed
+
+
+def _is_whole(node: Node, state: ActorsState) -> None:
+    """Note that all actors of a mesh exist, so that the errors of its spawn no longer count."""
+    state.creation, state.initialized = None, Ready(node, state.name, True)
 
 
 def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:

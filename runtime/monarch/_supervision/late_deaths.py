@@ -34,16 +34,16 @@ def await_deaths(node: NodeLike, procs: Sequence[str]) -> None:
 def _with_ended(node: NodeLike, agents: list[str], procs: set[str], until: float) -> list[str]:
     """Ask agents and return those that have not reported all deaths."""
     # Written in the receiving thread, in atomic steps, until the answers are closed.
-    left, found, all_said = set(agents), list[str](), threading.Event()
+    left, behind, all_answered = set(agents), list[str](), threading.Event()
 
     def heard(agent: str, answer: Any) -> None:
         left.discard(agent)
         if is_dict(answer) and any(answer.get(proc, "R")[0] in _ENDED for proc in procs):
-            found.append(agent)
+            behind.append(agent)
         if not left:
-            all_said.set()
+            all_answered.set()
 
     answers = Answers(node, agents, states(sorted(procs)), heard)
-    all_said.wait(max(0.0, until - time.monotonic()))
+    all_answered.wait(max(0.0, until - time.monotonic()))
     answers.close()
-    return found
+    return behind

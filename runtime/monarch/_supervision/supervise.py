@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch._core.kinds import is_a
 from monarch._core.later import asyncio
 from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.inside import node_of, region_of, state_of
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
@@ -48,7 +49,7 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
     if not is_a(mesh, ProcMesh, ActorMesh):
         raise ArgumentError(f"supervise: expected a mesh of processes or actors, got {type(mesh).__name__}")
     if on_failure is not None and not callable(on_failure):
-        raise ArgumentError(f"on_failure: expected a function of a MeshFailure, got {on_failure!r}")
+        raise ArgumentError(f"on_failure: expected a function that takes a MeshFailure, got {on_failure!r}")
     whole = cast("ProcMesh | ActorMesh", mesh)
     procs = state_of(whole).procs
     meshes_of(node_of(whole)).shared_of(procs.uid, procs.name, "supervised")
@@ -73,8 +74,8 @@ class Supervisor:
 
     def covers(self, uid: str, key: str, rank: int) -> bool:
         """Return whether it covers a failure of a rank, or of an actor with a key there."""
-        mine = self._uid == uid and (not key or self._key in ("", key))
-        return mine and region_of(self._mesh).position_of(rank) is not None
+        same_mesh = self._uid == uid and (not key or self._key in ("", key))
+        return same_mesh and region_of(self._mesh).position_of(rank) is not None
 
     def judge(self, failure: MeshFailure) -> bool:
         """Return whether it has handled a failure; in a thread that may wait."""
@@ -83,7 +84,8 @@ class Supervisor:
             return True
         try:
             handled = self._on_failure(failure)
-            if inspect.isawaitable(handled):
+            # A mesh can be awaited too, but its other actors may still be under construction, or have just failed.
+            if inspect.isawaitable(handled) and not isinstance(handled, AsyncResource):
                 handled = asyncio.run(_wait(handled))
         except Exception:
             print(f"monarch: on_failure for {failure.mesh_name} raised:", file=sys.stderr)

@@ -57,6 +57,7 @@ class Watch:
 
     def sent(self, call: Watched) -> None:
         """Note a new call; in the sending thread."""
+        self._node.events.sent.tell(call)
         if not self._unread:
             return
         uid = _uid_of(call)
@@ -100,12 +101,12 @@ class Watch:
 
     def _still_unread(self, uid: str) -> list[Watched]:
         """Drop failed calls whose error was read; with the lock."""
-        found = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
-        if found:
-            self._unread[uid] = {proc: ref(call) for proc, call in found.items()}
+        unread = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
+        if unread:
+            self._unread[uid] = {proc: ref(call) for proc, call in unread.items()}
         else:
             self._unread.pop(uid, None)
-        return list(found.values())
+        return list(unread.values())
 
     def _under_way(self, uid: str) -> Iterator[Watched]:
         """Return the pending calls to a mesh that are not watched yet."""

@@ -73,11 +73,11 @@ def own_gpu(local_rank: Callable[[], int]) -> OwnGpu:
     """Return the GPU of this rank; the first call lets CUDA begin with it."""
     global _own
     with _lock:
-        found, is_new = _own or OwnGpu(local_rank), _own is None
-        _own = found
+        gpu, is_new = _own or OwnGpu(local_rank), _own is None
+        _own = gpu
     if is_new:
-        before_cuda(found.use)
-    return found
+        before_cuda(gpu.use)
+    return gpu
 
 
 def known_gpu() -> OwnGpu | None:

@@ -7,6 +7,7 @@ function, so a torch version without one of the names fails there and not in a t
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 import sys
 import threading
@@ -18,6 +19,13 @@ from typing import Any, cast
 from monarch._core.frames import caller
 
 _C10D = "torch.distributed.distributed_c10d"
+_OWN_TYPES = 40
+"""The first of the numbers of backend types that no backend of torch has; the last is 255."""
+HELD = datetime.timedelta(days=365)
+"""Added to gloo's timeout of groups that this package watches instead, so that it never ends a collective."""
+_recorded_as: dict[str, str] = {}
+"""By name of a group with new connections, the one that these had when they were made: torch records it. Single
+operations."""
 _MAKER = "_new_process_group_helper"
 """The function that creates each group: ``init_process_group``, ``new_group`` and DeviceMesh call it."""
 
@@ -44,7 +52,14 @@ def begun(group: Any) -> int:
     Raises:
         RuntimeError: the backend of the group does not count.
     """
-    return int(group._get_sequence_number_for_group())
+    backends = {id(each): each for each in map(group._get_backend, group._device_types)}
+    return sum(int(each._get_sequence_number_for_group()) for each in backends.values())
+
+
+def type_of_work(work: Any) -> int:
+    """Return torch's number of the type of an operation; -1 if this version does not tell."""
+    kind = getattr(work, "_get_op_type", None)
+    return int(kind()) if kind is not None else -1
 
 
 def backend_of(group: Any, device: str) -> Any:
@@ -76,6 +91,115 @@ def make_group(
     )
     c10d._world.pg_group_ranks[group] = {member: place for place, member in enumerate(members)}
     return group
+
+
+def backends_of(group: Any) -> str:
+    """Return the backends of a group by type of device, as ``dist.new_group`` takes them."""
+    return str(_c10d()._world.pg_backend_config[group])
+
+
+def group_count() -> int:
+    """Return how many groups torch has named by numbers since the default group was made."""
+    return int(_c10d()._world.group_count)
+
+
+def set_group_count(count: int) -> None:
+    """Set that number, which must be the same on all ranks that make a group together."""
+    _c10d()._world.group_count = count
+
+
+def replace_backends(old: Any, new: Any, number: int) -> None:
+    """Give an old group, which is not registered any longer, the connections and the place of a new one.
+
+    Whatever has kept the old group, such as DDP or a DeviceMesh, works on with the new connections.
+
+    Args:
+        old: the group that stays.
+        new: a group of the same ranks, which is not used otherwise.
+        number: another one each time, from 1 to 100.
+    """
+    from torch._C import _distributed_c10d
+
+    registry: Any = _distributed_c10d
+    c10d, timeout = _c10d(), datetime.timedelta(seconds=timeout_of(old))
+    held = (gloo_timeout(new) or datetime.timedelta()) >= HELD
+    # A group keeps the first backend of each type, so each time has types of its own, for CPUs and others.
+    for device in new._device_types:
+        kind = c10d.ProcessGroup.BackendType(_OWN_TYPES + 2 * number + (device.type == "cpu"))
+        old._register_backend(device, kind, new._get_backend(device))
+    old.set_timeout(timeout)
+    if held:
+        set_gloo_timeout(old, timeout + HELD)
+    _recorded_as[old.group_name] = new.group_name
+    world = c10d._world
+    registry._unregister_process_group(new.group_name)
+    for known in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        if new in known:
+            known[old] = known.pop(new)
+    for tagged in world.tags_to_pg.values():
+        tagged[:] = [old if each is new else each for each in tagged]
+    world.pg_names[old] = old.group_name
+    registry._register_process_group(old.group_name, old)
+    if default_group() is new:
+        c10d._update_default_pg(old)
+
+
+def reset_ddp(model: Any) -> None:
+    """Let the next forward pass of a DDP module begin afresh; it first copies the state of the group's first rank.
+
+    An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
+    """
+    utils: Any = importlib.import_module("torch.distributed.utils")
+
+    def copy_first(*_: Any) -> None:
+        hook.remove()
+        utils._sync_module_states(
+            module=model.module,
+            process_group=model.process_group,
+            broadcast_bucket_size=model.broadcast_bucket_size,
+            src=0,
+            params_and_buffers_to_ignore=model.parameters_to_ignore,
+        )
+
+    model.reducer._reset_state()
+    hook = model.register_forward_pre_hook(copy_first)
+
+
+def fsdp_state_class() -> type | None:
+    """Return the class of the state that ``fully_shard`` keeps for a module; None where it is not in use."""
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    return getattr(module, "FSDPState", None)
+
+
+def reset_fsdp(state: Any) -> None:
+    """Let the next forward pass of a module with ``fully_shard`` begin afresh: with its parameters in shards."""
+    idle = cast("Any", type(state._training_state)).IDLE
+    state._training_state = idle
+    state._modules_to_run_forward.clear()
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+    # These come with the first forward pass.
+    passing: Any = state._comm_ctx
+    if hasattr(passing, "post_forward_order"):
+        passing.post_forward_order.clear()
+        passing.reduce_scatter_states.clear()
+        passing.all_gather_state = None
+    for group in state._fsdp_param_groups:
+        group._training_state = idle
+        group._post_forward_indices.clear()
+        for name in (
+            "_all_gather_result",
+            "_post_reduce_event",
+            "_reshard_after_forward_event",
+            "_partial_reduce_output",
+            "_all_reduce_state",
+        ):
+            setattr(group, name, None)
+        for param in group.fsdp_params:
+            param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+        group._to_sharded()
 
 
 def wrap_group_maker(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
@@ -182,6 +306,12 @@ def uses_default(frame: FrameType | None) -> bool:
     return all(values.get(name) is None for name in ("group", "pg"))
 
 
+def only_asks(frame: FrameType) -> bool:
+    """Return whether code asks whether there is a default group, rather than torch for one that it needs."""
+    before = frame.f_back.f_code.co_name if frame.f_back is not None else ""
+    return frame.f_code.co_name == "is_initialized" and before != "_get_default_group"
+
+
 def is_of_torch(frame: FrameType) -> bool:
     """Return whether torch reads the default group in a frame for itself: as it is imported, for a log or a compiler.
 
@@ -201,6 +331,105 @@ def is_of_torch(frame: FrameType) -> bool:
 def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
     """Set the timeout of later collectives of a group."""
     _c10d()._set_pg_timeout(timeout, group)
+
+
+def store_of(group: Any) -> Any:
+    """Return the store of a process group; None if torch does not know it."""
+    return _c10d()._world.pg_map.get(group, (None, None))[1]
+
+
+def timeout_of(group: Any) -> float:
+    """Return the timeout of collectives of a group, in seconds."""
+    options = _options_of(group)
+    timeout: datetime.timedelta = options[0]._timeout if options else _c10d().default_pg_timeout
+    return (timeout - HELD if timeout >= HELD else timeout).total_seconds()
+
+
+def _options_of(group: Any) -> list[Any]:
+    found = [backend_of(group, each.type) for each in group._device_types]
+    return [each.options for each in found if each is not None and hasattr(each, "options")]
+
+
+def recorded_name(group: Any) -> str:
+    """Return the name under which torch records the collectives of a group."""
+    name = str(group.group_name)
+    return _recorded_as.get(name, name)
+
+
+def gloo_timeout(group: Any) -> datetime.timedelta | None:
+    """Return the timeout that gloo has for collectives of a group; None without gloo, or where it is wrapped."""
+    gloo = backend_of(group, "cpu")
+    return gloo.options._timeout if type(gloo).__name__ == "ProcessGroupGloo" else None
+
+
+def set_gloo_timeout(group: Any, timeout: datetime.timedelta) -> None:
+    """Set the timeout that gloo has for later collectives of a group; other backends keep theirs."""
+    backend_of(group, "cpu")._set_default_timeout(timeout)
+
+
+def begun_by_gloo(group: Any) -> int:
+    """Return how many collectives of gloo this process has begun in a group.
+
+    Raises:
+        RuntimeError: the group is being destroyed.
+    """
+    gloo = backend_of(group, "cpu")
+    if gloo is None:
+        raise RuntimeError("the group has no gloo")
+    return int(gloo._get_sequence_number_for_group())
+
+
+def forget_recorded_name(group: Any) -> None:
+    """Note that a group has just been made, with connections of its own name."""
+    _recorded_as.pop(group.group_name, None)
+
+
+def recorded_collectives() -> str | None:
+    """Return what torch has recorded of the last collectives on CPUs, as JSON; None if this version does not tell."""
+    from torch._C import _distributed_c10d
+
+    dump: Any = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    return bytes(dump(True, False)).decode() if dump is not None else None
+
+
+def group_of_operator(values: dict[str, Any]) -> Any:
+    """Return the process group among the arguments of an operator of ``torch.ops.c10d``."""
+    return _c10d().ProcessGroup.unbox(values["process_group"])
+
+
+def before_backends(checks: dict[str, Callable[[str, dict[str, Any]], object]]) -> Callable[[], object]:
+    """Call functions before operators of ``torch.ops.c10d`` reach the backends of their process groups.
+
+    The key of this dispatch is in use for all tensors, also in inference mode, and in C++.
+
+    Args:
+        checks: by operator; called with its name and its arguments by name. An error keeps it from running.
+
+    Returns:
+        A function that removes them.
+    """
+    import torch
+
+    library: Any = torch.library.Library("c10d", "IMPL")
+    key: Any = cast("Any", torch)._C.DispatchKey.BackendSelect
+    for name, check in checks.items():
+        overloads: Any = getattr(torch.ops.c10d, name, None)
+        if overloads is None:
+            # Not in this version of torch.
+            continue
+        library.impl(name, _checked_kernel(name, overloads.default, check, key), key.name, with_keyset=True)
+    return library._destroy
+
+
+def _checked_kernel(name: str, operator: Any, check: Callable[[str, dict[str, Any]], object], key: Any) -> Any:
+    names = [each.name for each in operator._schema.arguments]
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        # Arguments that have their defaults are left out.
+        check(name, dict(zip(names, args, strict=False)) | kwargs)
+        return operator.redispatch(keys.remove(key), *args, **kwargs)
+
+    return kernel
 
 
 def before_cuda(action: Callable[[], object]) -> None:

@@ -15,6 +15,8 @@ _NUMBERS = tuple(int(number) for number in signal.valid_signals() if number not 
 _getsignal, _set = _signal.getsignal, _signal.signal
 harmless: list[Handler] = []
 """Handlers of this package that raise nothing, and need not be deferred. Only added to."""
+harmless_idle: list[Handler] = []
+"""Those that raise nothing as long as the main thread runs no user code. Only added to."""
 
 
 class Held:
@@ -30,26 +32,32 @@ class Held:
         self.numbers: deque[int] = deque()
         """Signals that have come and whose handlers have not run."""
         self._handlers: list[Any] = []
-        self._found: list[tuple[int, Handler]] = []
-        """All handlers at the last ``begin``, and the deferred ones."""
+        self._held: list[tuple[int, Handler]] = []
+        self._held_idle: list[tuple[int, Handler]] = []
+        """All handlers at the last ``begin``, those to defer, and those to defer without user code."""
 
-    def begin(self) -> list[tuple[int, Handler]]:
-        """Defer all Python handlers from now on; ``end_and_run`` takes the result."""
+    def begin(self, idle: bool = False) -> list[tuple[int, Handler]]:
+        """Defer all Python handlers from now on; ``end_and_run`` takes the result.
+
+        Args:
+            idle: whether no user code runs in the main thread.
+        """
         # All handlers are queried each time, in 2 us: nothing announces a new one.
         handlers = list(map(_getsignal, _NUMBERS))
         if handlers != self._handlers:
             pairs = zip(_NUMBERS, handlers, strict=True)
-            self._found = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
+            self._held = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
+            self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
             self._handlers = handlers
-        found = self._found
+        held = self._held_idle if idle else self._held
         try:
-            for number, _ in found:
+            for number, _ in held:
                 _set(number, self._note)
         except BaseException:
             # A signal that was still to come.
-            self.end(found)
+            self.end(held)
             raise
-        return found
+        return held
 
     def _note(self, number: int, _frame: Any) -> None:
         if number not in self.numbers:
@@ -57,36 +65,36 @@ class Held:
             # Once for each: a storm of signals would nest more and more of these calls.
             self._noted()
 
-    def end_and_run(self, found: list[tuple[int, Handler]], report: Callable[[], None] | None = None) -> bool:
+    def end_and_run(self, held: list[tuple[int, Handler]], report: Callable[[], None] | None = None) -> bool:
         """Restore the handlers and run those whose signals have come; return whether there were any.
 
         Args:
-            found: the result of ``begin``.
+            held: the result of ``begin``.
             report: called when a handler has raised; with None, the error is raised here.
         """
         try:
-            self.end(found)
+            self.end(held)
         finally:
             ran = bool(self.numbers)
             if ran:
-                self._run(found, report)
+                self._run(held, report)
         return ran
 
-    def end(self, found: list[tuple[int, Handler]]) -> None:
+    def end(self, held: list[tuple[int, Handler]]) -> None:
         """Restore the handlers."""
         try:
-            for number, handler in found:
+            for number, handler in held:
                 _set(number, handler)
         except BaseException:
             # A restored handler has raised; restore the others all the same.
-            self.end(found)
+            self.end(held)
             raise
 
-    def _run(self, found: list[tuple[int, Handler]], report: Callable[[], None] | None) -> None:
+    def _run(self, held: list[tuple[int, Handler]], report: Callable[[], None] | None) -> None:
         while self.numbers:
             number = self.numbers.popleft()
             try:
-                for each, handler in found:
+                for each, handler in held:
                     if each == number:
                         handler(number, sys._getframe())  # pyright: ignore[reportPrivateUsage]
             except (Exception, KeyboardInterrupt):
@@ -95,7 +103,7 @@ class Held:
                 report()
             finally:
                 # If two raise, the second has the first as its context.
-                self._run(found, report)
+                self._run(held, report)
 
 
 def _is_to_be_held(handler: object) -> TypeGuard[Handler]:

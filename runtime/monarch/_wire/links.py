@@ -80,6 +80,8 @@ class Inbox:
         _plain(self.socket)
         # Leader only.
         self._options = QuickOptions(self.socket)
+        self.is_empty = self._options.has_no_events
+        """Whether there is nothing to receive now; for the receiving thread."""
         self.address = address
         self._path = address.removeprefix("ipc://")
         # Leader only.
@@ -154,10 +156,6 @@ class Inbox:
         none."""
         return int(self.socket.get(zmq.FD))
 
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to receive now; for the receiving thread."""
-        return not self._options.has_events()
-
     def limit(self, milliseconds: int) -> None:
         """Make the next receive end with zmq.Again after so long; -1 for never. For the receiving thread."""
         self._options.set_receive_timeout(milliseconds)
@@ -226,11 +224,11 @@ class Link:
             self._send_or_add(frame, more)
             return
         # An exception from a signal handler would leave half a message, which the next one would complete.
-        found = _held.begin()
+        held = _held.begin()
         try:
             self._send_or_add(frame, more)
         finally:
-            _held.end_and_run(found)
+            _held.end_and_run(held)
 
     def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
         lock = self._lock

@@ -15,7 +15,7 @@ from monarch._core.causes import Cause, CellRef
 from monarch._core.text.causes import describe
 from monarch.exceptions import ProtocolError
 
-VERSION = 3
+VERSION = 5
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -26,6 +26,8 @@ ERROR = 1
 """Status of a Reply: its body is a packed Failure."""
 FAILED = 2
 """Status of a Reply: its body is the pickled value of a failed call, such as a cell with its error."""
+STOPPED = 3
+"""Status of a Reply: the same, of a call that was ended from outside, by an interrupt or because of other ranks."""
 NOWHERE = -1
 """In place of a rank in a Reply: its sender is not in the addressed view, so ``src`` identifies it."""
 INTERNAL = "@internal"
@@ -270,6 +272,69 @@ class Batch(_Message, tag=16):
     frames: int
 
 
+class Ordered(_Message, tag=31):
+    """Carries the ``frames`` that follow to an agent, which handles the messages of ``src`` in the order of their
+    numbers: they come by different ways."""
+
+    src: str
+    number: int
+    frames: int
+
+
+class Spread(_Message, tag=32):
+    """Carries the ``frames`` that follow to procs of many hosts, from agent to agent; like a Cast for each host.
+
+    The agent that gets it serves the first leg and passes the others on.
+    """
+
+    src: str
+    port: int
+    """Port whose replies are gathered; 0 for none."""
+    via: str
+    """The agent that folds the replies; empty if they go to ``src``."""
+    fan: int
+    """The most agents that each agent passes it on to; 0 to pass it to all others, and to fold their replies."""
+    legs: list[tuple[str, int, list[int], list[str]]]
+    """Of each host: its id, the number of this message as in Ordered or 0 for any order, the numbers of Answers that
+    have arrived, and the procs."""
+    frames: int
+
+
+class Answers(_Message, tag=33):
+    """Replies of the ranks of a host to a Spread, for the agent that folds them; ``parts`` as in Batch."""
+
+    src: str
+    dst: str
+    """The caller."""
+    port: int
+    number: int
+    """Counts those of this agent for the caller, who acknowledges it in a later leg."""
+    last: bool
+    """Whether no rank of the host owes a reply any more."""
+    parts: list[int]
+    frames: int
+
+
+class Folded(_Message, tag=34):
+    """Replies of many hosts, equal ones once; others follow as ``frames``, with ``parts`` as in Batch."""
+
+    src: str
+    port: int
+    hosts: list[tuple[str, int]]
+    """Host and number of each Answers in it."""
+    groups: list[tuple[int, int, bytes, list[int]]]
+    """``status``, ``done`` and ``body`` of equal replies, and the positions of the ranks."""
+    parts: list[int]
+    frames: int
+
+
+class Received(_Message, tag=35):
+    """An agent has all messages to it up to this number."""
+
+    src: str
+    number: int
+
+
 class Hosts(_Message, tag=17):
     """Where the hosts of a session listen for each other, for an agent: address and public key by host id.
 
@@ -342,6 +407,28 @@ class Parted(_Message, tag=27):
     other: str
 
 
+class Report(_Message, tag=28):
+    """The state of a rank and what it has logged: to its agent, or what it has logged to an owner on its host."""
+
+    src: str
+    state: bytes
+    """Its packed RankReport; empty if that has not changed."""
+    more: list[bytes]
+    """Packed Metrics and Progress."""
+    urgent: bool = False
+    """Whether an answer follows, so that the agent sends it on at once."""
+
+
+class Reports(_Message, tag=29):
+    """Reports that an agent gathered for the owner of the ranks: the newest state of each, and all that they logged."""
+
+    src: str
+    now: float
+    """Seconds since the epoch on the clock of the host."""
+    parts: list[tuple[str, bytes, list[bytes]]]
+    """As in Report."""
+
+
 class Bye(_Message, tag=18):
     """The owner of an agent ends it, and all of its procs."""
 
@@ -377,19 +464,27 @@ AnyMessage: TypeAlias = (
     | Signal
     | Split
     | Parted
+    | Report
+    | Reports
+    | Ordered
+    | Spread
+    | Answers
+    | Folded
+    | Received
     | Bye
 )
 
 encode = msgspec.msgpack.Encoder().encode
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of decoding: a ValueError for text that is not UTF-8, a RecursionError for deeply nested values."""
-_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+decode_raw = msgspec.msgpack.Decoder(AnyMessage).decode
+"""Decode the message of a frame; one of UNREADABLE if it is not one of this version."""
 
 
 def decode(frame: bytes | memoryview) -> AnyMessage:
     """Decode the message of a frame; ProtocolError if it is not one of this version."""
     try:
-        return _decode(frame)
+        return decode_raw(frame)
     except UNREADABLE as error:
         raise ProtocolError(
             f"invalid control message of {len(frame)} bytes for protocol version {VERSION}: {error}"

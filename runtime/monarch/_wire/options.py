@@ -41,12 +41,12 @@ class QuickOptions:
         self._value, self._length = ctypes.c_int(), ctypes.c_size_t(_SIZE)
         self._at, self._length_at = ctypes.addressof(self._value), ctypes.addressof(self._length)
 
-    def has_events(self) -> bool:
-        """Return whether there is something to receive."""
+    def has_no_events(self) -> bool:
+        """Return whether there is nothing to receive."""
         if _get(self._handle, _EVENTS, self._at, self._length_at):
             # This reports the problem.
-            return bool(self._socket.get(zmq.EVENTS))
-        return bool(self._value.value)
+            return not self._socket.get(zmq.EVENTS)
+        return not self._value.value
 
     def set_receive_timeout(self, milliseconds: int) -> None:
         """Make the next receive end after so long; -1 for never."""

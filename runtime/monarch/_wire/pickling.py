@@ -41,7 +41,7 @@ SHARED = 384 * 1024
 _PLAIN_NODES = 50
 _kind_of: Callable[[Any], type[Any]] = type
 """For type checkers, to which the type of an Any is unknown."""
-_ATOMS = frozenset({int, float, complex, bool, str, type(None)})
+ATOMS = frozenset({int, float, complex, bool, str, type(None)})
 
 _BLAME_SECONDS = 1.0
 _BLAME_DEPTH = 20
@@ -85,7 +85,7 @@ def dumps(
         SerializationError: a part cannot be pickled; the text begins with the path to it.
     """
     try:
-        if type(obj) in _ATOMS:
+        if type(obj) in ATOMS:
             return pickle.dumps(obj, 5), []
         plain = _plainness(obj)
         if plain is PLAIN:
@@ -97,13 +97,16 @@ def dumps(
             dump_large(obj, sink)
             return b"".join(sink.chunks), sink.buffers
         return _dump(obj, receivers, here)
-    except MemoryError:
+    except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
+        # A SystemExit of the object's own code must not end what sends or receives it.
         try:
             text = _blame(obj, what, error)
-        except Exception:  # by a repr, say, that raises
-            text = f"{what or 'value'}: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # by a repr, say, that raises
+            text = f"{what or 'value'}: {_text(error)}"
         raise SerializationError(text) from error
 
 
@@ -126,13 +129,32 @@ def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
     """
     try:
         return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
-    except MemoryError:
+    except (MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        text = f"cannot be unpickled here: {type(error).__name__}: {error}"
-        if isinstance(error, ImportError):
-            text += "; install the module here too, or define its functions and classes in the notebook"
-        raise SerializationError(text) from error
+    except BaseException as error:
+        # A SystemExit of the object's own code must not end what sends or receives it.
+        raise unreadable(error) from error
+
+
+def unreadable(error: BaseException) -> SerializationError:
+    """Return the error of a value that cannot be unpickled, for one that was raised meanwhile."""
+    kind = f"{type(error).__name__}: " if isinstance(error, Exception) else ""
+    text = f"cannot be unpickled here: {kind}{_text(error)}"
+    if isinstance(error, ImportError):
+        text += "; install the module here too, or define its functions and classes in the notebook"
+    return SerializationError(text)
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an error, whose own code may raise too, or else its class."""
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        text = ""
+    kind = type(error).__name__
+    return text if text and isinstance(error, Exception) else f"{kind}: {text}" if text else kind
 
 
 def _plainness(obj: Any) -> object:
@@ -140,11 +162,11 @@ def _plainness(obj: Any) -> object:
     (SMALL), or with some that go beside the body (LARGE).
     """
     nodes: list[Any] = [obj]
-    found: object = PLAIN
+    plainness: object = PLAIN
     storages: dict[int, Any] = {}
     for node in nodes:  # grows while it is walked
         kind = _kind_of(node)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             continue
         if kind is tuple or kind is list:
             nodes += node
@@ -153,16 +175,16 @@ def _plainness(obj: Any) -> object:
             nodes += node.values()
         elif kind is bytes:
             if len(node) >= THRESHOLD:
-                found = LARGE
+                plainness = LARGE
         else:
             size = size_of(node, kind, THRESHOLD, storages)
             if size is None:
                 return None
-            if found is not LARGE:
-                found = size
+            if plainness is not LARGE:
+                plainness = size
         if len(nodes) > _PLAIN_NODES:
             return None
-    return found
+    return plainness
 
 
 def _dump(
@@ -272,6 +294,9 @@ class _Pickler(cloudpickle.Pickler):
         # By name first: torch may not be loaded, and then nothing has its types.
         if reduce is not None and type(obj) is getattr(sys.modules.get("torch"), type(obj).__name__, None):
             return reduce(self, obj)
+        if type(obj).__name__ == "RankTensor" and hasattr(obj, "monarch_argument"):
+            # Each receiver gets the tensor of its rank.
+            return obj.monarch_argument()
         if type(obj).__name__ == "AsyncCollectiveTensor" and hasattr(obj, "trigger_wait"):
             # A pending result of a collective: its values are there once it has been waited for.
             return _itself, (obj.trigger_wait(),)
@@ -423,7 +448,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-def _blame(obj: Any, what: str, error: Exception) -> str:
+def _blame(obj: Any, what: str, error: BaseException) -> str:
     """Return the path to the part that cannot be pickled, as far as it is found in time, and the reason."""
     if not what and _is_call(obj):
         parts: Iterator[tuple[str, Any]] = iter([("args", obj[0]), ("kwargs", obj[1])])
@@ -442,7 +467,9 @@ def _blame(obj: Any, what: str, error: Exception) -> str:
                 continue
             try:
                 _dump(part)
-            except Exception as cause:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as cause:
                 failed = step, part, cause
                 break
         if failed is None:
@@ -451,7 +478,7 @@ def _blame(obj: Any, what: str, error: Exception) -> str:
         path += step
         seen.add(id(part))
         parts = _parts(part)
-    return f"{path or 'value'}: {str(reason) or type(reason).__name__}"
+    return f"{path or 'value'}: {_text(reason)}"
 
 
 def _is_call(obj: object) -> TypeGuard[tuple[Any, Any]]:

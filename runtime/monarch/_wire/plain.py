@@ -20,11 +20,11 @@ class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         if module.startswith("monarch.") or (module == "builtins" and name in _BUILTINS):
             # Not imported here: that could wait for a thread that imports.
-            found: Any = sys.modules.get(module)
-            for part in name.split(".") if found is not None else ():
-                found = getattr(found, part, None)
-            if found is not None:
-                return found
+            value: Any = sys.modules.get(module)
+            for part in name.split(".") if value is not None else ():
+                value = getattr(value, part, None)
+            if value is not None:
+                return value
         raise ProtocolError(
             f"{module}.{name} is in a message for the receiving thread, which accepts only plain values and "
             f"objects of this package; declare the service as threaded"

@@ -1,4 +1,4 @@
-"""The private names of torch that pickling reads from given tensors; torch itself is not imported here.
+"""The private names of torch that are read from given tensors; torch itself is not imported here.
 
 The others are in ``_tensors/torch_compat.py``, which is on a higher floor.
 """
@@ -21,3 +21,9 @@ def storage_key(storage: Any) -> int:
 def untyped(storage: Any) -> Any:
     """Return the untyped storage below a typed one, without the warning that ``TypedStorage.untyped()`` gives."""
     return storage._untyped_storage
+
+
+def stored_attribute(torch: Any, tensor: Any, name: str) -> Any:
+    """Return an attribute of a tensor without the ``__torch_function__`` of its class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return getattr(torch.Tensor, name).__get__(tensor)

@@ -51,6 +51,14 @@ def digest_array(value: Any) -> Digest:
     raise UnknownContentsError
 
 
+def plain_bytes(part: Any) -> Any:
+    """Return a buffer with the contents of a part of a dense tensor or of an array of numbers; all NaNs are equal."""
+    numpy = sys.modules.get("numpy")
+    if type(part) is getattr(numpy, "ndarray", None):
+        return _bytes_of_numbers(part, numpy)
+    return _bytes_of(part, sys.modules["torch"])
+
+
 def size_of(value: Any) -> int:
     """Return the bytes of the elements of an array or tensor; 0 if it does not say, as a sparse one."""
     try:
@@ -81,16 +89,17 @@ def _digest_ndarray(value: Any, numpy: Any) -> Digest:
     if dtype.kind == "c" and dtype.itemsize > 16:
         raise UnknownContentsError
 
-    def data_of(part: Any) -> Any:
-        part = numpy.ascontiguousarray(part)
-        if dtype.kind in "fc":
-            numbers = part.view(part.real.dtype) if part.ndim else part.reshape(1).view(part.real.dtype)
-            strange = numpy.isnan(numbers)
-            if strange.any():
-                part = numpy.where(strange, numpy.array(numpy.nan, numbers.dtype), numbers)
-        return part.reshape(-1).view(numpy.uint8).data if part.size else b""
+    return _combine(form, dtype.itemsize, _parts(value), lambda part: _bytes_of_numbers(part, numpy))
 
-    return _combine(form, dtype.itemsize, _parts(value), data_of)
+
+def _bytes_of_numbers(part: Any, numpy: Any) -> Any:
+    part = numpy.ascontiguousarray(part)
+    if part.dtype.kind in "fc":
+        numbers = part.view(part.real.dtype) if part.ndim else part.reshape(1).view(part.real.dtype)
+        strange = numpy.isnan(numbers)
+        if strange.any():
+            part = numpy.where(strange, numpy.array(numpy.nan, numbers.dtype), numbers)
+    return part.reshape(-1).view(numpy.uint8).data if part.size else b""
 
 
 # torch
@@ -170,9 +179,9 @@ def _combine(form: str, width: int, parts: Iterator[tuple[int, Any]], data_of: C
     raw = b""
     for count, part in parts:
         data = data_of(part)
-        mine = sha256(data).digest()
-        whole.update(mine)
-        blocks.append((count, mine[:12]))
+        digest = sha256(data).digest()
+        whole.update(digest)
+        blocks.append((count, digest[:12]))
         if not raw and len(blocks) == 1 and len(data) <= RAW_BYTES:
             raw = bytes(cast("bytes", data))
     if len(blocks) > 1:

@@ -239,8 +239,8 @@ def no_axis(extent: Extent, label: object) -> AxisError:
 
 def no_rank(extent: Extent, rank: object) -> PointError:
     """Return the error for a rank out of range; it gives the range."""
-    there = f"ranks 0-{extent.nelements - 1}" if extent.nelements > 1 else "rank 0 only"
-    return PointError(f"there is no rank {rank}; this mesh has {there} ({axes_text(extent)})")
+    ranks = f"ranks 0-{extent.nelements - 1}" if extent.nelements > 1 else "rank 0 only"
+    return PointError(f"there is no rank {rank}; this mesh has {ranks} ({axes_text(extent)})")
 
 
 def coordinate(extent: Extent, label: str, value: int) -> int:

@@ -281,16 +281,16 @@ def _range(extent: Extent, label: str, where: slice) -> range:
     return chosen
 
 
-def _is_size(given: SplitArgument) -> TypeGuard[int]:
-    return hasattr(given, "__index__")
+def _is_size(value: SplitArgument) -> TypeGuard[int]:
+    return hasattr(value, "__index__")
 
 
-def _names(extent: Extent, label: str, given: object) -> tuple[str, ...]:
+def _names(extent: Extent, label: str, value: object) -> tuple[str, ...]:
     """Return the new axes that an axis is split into."""
-    if isinstance(given, Sequence) and not isinstance(given, str) and given:
-        return tuple(cast("Sequence[str]", given))
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return tuple(cast("Sequence[str]", value))
     raise ShapeError(
-        f"axis {label!r} cannot be split into {given!r}; this mesh has {axes_text(extent)}: "
+        f"axis {label!r} cannot be split into {value!r}; this mesh has {axes_text(extent)}: "
         f"give the new axes as a tuple of names, such as {label}=('outer', 'inner')"
     )
 
@@ -298,16 +298,16 @@ def _names(extent: Extent, label: str, given: object) -> tuple[str, ...]:
 def _fill(extent: Extent, label: str, names: tuple[str, ...], sizes: dict[str, int]) -> tuple[int, ...]:
     """Return the sizes of the new axes of one axis, inferring the one that is missing."""
     missing = [name for name in names if name not in sizes]
-    given = prod(sizes[name] for name in names if name in sizes)
+    known_size = prod(sizes[name] for name in names if name in sizes)
     shown = ", ".join(f"{name}={sizes.get(name, '?')}" for name in names)
     what = f"axis {label!r} cannot be split into {shown}"
     if len(missing) > 1:
         raise ShapeError(
             f"{what}; this mesh has {axes_text(extent)}: give the size of all but one of {', '.join(missing)}"
         )
-    if given < 1 or extent[label] % given or (not missing and given != extent[label]):
+    if known_size < 1 or extent[label] % known_size or (not missing and known_size != extent[label]):
         raise ShapeError(f"{what}; this mesh has {axes_text(extent)}: choose sizes that multiply to {extent[label]}")
-    return tuple(sizes.get(name, extent[label] // given) for name in names)
+    return tuple(sizes.get(name, extent[label] // known_size) for name in names)
 
 
 Extent.region = property(Region.full)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import index
 from threading import RLock
@@ -59,7 +59,7 @@ class ValueMesh(MeshView, Generic[R]):
     is left, else the mesh of the remaining axes. Views share the values.
 
     It displays as a table in which adjacent ranks with equal values are folded; arrays and tensors are compared by
-    their contents.
+    their contents. Values of a slice are shown with the ranks of their mesh and the index here: ``ranks 1-3 at [0:3]``.
 
     Args:
         axes: extent of the mesh, or a region or shape with that extent.
@@ -69,12 +69,13 @@ class ValueMesh(MeshView, Generic[R]):
         ShapeError: the numbers of values and members differ.
     """
 
-    __slots__ = ("__weakref__", "_cells", "_region")
+    __slots__ = ("__weakref__", "_cells", "_ranks_of_cells", "_region")
 
     def __init__(self, axes: Extent | Region | Shape | Mapping[str, int], values: Iterable[R | Deferred[R]]) -> None:
         extent = axes.extent if isinstance(axes, (Region, Shape)) else Extent.of(axes)
         self._region = Region.full(extent)
         self._cells: list[R | Deferred[R]] = list(values)
+        self._ranks_of_cells: Callable[[], Sequence[int]] | None = None
         if len(self._cells) != extent.nelements:
             raise ShapeError(
                 f"got {len(self._cells)} values for a mesh of {axes_text(extent)}; "
@@ -82,10 +83,16 @@ class ValueMesh(MeshView, Generic[R]):
             )
 
     @classmethod
-    def of(cls, extent: Extent, values: list[Any]) -> ValueMesh[Any]:
-        """Return the mesh of values known to fill the extent; nothing is checked or copied."""
+    def of(cls, extent: Extent, values: list[Any], ranks: Callable[[], Sequence[int]] | None = None) -> ValueMesh[Any]:
+        """Return the mesh of values known to fill the extent; nothing is checked or copied.
+
+        Args:
+            extent: of the mesh.
+            values: in rank order.
+            ranks: returns the rank that each value came from, which is shown where it differs from its rank here.
+        """
         mesh = object.__new__(cls)
-        mesh._region, mesh._cells = _full(extent), values
+        mesh._region, mesh._cells, mesh._ranks_of_cells = _full(extent), values, ranks
         return mesh
 
     @classmethod
@@ -103,7 +110,7 @@ class ValueMesh(MeshView, Generic[R]):
 
     def _view(self, region: Region) -> Self:
         view = object.__new__(type(self))
-        view._region, view._cells = region, self._cells
+        view._region, view._cells, view._ranks_of_cells = region, self._cells, self._ranks_of_cells
         return view
 
     def _read(self, cell: int) -> R:
@@ -141,7 +148,8 @@ class ValueMesh(MeshView, Generic[R]):
 
     def map(self, function: Callable[[R], S]) -> ValueMesh[S]:
         """Return the mesh of ``function(value)`` of each value."""
-        return ValueMesh(self.extent, map(function, self.values()))
+        came = self._came_from()
+        return ValueMesh.of(self.extent, list(map(function, self.values())), (lambda: came) if came else None)
 
     @overload
     def __getitem__(self, key: int) -> R: ...
@@ -160,16 +168,21 @@ class ValueMesh(MeshView, Generic[R]):
                 return self._at(dict(zip(parts[::2], parts[1::2], strict=True)))
         elif hasattr(key, "__index__"):
             return self.get(index(cast("int", key)))
+        label = next(iter(self.extent), "gpus")
         raise ShapeError(
-            f"a mesh of {axes_text(self.extent)} cannot be indexed by {key!r}; give a rank, a range, "
-            f"or an axis and a coordinate as in mesh['gpus', 1]"
+            f"a mesh of {axes_text(self.extent)} cannot be indexed by {key!r}; give a rank as in [0], a range as in "
+            f"[0:2], or an axis and a coordinate as in [{label!r}, 0]"
         )
 
     def _ranks(self, chosen: slice) -> ValueMesh[R]:
         if self.ndim == 1:
             return self.slice(**{self.extent.labels[0]: chosen})
         # A range may cut across the axes, so list these cells; a deferred value still loads once.
-        flat = ValueMesh({"ranks": len(self)}, [self._cells[cell] for cell in self._region.base_ranks()])
+        came = self._came_from()
+        extent = Extent(("ranks",), (len(self),))
+        flat = ValueMesh.of(
+            extent, [self._cells[cell] for cell in self._region.base_ranks()], (lambda: came) if came else None
+        )
         return flat.slice(ranks=chosen)
 
     def _at(self, axes: dict[str, AxisIndex]) -> R | ValueMesh[R]:
@@ -245,4 +258,17 @@ class ValueMesh(MeshView, Generic[R]):
             if low[label] != high[label]:
                 break
             shared.append(f"{label}={low[label]}")
-        return describe_ranks(range(first, last + 1)), ", ".join(shared), text
+        return self._name_of(range(first, last + 1)), ", ".join(shared), text
+
+    def _came_from(self) -> list[int]:
+        """Return the rank that each value came from; empty if unknown."""
+        known = self._ranks_of_cells() if self._ranks_of_cells is not None else ()
+        return [known[cell] for cell in self._region.base_ranks()] if known else []
+
+    def _name_of(self, own: range) -> str:
+        """Describe ranks: by the numbers of their mesh, and the index here in brackets if it differs."""
+        came = self._came_from()[own.start : own.stop]
+        if not came or came == list(own):
+            return describe_ranks(own)
+        index = f"[{own.start}]" if len(own) == 1 else f"[{own.start}:{own.stop}]"
+        return f"{describe_ranks(came)} at {index}"

@@ -22,6 +22,14 @@ class Advice:
             return f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used"
         return "heal_mesh replaces them"
 
+    def after_failure(self, uid: str) -> str:
+        """Return what to do after an actor has failed in a living process.
+
+        Args:
+            uid: of the process mesh.
+        """
+        return "heal_mesh recreates failed actors; their state is lost"
+
     def placed(self, text: str) -> str:
         """Return a text with places in code as the user knows them."""
         return text

@@ -188,7 +188,7 @@ class Folder:
 
     def due_blocks(self, now: float) -> list[Block]:
         """Same as ``due``, as blocks."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         if self._held() > HELD_LIMIT:
             now = float("inf")
         for source, pending in list(self._sources.items()):
@@ -198,10 +198,10 @@ class Folder:
                     break
                 # Rounding may put the oldest, which is due, just after that.
                 until = max(now - self._window, self._oldest(source, pending))
-                self._emit_oldest(source, pending, until, found)
+                self._emit_oldest(source, pending, until, blocks)
             self._put_back(source, pending)
             self._tidy(source, pending)
-        return found
+        return blocks
 
     def next_due(self) -> float | None:
         """Return when to call ``due`` next, on the clock of ``add``; None if no line waits."""
@@ -214,24 +214,24 @@ class Folder:
 
     def flush_blocks(self, source: Hashable = None) -> list[Block]:
         """Same as ``flush``, as blocks."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         for name in list(self._sources) if source is None else [source]:
             pending = self._sources.get(name)
             if pending is None:
                 continue
             self._end_parts(name, pending)
             while pending.blocks or pending.queues:
-                self._emit_oldest(name, pending, float("inf"), found)
+                self._emit_oldest(name, pending, float("inf"), blocks)
             self._tidy(name, pending)
-        return found
+        return blocks
 
     def catch_up(self, source: Hashable) -> list[Block]:
         """Take out all finished lines of a source."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         pending = self._sources.get(source)
         while pending is not None and (pending.blocks or pending.queues):
-            self._emit_oldest(source, pending, float("inf"), found)
-        return found
+            self._emit_oldest(source, pending, float("inf"), blocks)
+        return blocks
 
     def unfinished(self, source: Hashable, began: float = float("inf")) -> list[Block] | None:
         """Return the unfinished lines of a source that had begun by a time, which stay; None to ask again.
@@ -296,28 +296,28 @@ class Folder:
             due = max(due, min(pending.last_part + self._window, came + _LONG_WAIT))
         return due
 
-    def _emit_oldest(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> None:
+    def _emit_oldest(self, source: Hashable, pending: _Pending, until: float, emitted: list[Block]) -> None:
         """Emit the oldest output, and what folds with it.
 
         Args:
             source: the source.
             pending: its output.
             until: emit output from before this time.
-            found: receives the blocks.
+            emitted: receives the blocks.
         """
         if not pending.queues:
-            if self._emit_alike(source, pending, until, found) or self._emit_private(source, pending, until, found):
+            if self._emit_alike(source, pending, until, emitted) or self._emit_private(source, pending, until, emitted):
                 pending.cut = _CUT
                 return
             self._cut(pending, source)
         _, rank = next(iter(self._waiting[source].values()))
         count = len(pending.queues)
-        self._emit(source, rank, found)
+        self._emit(source, rank, emitted)
         if len(pending.queues) < count and pending.blocks.keys() - pending.queues.keys():
             # One rank has more lines to compare, which may be equal again.
             self._put_back(source, pending)
 
-    def _emit_alike(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
+    def _emit_alike(self, source: Hashable, pending: _Pending, until: float, emitted: list[Block]) -> bool:
         """Emit the common beginning of all ranks; False if that is not all of some."""
         streams = {block.stream for blocks in pending.blocks.values() for block in blocks}
         if len(streams) > 1:
@@ -335,28 +335,28 @@ class Folder:
         for text, rank in texts:
             stop = min(len(text), end)
             if stop > start:
-                found.append(Block(source, tuple(ranks), stream, longest[start:stop]))
+                emitted.append(Block(source, tuple(ranks), stream, longest[start:stop]))
                 start = stop
             ranks.remove(rank)
             self._drop(pending, rank, stop)
         return True
 
-    def _emit_private(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
+    def _emit_private(self, source: Hashable, pending: _Pending, until: float, emitted: list[Block]) -> bool:
         """Emit the output of ranks without a common line; False if two have one."""
         seen: set[str] = set()
         total = 0
         for blocks in pending.blocks.values():
-            mine: set[str] = set()
+            lines: set[str] = set()
             for block in blocks:
-                mine.update(block.text[:-1].split("\n"))
-            total += len(mine)
-            seen |= mine
+                lines.update(block.text[:-1].split("\n"))
+            total += len(lines)
+            seen |= lines
             if len(seen) != total:
                 return False
         for rank in sorted(pending.blocks, key=lambda rank: pending.blocks[rank][0].came):
             length = 0
             for stream, text in _merged(pending.blocks[rank], until):
-                found.append(Block(source, (rank,), stream, text))
+                emitted.append(Block(source, (rank,), stream, text))
                 length += len(text)
             self._drop(pending, rank, length)
         return True
@@ -444,7 +444,7 @@ class Folder:
             waiting = self._waiting[source] = OrderedDict()
         waiting[self._serial] = (now, rank)
 
-    def _emit(self, source: Hashable, rank: int, found: list[Block]) -> None:
+    def _emit(self, source: Hashable, rank: int, emitted: list[Block]) -> None:
         """Emit the head of a rank's queue for all ranks that have it, after what precedes it in theirs."""
         pending = self._sources[source]
         queues, where, waiting = pending.queues, pending.where, self._waiting[source]
@@ -466,7 +466,7 @@ class Folder:
             for each in ranks:
                 _take(pending, waiting, each)
             stream, text = key
-            found.append(Block(source, tuple(ranks), stream, text + "\n"))
+            emitted.append(Block(source, tuple(ranks), stream, text + "\n"))
             levels.pop()
             busy.discard(key)
         if not waiting:
@@ -490,14 +490,14 @@ def _take(pending: _Pending, waiting: OrderedDict[int, tuple[float, int]], rank:
 
 def merge_blocks(blocks: Sequence[Block]) -> list[Block]:
     """Join consecutive lines of the same ranks and stream."""
-    found: list[list[Block]] = []
+    runs: list[list[Block]] = []
     for block in blocks:
-        if found and found[-1][-1][:3] == block[:3]:
-            found[-1].append(block)
+        if runs and runs[-1][-1][:3] == block[:3]:
+            runs[-1].append(block)
         else:
-            found.append([block])
+            runs.append([block])
     return [
-        each[0] if len(each) == 1 else each[0]._replace(text="".join(block.text for block in each)) for each in found
+        each[0] if len(each) == 1 else each[0]._replace(text="".join(block.text for block in each)) for each in runs
     ]
 
 
@@ -517,15 +517,15 @@ def _due_length(blocks: deque[_Printed], until: float) -> int:
 
 def _merged(blocks: deque[_Printed], until: float) -> list[tuple[str, str]]:
     """Yield what came before a time, in as few texts as possible, each with its stream."""
-    found: list[tuple[str, list[str]]] = []
+    runs: list[tuple[str, list[str]]] = []
     for block in blocks:
         if block.came > until:
             break
-        if found and found[-1][0] == block.stream:
-            found[-1][1].append(block.text)
+        if runs and runs[-1][0] == block.stream:
+            runs[-1][1].append(block.text)
         else:
-            found.append((block.stream, [block.text]))
-    return [(stream, "".join(texts)) for stream, texts in found]
+            runs.append((block.stream, [block.text]))
+    return [(stream, "".join(texts)) for stream, texts in runs]
 
 
 def _is_long(parts: list[str]) -> bool:

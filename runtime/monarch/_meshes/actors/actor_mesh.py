@@ -12,20 +12,22 @@ from monarch._core.roster import Procs
 from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
+from monarch._core.telemetry.event_table import EventTable
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.adverbs import Endpoint, Undecorated
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.async_resource import AsyncResource
+from monarch._meshes.procs.events import events_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
-from monarch._node.future import Future, node_behind, when_done
+from monarch._node.future import Future, Ready, node_behind, when_done
 from monarch._node.gather import Gather, died
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
 from monarch._wire import messages as m
-from monarch.exceptions import ArgumentError, StoppedError
+from monarch.exceptions import ArgumentError, ShapeError, StoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVar
@@ -56,7 +58,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         self._shape = Shape.of(region)
         self._node = node
         # Made by any thread, and again if the shape or version has changed.
-        self._found: Targets | None = None
+        self._targets: Targets | None = None
         self._follows = region == state.region and region == state.procs.region()
         if self._follows:
             state.procs.follow(self)
@@ -91,14 +93,29 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
             raise AttributeError(name)
         cls = self._state.cls
         if name in methods_of(cls):
-            found = Endpoint[..., Any](self, name, arity_of(cls, name))
-            self.__dict__[name] = found
-            return found
-        given = inspect.getattr_static(cls, name, None)
-        if inspect.isfunction(given):
-            return Undecorated(self, name, given)
+            endpoint = Endpoint[..., Any](self, name, arity_of(cls, name))
+            self.__dict__[name] = endpoint
+            return endpoint
+        attribute = inspect.getattr_static(cls, name, None)
+        if inspect.isfunction(attribute):
+            return Undecorated(self, name, attribute)
         names = ", ".join(sorted(methods_of(cls))) or "none"
         raise ArgumentError(f"{self._name}, a mesh of {cls.__name__}, has no endpoint {name!r}; it has {names}")
+
+    __iter__: Any = None
+    """Not iterable: its actors are addressed together."""
+
+    def __getitem__(self, key: object) -> Any:
+        """Raise the error that names what selects actors.
+
+        Raises:
+            ShapeError: always.
+        """
+        label = next(iter(self.extent), "procs")
+        raise ShapeError(
+            f"{self._name}[{key!r}]: a mesh of actors has no subscript; {self._name}.slice({label}=0) selects actors, "
+            f"{self._name}.ENDPOINT.call().get() calls them, and a ValueMesh of results takes [0]"
+        )
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *methods_of(self._state.cls)})
@@ -135,19 +152,19 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
 
     def _members_at(self) -> Targets:
         """Return where the members are: one consistent snapshot for a call."""
-        found, procs = self._found, self._state.procs
+        targets, procs = self._targets, self._state.procs
         # A lookup during a change sees the state before it.
         version = procs.version
-        if found is not None and found.version == version and found.shape is self._shape:
-            return found
+        if targets is not None and targets.version == version and targets.shape is self._shape:
+            return targets
         while True:
             self._check_open()
             if self._follows and self._region != procs.region():
                 # Another thread is about to publish the newer one.
                 self._follow()
             try:
-                found = self._found = self._locate(self._shape, version)
-                return found
+                targets = self._targets = self._locate(self._shape, version)
+                return targets
             except StoppedError:
                 if not self._follows or procs.version == version:
                     raise
@@ -236,6 +253,11 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
             return state.stopping
         state.stopped = reason
         node = self._node
+        if node.closed:
+            # The end of the session has ended its processes.
+            ended: Future[None] = Ready(node, f"{self._name}.stop()", None)
+            state.stopping = ended
+            return ended
         targets = self._members_at()
 
         def finish(_: Gather[None], __: list[Any]) -> None:
@@ -252,6 +274,10 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         return state.stopping
 
     # Showing
+
+    def events(self) -> EventTable:
+        """Return what has happened to the ranks of its processes; see ``ProcMesh.events``."""
+        return events_of(self)
 
     def to_table(self) -> str:
         """Return a text table of the actors and where they run."""

@@ -5,8 +5,10 @@ The path of a message reads the insides of the mesh directly: a function of insi
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from monarch._actors.endpoint import Arity, methods_of
@@ -23,14 +25,15 @@ from monarch._meshes.actors.each import map_items, values_for
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
-from monarch._node.gather import Gather, died, replaced
+from monarch._node.gather import Gather, died, ranks_of_peers, replaced
 from monarch._node.node import Node
 from monarch._node.owed import Owed
 from monarch._node.peers import Targets, cost_of
+from monarch._node.services.registry import declared
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large, dumps
-from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
+from monarch.exceptions import ArgumentError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._node.peers import Peer
@@ -42,12 +45,16 @@ R = TypeVar("R")
 
 
 def _values(gather: Gather[Any], values: list[Any]) -> Any:
-    return ValueMesh.of(gather.extent, values)
+    return ValueMesh.of(gather.extent, values, partial(ranks_of_peers, gather.targets))
 
 
 def _single(gather: Gather[Any], values: list[Any]) -> Any:
     value = values[0]
     return value.read() if hasattr(value, "read") and type(value).__name__ == "Deferred" else value
+
+
+@declared("arguments.rref")
+def _rref(actors: Any, name: str, propagate: Any, args: Any, kwargs: Any) -> Any: ...
 
 
 class _Answers(Protocol):
@@ -112,7 +119,9 @@ class Endpoint(Generic[P, R]):
     def map(self, items: Iterable[Any]) -> Iterator[R]:
         """Yield the result for each item, in their order; each actor takes the next item when it is free.
 
-        An item that fails raises when its result is taken. Calls are made as results are taken.
+        Calls are made as results are taken, two ahead for each actor. An item that fails raises when its result is
+        taken, and ends the iterator: then, and after ``close()``, items that have not begun are not handled, those that
+        have begun go on, and no further items are taken. To go on after a failed item, return the error as a value.
 
         Args:
             items: arguments, one for each call.
@@ -161,10 +170,18 @@ class Endpoint(Generic[P, R]):
         self._send(args, kwargs)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Raise MonarchError: distributed tensors are not implemented."""
-        raise MonarchError(
-            f"{state_of(self.mesh).name}.{self.name}.rref(): distributed tensors are not implemented yet"
-        )
+        """Call the endpoint on all ranks of an active mesh, in order with the ops on their tensors.
+
+        Args:
+            args: a rank-local tensor arrives as the tensor of the rank.
+            kwargs: likewise.
+
+        Returns:
+            The tensors that the endpoint returns, as rank-local ones. Shapes come from ``propagate`` of the endpoint,
+            or from the first call with arguments of the same types, which waits.
+        """
+        member = inspect.getattr_static(state_of(self.mesh).cls, self.name, None)
+        return _rref(self.mesh, self.name, getattr(member, "propagate", None), args, kwargs)
 
     def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
         """Send with a port for the answers that the caller chooses."""
@@ -321,8 +338,7 @@ def send_to_all(
             peer.send(frame, () if bulk else frames)
     if targets.far:
         far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
-        for gateway, procs in targets.far:
-            gateway.cast(node.proc, procs, call.port if gathered else 0, [far, *frames])
+        node.hosts.cast(node.proc, targets.far, call.port if gathered else 0, [far, *frames])
 
 
 def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
@@ -506,9 +522,9 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
         ValueError: ``method`` is not a method of a spawned actor.
     """
     if isinstance(method, Endpoint):
-        found = cast("Endpoint[..., Any]", method)
+        endpoint = cast("Endpoint[..., Any]", method)
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
-        made: Endpoint[..., Any] = Endpoint(found.mesh, found.name, None, flags)
+        made: Endpoint[..., Any] = Endpoint(endpoint.mesh, endpoint.name, None, flags)
         return made
     if isinstance(method, Undecorated):
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)

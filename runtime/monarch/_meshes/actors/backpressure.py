@@ -105,13 +105,13 @@ def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:
     behind = peer.window.behind
-    whom = f"{describe_ranks([position], count)} of {called_of(mesh)}" if count > 1 else called_of(mesh)
+    receiver = f"{describe_ranks([position], count)} of {called_of(mesh)}" if count > 1 else called_of(mesh)
     silence = node_of(mesh).find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
-        f"{called_of(mesh)}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "
-        f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, or raise "
-        f"{VARIABLE} (seconds)",
+        f"{called_of(mesh)}.{method}() was not sent to any rank: {receiver} is {behind:,} messages behind and has "
+        f"finished none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, "
+        f"or raise {VARIABLE} (seconds)",
         mesh=state_of(mesh).name,
         rank=position,
         behind=behind,

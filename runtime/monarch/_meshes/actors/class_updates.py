@@ -32,7 +32,8 @@ PATIENCE = 10.0
 _OWN = frozenset({"__doc__", "__module__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"})
 _numbers = count(1)
 _prepared: dict[str, dict[int, type]] = {}
-"""In a rank: prepared classes that an actor has not switched to yet, by actor and number of the edit."""
+"""In a rank: prepared classes that an actor has not switched to yet, by actor and number of the edit. Written by the
+threads of services and of actors, in single dict operations."""
 
 
 class Changes(NamedTuple):
@@ -66,10 +67,10 @@ def changes(old: type, new: type) -> Changes:
 
 
 def _members(cls: type, other: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if base not in other.__mro__]):
-        found.update((name, value) for name, value in vars(base).items() if name not in _OWN)
-    return found
+        members.update((name, value) for name, value in vars(base).items() if name not in _OWN)
+    return members
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -180,16 +181,24 @@ def prepare(key: str, number: int, body: bytes) -> None:
     _prepared.setdefault(key, {})[number] = new
 
 
+def _take_prepared(key: str, number: int) -> type:
+    """Return a prepared class, and drop it with those of earlier edits, which are never committed."""
+    # In place, since the next edit may add its class meanwhile.
+    prepared = _prepared[key]
+    new = prepared[number]
+    for each in list(prepared):
+        if each <= number:
+            del prepared[each]
+    return new
+
+
 @service("class_updates.commit", "actor")
 def commit(instance: Any, number: int) -> None:
     """Switch to the prepared class, between two messages of the actor."""
     here = current.get()
     assert here is not None
     mailbox = here[0]
-    prepared = _prepared[mailbox.key]
-    new = prepared[number]
-    # Earlier edits without agreement are never committed.
-    _prepared[mailbox.key] = {later: cls for later, cls in prepared.items() if later > number}
+    new = _take_prepared(mailbox.key, number)
     object.__setattr__(instance, "__class__", new)
     mailbox.take_class(new)
     if is_async(new) and mailbox.executor.loop is None:

@@ -53,7 +53,10 @@ class Creation(Gather[None]):
         "_has_callback",
         "_passing",
         "_ranks",
-        "_told",
+        "_read",
+        "_recreated",
+        "_reported",
+        "_then",
         "_whose",
         "everyone",
         "raised",
@@ -86,10 +89,16 @@ class Creation(Gather[None]):
         self._awaiting: list[asyncio.Future[None]] = []
         self._calls: list[tuple[int, Callable[[], Any]]] = []
         """Pending calls to actors whose constructor raised, while somebody holds them, each with the base rank."""
-        self._told: set[int] = set()
-        """Base ranks whose failure was read or reported as a fault."""
+        self._read: set[int] = set()
+        """Base ranks whose failure was read, or had somebody waiting for it."""
+        self._reported: set[int] = set()
+        """The same, and those whose failure was reported as a fault."""
         self._passing = False
         """Whether unread errors are about to be reported."""
+        self._recreated: set[int] = set()
+        """Base ranks whose actors a heal has recreated."""
+        self._then: Callable[[], None] | None = None
+        """Called once all actors exist after a heal."""
         self.raised: dict[int, m.Reply] = {}
         """The errors of constructors, by base rank."""
         super().__init__(node, targets, extent, name, "__init__", lambda _, __: None, key)
@@ -125,11 +134,43 @@ class Creation(Gather[None]):
     def heard(self, ranks: Iterable[int]) -> None:
         """Note that the constructor errors of these base ranks were read."""
         with self._lock:
-            self._told.update(ranks)
+            self._read.update(ranks)
+            self._reported |= self._read
+
+    def is_read(self, rank: int) -> bool:
+        """Return whether the constructor error of a base rank was read, perhaps just after it was taken as unread."""
+        with self._lock:
+            return rank in self._read
+
+    def is_error(self, fault: m.Fault) -> bool:
+        """Return whether a fault is the error of a constructor, rather than a later failure of the actor."""
+        with self._lock:
+            raised = self.raised.get(fault.rank)
+        return raised is not None and raised.body == fault.body
+
+    def recreated(self, ranks: Iterable[int], then: Callable[[], None]) -> None:
+        """Note that a heal has recreated actors.
+
+        Args:
+            ranks: their base ranks.
+            then: called once all actors exist, at once or in the receiving thread; must not wait.
+        """
+        with self._lock:
+            self._recreated.update(ranks)
+            self._then = then
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        """Call ``then`` if no constructor is running, and no failed one has not been recreated."""
+        with self._lock:
+            if not self.done or self.unanswered or not self.raised.keys() <= self._recreated:
+                return
+            then, self._then = self._then, None
+        if then is not None:
+            then()
 
     def _make(self) -> None:
-        with self._lock:
-            self._told.update(self.raised)
+        self.heard(list(self.raised))
         return super()._make()
 
     # Events
@@ -165,6 +206,7 @@ class Creation(Gather[None]):
             self._node.watch.failed(self, reply.rank)
         if over:
             self._end()
+            self._check_whole()
 
     def _answered(self, peer: Peer) -> bool:
         """Return whether this was the last outstanding reply; with the lock."""
@@ -180,12 +222,8 @@ class Creation(Gather[None]):
 
     def _give_up(self) -> None:
         """Complete without the outstanding replies, which are handled later."""
-        with self._lock:
-            if not self._left:
-                return
-            self.unanswered = self.waits_for()
-            self._left = 0
-        self._complete()
+        if self._abandon():
+            self._complete()
 
     def _pass_on(self, patience: int = _PATIENCE) -> None:
         """Give up on outstanding replies and report unread errors.
@@ -201,28 +239,26 @@ class Creation(Gather[None]):
 
     def _tell(self) -> None:
         self._give_up()
-        for fault in self.untold():
+        for fault in self.unreported():
             self._node.events.faulted.tell(fault)
 
-    def untold(self) -> list[m.Fault]:
+    def unreported(self) -> list[m.Fault]:
         """Take the constructor errors that nobody has read; each is returned once."""
         unwanted = self.unwanted()
         with self._lock:
             awaited = self._claims or self._has_callback or any(not each.cancelled() for each in self._awaiting)
-            if awaited or unwanted:
-                told = set(self.raised)
-            else:
-                told = self._told | {rank for rank, call in self._calls if call() is not None}
-            if told & self._told or awaited:
+            self._read.update(self.raised if awaited else (rank for rank, call in self._calls if call() is not None))
+            reported = set(self.raised) if awaited or unwanted else self._reported | self._read
+            if reported & self._reported or awaited:
                 # Ranks freed from a collective fail as a consequence.
-                told |= {rank for rank, reply in self.raised.items() if unpack_failure(reply.body).freed}
-            untold = [reply for rank, reply in sorted(self.raised.items()) if rank not in told]
-            self._told.update(self.raised)
+                reported |= {rank for rank, reply in self.raised.items() if unpack_failure(reply.body).freed}
+            unreported = [reply for rank, reply in sorted(self.raised.items()) if rank not in reported]
+            self._reported.update(self.raised)
             self._calls.clear()
             self._awaiting.clear()
             # The readers have the errors so far.
             self._has_callback = self._passing = False
-        return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
+        return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in unreported]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """Handle the death of a process, unless it was known to be dead."""
@@ -231,6 +267,7 @@ class Creation(Gather[None]):
                 over = self._answered(peer)
             if over:
                 self._end()
+                self._check_whole()
             return False
         with self._lock:
             if self._coming and any(each is dead for each in self._coming.values()):
@@ -245,11 +282,11 @@ class Creation(Gather[None]):
             place = self._ranks.index(rank)
             if reply.status != m.RESULT:
                 # The replacement reports it.
-                self._told.add(rank)
+                self._reported.add(rank)
                 self.raised[rank] = reply
         super().reply(m.Reply(reply.src, self.port, place, reply.status, 0, reply.body), ())
 
-    def forsake(self) -> None:
+    def give_up_lost(self) -> None:
         """Stop waiting for actors of dead processes that nobody will replace."""
         with self._lock:
             lost = 0
@@ -299,7 +336,7 @@ class Booting(Creation):
         self._node.receive_loop.call_later(HEARD_S, self._pass_on_all)
 
     def _pass_on_all(self) -> None:
-        for fault in self.untold():
+        for fault in self.unreported():
             self._node.events.faulted.tell(fault)
 
 
@@ -309,17 +346,17 @@ def _true(*_: Any) -> Any:
 
 def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
     """Return weak references to the pending calls to one actor, except its construction."""
-    found: list[Callable[[], Any]] = []
+    references: list[Callable[[], Any]] = []
     for sink in list(node.ports.gathers.values()):
         if peer not in sink.targets:
             continue
         if is_gather(sink):
             if sink.actor == key and sink.method != "__init__":
-                found.append(ref(sink))
+                references.append(ref(sink))
         elif getattr(getattr(sink, "_mesh", None), "_key", "") == key:
             # Streams and ports: somebody reads their answers.
-            found.append(partial(_itself, sink))
-    return found
+            references.append(partial(_itself, sink))
+    return references
 
 
 def _itself(sink: Any) -> Any:

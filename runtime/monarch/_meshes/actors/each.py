@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch._actors.interrupting import drop
 from monarch._core.kinds import is_a
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.inside import called_of, member_at, node_of
 from monarch._node.future import Future, when_done
+from monarch._node.gather import Gather
+from monarch._node.services.asking import tell_proc
 from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ def map_items(mesh: ActorMeshLike, name: str, items: Iterable[Any]) -> Iterator[
         items: taken as needed, so there may be any number.
     """
     if is_a(items, str, bytes) or not is_a(items, Iterable):
-        raise ArgumentError(f"{called_of(mesh)}.{name}.map: expected items to iterate over, got {type(items).__name__}")
+        raise ArgumentError(f"{called_of(mesh)}.{name}.map: expected an iterable, got {type(items).__name__}")
     return _mapped(mesh, name, iter(items))
 
 
@@ -82,19 +85,35 @@ def _mapped(mesh: ActorMeshLike, name: str, items: Iterator[Any]) -> Iterator[An
     ready.positions.extend([*range(len(members))] * AHEAD)
     calls: deque[Future[Any]] = deque()
     left = True
-    while True:
-        while left and ready.positions:
-            position = ready.positions.popleft()
-            try:
-                item = next(items)
-            except StopIteration:
-                left = False
-                break
-            calls.append(getattr(members[position], name).call_one(item))
-            ready.watch(calls[-1], position)
-        if not calls:
-            return
-        if calls[0].done or not left:
-            yield calls.popleft().get()
-        else:
-            node.receive_loop.wait(ready)
+    try:
+        while True:
+            while left and ready.positions:
+                position = ready.positions.popleft()
+                try:
+                    item = next(items)
+                except StopIteration:
+                    left = False
+                    break
+                calls.append(getattr(members[position], name).call_one(item))
+                ready.watch(calls[-1], position)
+                if calls[0].done:
+                    # Actors may answer as fast as they are asked: the caller comes first, so that few results pile up.
+                    break
+            if not calls:
+                return
+            if calls[0].done or not left:
+                yield calls.popleft().get()
+            else:
+                node.receive_loop.wait(ready)
+    finally:
+        # After an error, an interrupt or close().
+        _drop_queued(node, calls)
+
+
+def _drop_queued(node: Node, calls: Iterable[Future[Any]]) -> None:
+    """Let actors skip the calls that they have not begun; nobody reads their results."""
+    for call in calls:
+        if isinstance(call, Gather) and not call.done:
+            # Its end is no failure that other ranks wait for.
+            call.watched = False
+            tell_proc(node, call.targets[0].proc, drop, call.actor, node.proc, call.port)

@@ -10,6 +10,8 @@ from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.inside import region_of, state_of, view_at
 from monarch._meshes.mesh_like import ProcMeshLike
+from monarch._node.future import Future
+from monarch._node.gather import is_gather
 from monarch.exceptions import ArgumentError
 
 
@@ -34,4 +36,7 @@ def execute(
             # On the whole mesh, so that all views share it.
             shared.runner = view_at(mesh, shared.procs.region()).spawn("execute", Runner)
         runner: Any = shared.runner
-    return view_at(runner, region_of(mesh)).run.call(function, args, kwargs).get()
+    call: Future[ValueMesh[Any]] = view_at(runner, region_of(mesh)).run.call(function, args, kwargs)
+    if is_gather(call):
+        call.rename(f"execute({getattr(function, '__name__', type(function).__name__)})")
+    return call.get()

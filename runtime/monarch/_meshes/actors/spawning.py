@@ -15,7 +15,7 @@ from monarch._meshes.identity import creator_of
 from monarch._meshes.inside import coming_procs, living_procs, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._meshes.ownership import own_by_current
-from monarch._meshes.registry import forsake, meshes_of
+from monarch._meshes.registry import give_up_lost, meshes_of
 from monarch._node.peers import Targets
 from monarch._node.rank_config import ActorSpec
 from monarch._wire import messages as m
@@ -68,7 +68,7 @@ def spawn_actors(
     creation.check()
     if coming:
         # Nobody may heal it any more.
-        forsake(node, roster.uid)
+        give_up_lost(node, roster.uid)
     return mesh
 
 
@@ -84,8 +84,7 @@ def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence
             peer.send(frame, inline)
     if targets.far:
         frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, None, len(buffers)))
-        for gateway, procs in targets.far:
-            gateway.cast(node.proc, procs, create.port, [frame, *buffers])
+        node.hosts.cast(node.proc, targets.far, create.port, [frame, *buffers])
 
 
 def _short(name: str) -> str:

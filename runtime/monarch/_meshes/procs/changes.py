@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monarch._core.changes import Change
-from monarch._meshes.registry import forsake
+from monarch._meshes.registry import give_up_lost
 from monarch._node.future import Promise
 from monarch._node.node import Node
 from monarch.exceptions import SupervisionError
@@ -44,7 +44,7 @@ def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Gener
     finally:
         shared.changes.end()
         change.end.complete(_nothing)
-        forsake(node, shared.procs.uid)
+        give_up_lost(node, shared.procs.uid)
 
 
 def _nothing() -> None:

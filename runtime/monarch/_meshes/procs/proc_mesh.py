@@ -14,13 +14,18 @@ from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._core.telemetry.event_table import EventTable
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.actor_mesh import SHOWN, member_rows
 from monarch._meshes.actors.spawning import check_names, spawn_actors
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.agents import agents_of
+from monarch._meshes.procs.events import events_of
+from monarch._meshes.procs.pausing import HasPauses
+from monarch._meshes.procs.reasons import HasReasons
 from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.tensors import HasTensors
 from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
+class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshView, AsyncResource):
     """The processes of one ``spawn_procs``, or a view of them, on which actors are spawned."""
 
     host_mesh: Any
@@ -49,6 +54,8 @@ class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
         self._state = state
         self._region = region
         self._node = node
+        self._kept: Any = None
+        """The events of an ended mesh, which end with the last mesh on all of its processes."""
         if region == state.procs.region():
             state.procs.follow(self)
 
@@ -95,7 +102,8 @@ class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
         earlier messages and cleaned up. Actor meshes on all of it are resized with it, and so are this program's other
         references to the whole mesh; slices stay the same. Actors on new ranks are constructed with the original
         arguments. Process groups are recreated at their next use. Last, actors with a method ``__resized__(old, new)``
-        are called with the sizes by axis, before any later call.
+        are called with the sizes by axis, before any later call. Their earlier calls end first, so that a group that
+        such a call makes does not wait for new ranks; if one takes longer than 60 s, the mesh stays as it was.
 
         A mesh of several hosts grows and shrinks by whole hosts. If a host is lost and no other is available, shrink
         the mesh by one; ``heal_mesh(mesh, hosts=...)`` then puts the host that left in the place of the lost one.
@@ -112,6 +120,7 @@ class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
             ArgumentError: ``onto`` is not a host mesh, or this mesh has no axis of hosts.
             AxisError: the mesh has no axis of this name.
             StoppedError: this is a slice or a reference, or was stopped.
+            CallTimeoutError: an earlier call of an actor with ``__resized__`` has not ended.
             SupervisionError: the mesh would grow but has dead ranks; heal it first.
             ActorError: the constructor of an actor, or ``__resized__``, raised.
         """
@@ -240,7 +249,7 @@ class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
         procs = state.procs
         peers = [node.peers.get(procs.proc(rank)) for rank in self._region.base_ranks()]
         peers.extend(node.peers.get(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
-        ended = Ended(node, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
+        ended = Ended(node, f"{self.name}.stop()", [peer for peer in peers if peer.dead is None])
         by_host: dict[str, list[str]] = {}
         for peer in peers:
             by_host.setdefault(peer.host, []).append(peer.proc)
@@ -252,6 +261,16 @@ class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
         state.stopping = ended
         when_done(ended, lambda _: state.ended.tell())
         return ended
+
+    def events(self) -> EventTable:
+        """Return what has happened to the ranks, oldest first: starts, calls, reports, metrics, deaths.
+
+        The table has the newest events. Its methods select some, and ``to_pandas`` and ``to_arrow`` convert it.
+
+        Raises:
+            MonarchError: this is a reference to a mesh that was spawned elsewhere, or a slice of one that is gone.
+        """
+        return events_of(self)
 
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO

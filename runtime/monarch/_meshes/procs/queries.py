@@ -33,8 +33,8 @@ def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
 def actors_at(uid: str, ranks: Sequence[int], node: Node) -> list[str]:
     """Return the names of the user's actor meshes that have an actor at one of these ranks of a process mesh."""
     meshes = meshes_of(node)
-    found = [state_of(each) for each in actor_meshes_on(meshes.own_procs[uid], node)]
-    places = [state for state in found if any(state.region.position_of(rank) is not None for rank in ranks)]
+    states = [state_of(each) for each in actor_meshes_on(meshes.own_procs[uid], node)]
+    places = [state for state in states if any(state.region.position_of(rank) is not None for rank in ranks)]
     return [state.name for state in places if not state.cls.__module__.startswith("monarch._")]
 
 

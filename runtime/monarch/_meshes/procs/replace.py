@@ -73,14 +73,14 @@ def replace(
         actors = actor_meshes_on(shared, node)
     for rank in ranks:
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
-    there = Arrival(node, procs.name, new)
+    arrival = Arrival(node, procs.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
-        starting.start(cold, there.port)
+        starting.start(cold, arrival.port)
     tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
-        tell_proc(node, procs.proc(rank), assume, procs, rank, there.port)
-    made: list[Future[Any]] = [there]
+        tell_proc(node, procs.proc(rank), assume, procs, rank, arrival.port)
+    made: list[Future[Any]] = [arrival]
     for actor in actors:
         made.extend(create(actor, rank) for rank in ranks if state_of(actor).region.position_of(rank) is not None)
     return made
@@ -95,15 +95,14 @@ def assume(procs: Procs, rank: int, port: int) -> None:
 class Arrival(Future[None]):
     """A future that is done when new processes are set up; they reply to its port."""
 
-    __slots__ = ("_failed", "_left", "port")
+    __slots__ = ("_failed", "_left", "port", "targets")
 
     def __init__(self, node: Node, label: str, peers: Sequence[Peer]) -> None:
         super().__init__(node, label)
+        self.targets = peers
         self._left = {peer.proc for peer in peers}
         self._failed: BaseException | None = None
         self.port = node.ports.open(self)
-
-    targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Take the reply of a process that is set up, or whose bootstrap failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import endpoint_of
-from monarch._meshes.inside import hosts_of, member_at, node_of, region_of, state_of, view_at
+from monarch._meshes.inside import called_of, hosts_of, member_at, node_of, region_of, state_of, view_at
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.limits import check_room
@@ -22,26 +23,72 @@ from monarch._meshes.procs.replace import Arrival, create
 from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
+from monarch._node.node import Node
 from monarch._node.peers import Peer
 from monarch._node.services.registry import service
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT
-from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
+from monarch.exceptions import (
+    ArgumentError,
+    CallTimeoutError,
+    DeviceMeshError,
+    ShapeError,
+    StoppedError,
+    SupervisionError,
+)
 
 _PATIENCE = 60.0
 """Seconds to wait for new processes and actors."""
 _HOOK = "__resized__"
 
 
-def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
-    """See ``ProcMesh.resize``."""
+def resize(
+    mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int], patience: float | None = _PATIENCE
+) -> ProcMeshLike:
+    """See ``ProcMesh.resize``.
+
+    Args:
+        mesh: the processes.
+        onto: hosts to grow onto.
+        sizes: the new size of the first axis.
+        patience: seconds to wait for earlier calls of actors that are told of the resize; None for no limit.
+    """
     if onto is not None and not is_a(onto, Hosts):
         raise ArgumentError(f"resize: expected a mesh of hosts and axis sizes, got {type(onto).__name__}")
     state, node = state_of(mesh), node_of(mesh)
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
     if region_of(mesh) != shared.procs.region() or not shared.owned:
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
+    if _checked(mesh, sizes).items() - dict(region_of(mesh).extent).items():
+        _await_calls(shared, node, patience)
     return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
+
+
+def _await_calls(shared: ProcsState, node: Node, patience: float | None) -> None:
+    """Wait for the earlier calls of actors that are told of the resize.
+
+    A group that such a call makes after the ranks know the new size would wait for ranks that the call does not reach.
+    An interrupt, or the end of the patience, leaves the mesh as it was.
+    """
+    # A death meanwhile ends the call of that rank only; each round skips one more rank at least.
+    for _ in range(shared.procs.size):
+        with suppress(DeviceMeshError):
+            return _await_living(shared, node, patience)
+
+
+def _await_living(shared: ProcsState, node: Node, patience: float | None) -> None:
+    hooked = [each for each in actor_meshes_on(shared, node) if _is_on_all(each) and _has_hook(each)]
+    living = [rank for rank in range(shared.procs.size) if node.peers.get(shared.procs.proc(rank)).dead is None]
+    views = [view for each in hooked for view in _views(view_at(each, state_of(each).region), living)]
+    replies = {called_of(view): endpoint_of(view, finish_calls).call() for view in views}
+    for name, reply in replies.items():
+        try:
+            reply.get(patience)
+        except CallTimeoutError:
+            raise CallTimeoutError(
+                f"{shared.procs.name} was not resized: an earlier call of {name} has not ended within {patience:g} s; "
+                f"wait for its result and resize again"
+            ) from None
 
 
 def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
@@ -81,15 +128,19 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         for each in made:
             each.get(_PATIENCE)
         stayed = [rank for rank in range(min(before, count)) if node.peers.get(procs.proc(rank)).dead is None]
-        hooked = [each for each in actors if hasattr(state_of(each).cls, _HOOK)]
-        for told in [future for each in hooked for future in _tell(each, stayed, old, new)]:
-            told.get(_PATIENCE)
+        hooked = [each for each in actors if _has_hook(each)]
+        for reply in [future for each in hooked for future in _tell(each, stayed, old, new)]:
+            reply.get(_PATIENCE)
     return mesh
 
 
 def _is_on_all(actor: ActorMesh) -> bool:
     spec = state_of(actor).spec
     return spec is not None and spec.whole
+
+
+def _has_hook(actor: ActorMesh) -> bool:
+    return hasattr(state_of(actor).cls, _HOOK)
 
 
 def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -121,8 +172,8 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
     missing = prod(new[label] for label in axes) - len(procs.hosts)
     if missing <= 0:
         return procs.hosts[: len(procs.hosts) + missing]
-    given = dict.fromkeys(hosts_of(onto)[rank] for rank in region_of(onto).base_ranks()) if onto is not None else ()
-    free = [host for host in given if host not in procs.hosts and reaches(node, host)]
+    wanted = dict.fromkeys(hosts_of(onto)[rank] for rank in region_of(onto).base_ranks()) if onto is not None else ()
+    free = [host for host in wanted if host not in procs.hosts and reaches(node, host)]
     if free and set(procs.hosts) == {node.host}:
         # Its ranks have no address that ranks of other hosts could reach.
         raise ShapeError(f"{mesh.name} runs only on the host of its owner and cannot move; spawn it on attached hosts")
@@ -150,7 +201,7 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
         meshes_of(node).left.tell(shared.procs.uid, rank)
     living = [proc for proc in going if node.peers.get(proc).dead is None]
-    ended = Ended(node, f"{mesh.name}.resize()", living)
+    ended = Ended(node, f"{mesh.name}.resize()", [node.peers.get(proc) for proc in living])
     by_host: dict[str, list[str]] = {}
     halt = m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk"))
     for proc in living:
@@ -173,21 +224,29 @@ def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorM
     node, shared = node_of(mesh), state_of(mesh)
     for rank, peer in zip(ranks, new, strict=True):
         meshes_of(node).joined.tell(shared.procs.uid, rank, peer.proc)
-    there = Arrival(node, mesh.name, new)
+    arrival = Arrival(node, mesh.name, new)
     assert shared.starting is not None
     if shared.procs.host_axes:
         shared.starting.repeat(ranks)
-    shared.starting.start(ranks, there.port)
+    shared.starting.start(ranks, arrival.port)
     shared.starting.fill()
-    return [there, *(create(actor, rank) for actor in actors for rank in ranks)]
+    return [arrival, *(create(actor, rank) for actor in actors for rank in ranks)]
 
 
 def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
     whole, first = view_at(actor, state_of(actor).region), state_of(actor).procs.labels[0]
-    there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
-    # One call per rank if some are dead, since a call to all would fail.
-    views = [there] if len(there) == len(stayed) else [member_at(whole, rank) for rank in stayed]
-    return [endpoint_of(each, tell).call(dict(old), dict(new)) for each in views]
+    remaining = whole.slice(**{first: slice(0, min(old[first], new[first]))})
+    return [endpoint_of(each, tell).call(dict(old), dict(new)) for each in _views(remaining, stayed)]
+
+
+def _views(actors: ActorMesh, living: list[int]) -> list[ActorMesh]:
+    """Return views of the actors on living ranks: one for each rank if some are dead, since a call to all fails."""
+    return [actors] if len(actors) == len(living) else [member_at(actors, rank) for rank in living]
+
+
+@service("resize.finish_calls", "actor")
+def finish_calls(actor: Any) -> None:
+    """On every rank before a resize: ends in its turn, after the earlier calls of the actor."""
 
 
 @service("resize.tell", "actor")

@@ -52,19 +52,19 @@ def axes_of(per_host: Mapping[str, int] | None, roles: Mapping[str, Role] | None
 
 def ranges_of(roles: Mapping[str, Role] | None) -> dict[str, range]:
     """Return the ranks of each role among those of one host."""
-    found: dict[str, range] = {}
+    ranges: dict[str, range] = {}
     begin = 0
     for name, role in (roles or {}).items():
-        found[name] = range(begin, begin + role.size)
+        ranges[name] = range(begin, begin + role.size)
         begin += role.size
-    return found
+    return ranges
 
 
 def environments(roles: Mapping[str, Role] | None, hosts: int, per_host: int) -> dict[int, dict[str, str | None]]:
     """Return the environment variables of roles, by base rank."""
-    found: dict[int, dict[str, str | None]] = {}
+    by_rank: dict[int, dict[str, str | None]] = {}
     for name, ranks in ranges_of(roles).items():
         variables = (roles or {})[name].variables()
         if variables:
-            found.update({host * per_host + local: variables for host in range(hosts) for local in ranks})
-    return found
+            by_rank.update({host * per_host + local: variables for host in range(hosts) for local in ranks})
+    return by_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -12,6 +13,7 @@ from monarch._core.supervision import Supervision
 from monarch._meshes.procs.starting import Starting
 from monarch._node.future import Future, Promise
 from monarch._node.node import Node
+from monarch._node.peers import Peer
 from monarch._wire import messages as m
 
 
@@ -63,18 +65,18 @@ class ProcsState:
 class Ended(Future[None]):
     """A future that is done when some processes have died."""
 
-    __slots__ = ("_left", "port")
+    __slots__ = ("_left", "port", "targets")
 
-    def __init__(self, node: Node, label: str, procs: list[str]) -> None:
+    def __init__(self, node: Node, label: str, peers: Sequence[Peer]) -> None:
         super().__init__(node, label)
-        self._left = set(procs)
+        self.targets = peers
+        """Lost together at the end of the session, which ends its processes."""
+        self._left = {peer.proc for peer in peers}
         self.port = 0
-        if procs:
-            self.port = node.ports.open(self)
-        else:
+        if node.closed or not peers:
             self.done = True
-
-    targets: Any = ()
+        else:
+            self.port = node.ports.open(self)
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Ignore replies; none arrive here."""

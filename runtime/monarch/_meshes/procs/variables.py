@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.kinds import is_a
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._node.node import Node
-from monarch.exceptions import MonarchError
+from monarch.exceptions import MonarchError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._meshes.procs.state import ProcsState
@@ -63,7 +64,8 @@ class HasVariables:
 
         Args:
             name: of the variable.
-            value: a list, tuple, range, tensor, array, Series or DataFrame. The sizes of the parts differ by 1 at most.
+            value: a list, tuple, range, dense tensor, array, Series or DataFrame. The sizes of the parts differ by 1 at
+                most.
 
         Raises:
             TypeError: the value cannot be split.
@@ -73,7 +75,8 @@ class HasVariables:
     def gather(self, name: str) -> Any:
         """Return the parts of all ranks joined along their first dimension: the inverse of ``scatter``.
 
-        Values that cannot be joined, such as numbers, are returned as a list in rank order.
+        Values are joined only if that loses nothing. Others come as a list in rank order: numbers, arrays and tensors
+        whose dtypes or other dimensions differ, sparse tensors, DTensors, and subclasses such as named tuples.
         """
         return self._variables(name, ".gather({!r})").gather(self._region, name)
 
@@ -83,8 +86,14 @@ class HasVariables:
             raise TypeError(
                 f"{mesh}{what.format(name)}: expected the name of a variable; {mesh}.slice(...) selects ranks"
             )
-        if not name.isidentifier():
+        if not name.isidentifier() or iskeyword(name):
             raise TypeError(f"{mesh}{what.format(name)}: expected the name of a variable")
+        if self._state.stopped is not None:
+            raise StoppedError(
+                f"{mesh}{what.format(name)}: this mesh has ended; %mesh lists those that run, each in the "
+                f"variable of its name",
+                mesh=mesh,
+            )
         variables = self._node.part(CellVariables).by_uid.get(self._state.procs.uid)
         if variables is None:
             raise MonarchError(

@@ -15,6 +15,9 @@ from monarch._wire.pickling import dumps_whole, loads
 from monarch._wire.plain import loads_plain
 from monarch.exceptions import ArgumentError
 
+_PROBERS = 3
+"""Threads of a module of probes, of which some may be stuck in user code."""
+
 
 class Answerer(NodeLike, Protocol):
     """A node that counts its mishaps."""
@@ -32,7 +35,8 @@ def on_ask(node: Answerer, ask: m.Ask) -> None:
         return
     # The first one of a module imports it, which may wait for an import in another thread.
     try:
-        node.lanes.post(lane, partial(_run, node, ask, service))
+        threads = _PROBERS if service is not None and service.kind == "probe" else 1
+        node.lanes.post(lane, partial(_run, node, ask, service), threads)
     except RuntimeError as error:
         _answer_error(node, ask, error)
 
@@ -41,7 +45,7 @@ def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[by
     try:
         if service is None:
             service = service_of(ask.service)
-        if service.kind not in ("quick", "threaded"):
+        if service.kind not in ("quick", "threaded", "probe"):
             raise ArgumentError(f"{ask.service!r} runs only in an actor")
         body = dumps_whole(service.function(*load(ask.body)))
     except BaseException as error:

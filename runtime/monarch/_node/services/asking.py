@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,6 +21,10 @@ from monarch._wire.plain import loads_plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ALL = 0.2
+"""Seconds for all processes to answer."""
+_ONE = 0.3
+"""More seconds for the first answer, on a busy machine."""
 
 
 def ask_proc(proc: str, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
@@ -80,6 +85,24 @@ class Answers:
     def close(self) -> None:
         """Take no more answers."""
         self._node.ports.close(self._port)
+
+
+def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: float = _ALL) -> dict[str, Any]:
+    """Return the answers of the processes that answer soon, by process; an error is a Failure."""
+    answers: dict[str, Any] = {}
+    answered, all_answered = threading.Event(), threading.Event()
+
+    def heard(proc: str, answer: Any) -> None:
+        answers[proc] = answer
+        answered.set()
+        if len(answers) == len(procs):
+            all_answered.set()
+
+    asking = Answers(current_node(), procs, asked, heard)
+    if procs and not all_answered.wait(patience):
+        answered.wait(_ONE)
+    asking.close()
+    return dict(answers)
 
 
 def send_signal(node: NodeLike, procs: Iterable[str], number: int) -> None:

@@ -6,17 +6,22 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from time import monotonic
 
+from monarch._core.frames import frame_of
 from monarch._wire.receiving.leadership import Gate
 
 Action = Callable[[], None]
 _LINGER = 0.5
 """Seconds that the thread of a lane waits for more work."""
+STUCK_S = 1.0
+"""Seconds of one action after which a later one may get another thread."""
 
 
 class Lanes:
     """Lanes by name: the actions of a lane run one by one in the order posted; lanes do not wait for each other. A
-    lane has a thread while it has work. Any thread may use this.
+    lane has a thread while it has work, or a few if these may overtake. Any thread may use this.
     """
 
     def __init__(self) -> None:
@@ -24,22 +29,53 @@ class Lanes:
         self._lock = threading.RLock()
         self._lanes: dict[str, _Lane] = {}
 
-    def post(self, name: str, action: Action) -> None:
+    def post(self, name: str, action: Action, threads: int = 1) -> None:
         """Queue an action on a lane.
 
+        Args:
+            name: of the lane.
+            action: what to run.
+            threads: how many threads the lane may have. With more than one, an action that takes longer than
+                ``STUCK_S`` no longer delays later ones.
+
         Raises:
+            StuckError: all of several threads take longer than that.
             RuntimeError: the system cannot start a thread for the lane.
         """
         lane = self._lanes.get(name)
         if lane is None:
             with self._lock:
                 lane = self._lanes.setdefault(name, _Lane(name))
-        lane.post(action)
+        lane.post(action, threads)
 
     def is_idle(self, name: str) -> bool:
         """Return whether all actions of a lane have run."""
         lane = self._lanes.get(name)
         return lane is None or not lane.pending
+
+
+class StuckError(RuntimeError):
+    """All threads that a lane may have are busy with actions that take long."""
+
+
+class _Worker:
+    """A thread of a lane. ``since`` and ``ident`` are written by that thread and read under the lane's lock."""
+
+    def __init__(self) -> None:
+        self.since = monotonic()
+        """When its action began."""
+        self.busy = True
+        """Whether it runs an action or is about to; guarded by the lane's lock."""
+        self.ident = 0
+
+    def seconds(self) -> float:
+        """Return how long its action has run; 0 without one."""
+        return monotonic() - self.since if self.busy else 0.0
+
+    def place(self) -> str:
+        """Return the line that it runs, without running code of the user."""
+        frame = frame_of(self.ident)
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
 
 
 class _Lane:
@@ -51,29 +87,58 @@ class _Lane:
         self.pending = 0
         """The number of actions that have not ended."""
         self._more = Gate()
-        self._running = False
+        """Opened for the newest worker; no other one waits for it."""
+        self._workers: list[_Worker] = []
+        """The threads, oldest first. A later one exists only if all before it were stuck."""
 
-    def post(self, action: Action) -> None:
+    def post(self, action: Action, threads: int) -> None:
         with self._lock:
+            # Without workers too.
+            stuck = all(each.seconds() > STUCK_S for each in self._workers)
+            full = len(self._workers) >= threads
+            if stuck and full and threads > 1:
+                raise StuckError(self._complaint())
             self.pending += 1
             self._actions.append(action)
-            starts, self._running = not self._running, True
-        if not starts:
+            worker = _Worker() if stuck and not full else None
+            if worker is not None:
+                self._workers.append(worker)
+        if worker is None:
             self._more.open()
-            return
+        else:
+            self._start(worker, action)
+
+    def _complaint(self) -> str:
+        oldest = self._workers[0]
+        return (
+            f"{self._name} is stuck: its {len(self._workers)} threads do not return, the oldest for "
+            f"{oldest.seconds():.0f} s at {oldest.place()}; a restart of the mesh ends them"
+        )
+
+    def _start(self, worker: _Worker, action: Action) -> None:
+        target = partial(self._run, worker)
         try:
-            threading.Thread(target=self._run, name=f"monarch-{self._name}", daemon=True).start()
+            threading.Thread(target=target, name=f"monarch-{self._name}", daemon=True).start()
         except RuntimeError:
             with self._lock:
-                self._running = False
+                self._workers.remove(worker)
+                # A stuck worker may have returned and taken it.
+                if action not in self._actions:
+                    return
                 self._actions.remove(action)
                 self.pending -= 1
             raise
 
-    def _run(self) -> None:
+    def _run(self, worker: _Worker) -> None:
+        worker.ident = threading.get_ident()
         while True:
             with self._lock:
                 action = self._actions.popleft() if self._actions else None
+                worker.since, worker.busy = monotonic(), action is not None
+                if action is None and worker is not self._workers[-1]:
+                    # Its successor takes later actions.
+                    self._workers.remove(worker)
+                    return
             if action is not None:
                 try:
                     action()
@@ -86,5 +151,5 @@ class _Lane:
             elif not self._more.wait(_LINGER):
                 with self._lock:
                     if not self._actions:
-                        self._running = False
+                        self._workers.remove(worker)
                         return

@@ -17,7 +17,7 @@ from monarch.exceptions import ArgumentError
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-Kind = Literal["quick", "threaded", "actor", "local"]
+Kind = Literal["quick", "threaded", "probe", "actor", "local"]
 
 
 class Service(NamedTuple):
@@ -50,8 +50,10 @@ def service(name: str, kind: Kind) -> Callable[[F], F]:
         name: ``<where>.<function>``; ``monarch/_services.py`` has the first part.
         kind: ``quick`` runs in the receiving thread: it returns at once, does not wait or run user code, and neither
             takes nor returns objects of user classes. ``threaded`` runs in a thread of its module and may do all of
-            that; services of one module run in the order of their requests. ``actor`` runs in an actor, in its turn,
-            with the actor as first argument. ``local`` is called only within the process, by rooms below this one.
+            that; services of one module run in the order of their requests. ``probe`` is the same,
+            but only reads, so later ones of its module overtake one that is stuck in user code. ``actor`` runs in an
+            actor, in its turn, with the actor as first argument. ``local`` is called only within the process, by
+            rooms below this one.
     """
 
     def declare(function: F) -> F:

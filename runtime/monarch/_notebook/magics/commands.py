@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -42,26 +43,76 @@ def run_command(arguments: Sequence[str], write: Callable[[str], object], text: 
         write: takes the output, stdout and stderr together, as it arrives.
         text: the input of the command.
     """
-    token = uuid.uuid4().hex
-    with tempfile.TemporaryFile() as source:
-        source.write(text.encode())
-        source.seek(0)
-        process = subprocess.Popen(
-            arguments,
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**_PLAIN, **os.environ, _TOKEN: token},
-            start_new_session=True,
-        )
-    assert process.stdout is not None
-    with process.stdout:
+    command = _Command(arguments, text)
+    try:
+        process = command.start()
+        _copy(process, write)
+        return process.wait()
+    except BaseException:
+        command.stopped = True
+        raise
+    finally:
+        command.over.set()
+        # An interrupt may have come before the thread began.
+        with suppress(RuntimeError):
+            command.thread.join()
+
+
+class _Command:
+    """A command that a thread starts and reaps, so that an interrupt of the caller cannot leave it behind.
+
+    Attributes:
+        stopped: whether the thread is to end it; written by the caller before ``over`` is set.
+        over: set by the caller when it no longer reads the output.
+    """
+
+    def __init__(self, arguments: Sequence[str], text: str) -> None:
+        self._arguments = arguments
+        self._text = text
+        self._begun = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: Exception | None = None
+        self.stopped = False
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._tend, name="monarch-command", daemon=True)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it; raise what kept it from starting."""
+        self.thread.start()
+        self._begun.wait()
+        if self._process is None:
+            assert self._error is not None
+            raise self._error
+        return self._process
+
+    def _tend(self) -> None:
+        token = uuid.uuid4().hex
         try:
-            _copy(process, write)
-            return process.wait()
-        except BaseException:
-            _stop(process, token)
-            raise
+            process = self._popen(token)
+        except Exception as error:
+            self._error = error
+            return
+        finally:
+            self._begun.set()
+        assert process.stdout is not None
+        with process.stdout:
+            self.over.wait()
+            if self.stopped:
+                _stop(process, token)
+
+    def _popen(self, token: str) -> subprocess.Popen[bytes]:
+        with tempfile.TemporaryFile() as source:
+            source.write(self._text.encode())
+            source.seek(0)
+            self._process = subprocess.Popen(
+                self._arguments,
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**_PLAIN, **os.environ, _TOKEN: token},
+                start_new_session=True,
+            )
+            return self._process
 
 
 def _copy(process: subprocess.Popen[bytes], write: Callable[[str], object]) -> None:
@@ -86,14 +137,11 @@ def _copy(process: subprocess.Popen[bytes], write: Callable[[str], object]) -> N
 
 def _stop(process: subprocess.Popen[bytes], token: str) -> None:
     """End a command with all its descendants, politely first."""
-    try:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
-            _drain(process)
-    finally:
-        # A second interrupt skips only the wait above.
-        _kill(process, token)
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        _drain(process)
+    _kill(process, token)
 
 
 def _drain(process: subprocess.Popen[bytes]) -> None:
@@ -108,8 +156,8 @@ def _drain(process: subprocess.Popen[bytes]) -> None:
 def _kill(process: subprocess.Popen[bytes], token: str) -> None:
     """Kill a command and its descendants until a search finds none."""
     marker = f"{_TOKEN}={token}".encode()
-    while found := {*_descendants(process.pid), *_marked(marker)} - {process.pid}:
-        for pid in found:
+    while alive := {*_descendants(process.pid), *_marked(marker)} - {process.pid}:
+        for pid in alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if process.poll() is None:

@@ -24,6 +24,8 @@ _LOOK = 0.05
 _KEPT = 50
 """Records that are kept."""
 _INSTALLED = re.compile(r"^Successfully installed (.+)$", re.M)
+_SHELL = re.compile(r"[();<>|&]+")
+"""Words of a shell that are not arguments of a program."""
 
 
 def run_pip(line: str, cell: RunningCell) -> int:
@@ -43,6 +45,26 @@ def run_pip(line: str, cell: RunningCell) -> int:
     return record["status"]
 
 
+def pip_line(command: str) -> str:
+    """Return the arguments of pip if a shell command only changes the environment of this Python by it, else nothing.
+
+    Args:
+        command: such as ``pip install x`` or ``python -m pip install x``.
+    """
+    splitter = shlex.shlex(command, posix=True, punctuation_chars=True)
+    splitter.whitespace_split, splitter.commenters = True, ""
+    try:
+        words = list(splitter)
+    except ValueError:
+        return ""
+    if words[1:3] == ["-m", "pip"] and (words[0] == sys.executable or re.fullmatch(r"python3?", words[0])):
+        words = ["pip", *words[3:]]
+    is_pip = words[:1] in (["pip"], ["pip3"]) and words[1:2] in (["install"], ["uninstall"])
+    if not is_pip or any(char in command for char in "$`") or any(map(_SHELL.fullmatch, words)):
+        return ""
+    return shlex.join(words[1:])
+
+
 def _run(key: str, line: str) -> dict[str, Any]:
     shown: list[str] = []
 
@@ -51,6 +73,7 @@ def _run(key: str, line: str) -> dict[str, Any]:
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    print("pip runs once per host, in the environment of its ranks", flush=True)
     status = run_command([sys.executable, "-m", "pip", *shlex.split(line)], write)
     names = [each.rpartition("-")[0] for each in " ".join(_INSTALLED.findall("".join(shown))).split()]
     return {"key": key, "ended": time.time(), "status": status, "packages": names}

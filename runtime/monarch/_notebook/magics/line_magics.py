@@ -12,7 +12,7 @@ from typing import Any
 from monarch._core.kinds import class_of, is_tuple
 from monarch._notebook.complete import inspect_name, value_of
 from monarch._notebook.magics.commands import run_command, shell_command
-from monarch._notebook.magics.installs import run_pip
+from monarch._notebook.magics.installs import pip_line, run_pip
 from monarch._notebook.magics.names import ALIASES
 from monarch._notebook.magics.nested import this_cell
 from monarch._notebook.magics.timing import time_code, time_loops
@@ -50,6 +50,10 @@ def run(name: str, line: str, above: int) -> Any:
 
 def _run_shell(command: str) -> None:
     """Run a shell command; print its output as it arrives, and set ``_exit_code``."""
+    pip = pip_line(command)
+    if pip:
+        # Several pips at once in one environment break it.
+        return _pip(pip)
     if command.rstrip().endswith("&"):
         raise BadLine("background commands are not supported; use subprocess.Popen")
     sys.stdout.flush()
@@ -111,7 +115,7 @@ def _set_env(line: str) -> None:
 def _matplotlib(line: str) -> None:
     backend = line.removeprefix("--list").strip()
     if backend not in ("", "inline", "agg"):
-        raise BadLine(f"ranks show figures inline only, not by {backend}")
+        raise BadLine(f"ranks show figures inline only, not with backend {backend}")
     import matplotlib
 
     # Figures that are open at the end of a cell are shown in the notebook.

@@ -18,8 +18,8 @@ CELL = PYTHON_CELLS | {"bash", "script", "sh", "writefile"}
 _INSTEAD = {
     "autoreload": "%mesh reload runs an edited module again on all ranks",
     "load_ext": "extensions work in notebook cells only",
-    "pdb": "ranks have no terminal; print values, or copy them to the notebook with %mesh pull NAME",
-    "debug": "ranks have no terminal; print values, or copy them to the notebook with %mesh pull NAME",
+    "pdb": "after an error, %mesh debug in a notebook cell looks into the ranks; breakpoint() pauses them",
+    "debug": "after an error, %mesh debug in a notebook cell looks into the ranks",
     "run": "%mesh run FILE runs a script on the ranks",
 }
 """Advice, by the name of a magic that ranks lack."""

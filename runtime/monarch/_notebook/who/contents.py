@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from monarch._core.digests.arrays import size_of
 from monarch._core.digests.values import digest_of
 from monarch._core.kinds import class_of
-from monarch._notebook.who.kinds import is_array, is_of
+from monarch._notebook.who.kinds import array_size, is_array, is_of, is_one, text_of
 
 SMALL = 64 << 10
 """Maximum bytes of a value whose contents are read."""
@@ -42,16 +41,16 @@ class _Budget:
     def takes(self, value: Any) -> bool:
         """Return whether a value is plain and fits."""
         kind = class_of(value)
-        if kind in _SCALARS:
+        if is_one(kind, _SCALARS):
             return self._pay(_SCALAR)
-        if kind in _TEXTS:
+        if is_one(kind, _TEXTS):
             return self._pay(_SCALAR + len(value))
-        if kind in _ITEMS:
+        if is_one(kind, _ITEMS):
             return self._pay(_SCALAR + 8 * len(value)) and all(self.takes(each) for each in tuple(value))
         if kind is dict:
             pairs = value.items()
             return self._pay(_SCALAR + 16 * len(value)) and all(self.takes(each) for each in tuple(pairs))
-        return _is_plain_array(value) and self._pay(_SCALAR + size_of(value))
+        return _is_plain_array(value) and self._pay(_SCALAR + array_size(value))
 
     def _pay(self, count: int) -> bool:
         self._left -= count
@@ -61,9 +60,11 @@ class _Budget:
 def _is_plain_array(value: Any) -> bool:
     """Return whether it is a numpy array or scalar, or a dense tensor on the CPU, of elements that are no objects."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if is_of(value, getattr(numpy, "generic", None)) or type(value) is getattr(numpy, "ndarray", None):
+    if is_of(value, getattr(numpy, "generic", None)):
+        return text_of(class_of(value), "__module__") == "numpy" and value.dtype.kind != "O"
+    if type(value) is getattr(numpy, "ndarray", None):
         return value.dtype.kind != "O"
     plain = (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
-    if not is_array(value) or type(value) not in plain:
+    if not is_array(value) or not is_one(class_of(value), plain):
         return False
     return value.device.type == "cpu" and value.layout == getattr(torch, "strided", None)

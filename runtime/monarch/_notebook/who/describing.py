@@ -10,7 +10,7 @@ from typing import Any, cast
 from monarch._core.kinds import class_of
 from monarch._core.text.tables import one_line, value_text
 from monarch._notebook.who.contents import is_plain
-from monarch._notebook.who.kinds import is_array, is_module, is_of, is_tensor
+from monarch._notebook.who.kinds import has, is_array, is_module, is_of, is_tensor, look_at, text_of
 from monarch._notebook.who.sizes import attributes_of, tensors_of
 
 WIDTH = 44
@@ -22,7 +22,7 @@ _FEW = 6
 
 def kind_of(value: object) -> str:
     """Return the name of a type; ``class`` for a class."""
-    return "class" if is_of(value, type) else one_line(type(value).__name__, WIDTH)
+    return "class" if is_of(value, type) else one_line(text_of(type(value), "__name__"), WIDTH)
 
 
 def describe(value: object) -> str:
@@ -32,7 +32,7 @@ def describe(value: object) -> str:
 
 def _text(value: Any) -> str:
     if is_of(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{text_of(value, '__module__')}.{text_of(value, '__qualname__')}"
     if is_of(value, ModuleType):
         version: Any = attributes_of(value).get("__version__")
         return f"{value.__name__} {version}" if class_of(version) is str else value.__name__
@@ -47,13 +47,13 @@ def _text(value: Any) -> str:
 
 
 def _array_text(value: Any) -> str:
-    shape = tuple(value.shape)
-    if len(shape) == 2 and hasattr(class_of(value), "columns"):
+    shape = tuple(look_at(value, "shape"))
+    if len(shape) == 2 and has(class_of(value), "columns"):
         names = ", ".join(map(str, value.columns[:_FEW]))
         return f"{shape[0]:,} rows, {shape[1]:,} columns: {names}"
-    text = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+    text = f"{str(look_at(value, 'dtype')).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
     if is_tensor(value):
-        text += f" on {value.device}"
+        text += f" on {look_at(value, 'device')}"
     if len(shape) <= 1 and prod(shape) <= _FEW and is_plain(value):
         text += f" = {value_text(value.tolist(), WIDTH)}"
     return text
@@ -61,8 +61,8 @@ def _array_text(value: Any) -> str:
 
 def _module_text(module: Any) -> str:
     tensors = tensors_of(module)
-    devices = ", ".join(sorted({str(each.device) for each in tensors}))
-    count = sum(each.numel() for each in tensors if class_of(each).__name__ == "Parameter")
+    devices = ", ".join(sorted({str(look_at(each, "device")) for each in tensors}))
+    count = sum(prod(look_at(each, "shape")) for each in tensors if text_of(class_of(each), "__name__") == "Parameter")
     return f"{count:,} parameters" + (f" on {devices}" if devices else "")
 
 

@@ -38,7 +38,7 @@ class Listing(NamedTuple):
     variables: list[Variable]
 
 
-@service("who.variables_here", "threaded")
+@service("who.variables_here", "probe")
 def variables_here(patterns: list[str]) -> Listing:
     """Service: return the first variables that match one of some patterns, or all of them."""
     return listing(sys.modules["__main__"].__dict__, patterns)
@@ -49,14 +49,15 @@ def listing(variables: dict[str, Any], patterns: list[str]) -> Listing:
     matching = [name for name in user_names(variables) if not patterns or _fits(name, patterns)]
     # A cell may have deleted one by now.
     found = [(name, variables[name]) for name in matching[:MOST] if name in variables]
-    return Listing(len(matching), [_variable(name, value) for name, value in found])
+    return Listing(len(matching), [variable_of(name, value) for name, value in found])
 
 
 def _fits(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, each) for each in patterns)
 
 
-def _variable(name: str, value: object) -> Variable:
+def variable_of(name: str, value: object) -> Variable:
+    """Return what to show of a variable."""
     kind = kind_of(value)
     try:
         size = bytes_of(value)

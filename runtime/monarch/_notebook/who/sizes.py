@@ -9,9 +9,8 @@ from itertools import chain, islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from monarch._core.digests.arrays import size_of
 from monarch._core.kinds import class_of
-from monarch._notebook.who.kinds import is_array, is_module, is_of
+from monarch._notebook.who.kinds import array_size, has, is_array, is_module, is_of, look_at, member_of
 
 PARTS = 2000
 """Parts of one value that are counted."""
@@ -62,6 +61,8 @@ def tensors_of(module: Any) -> list[Any]:
 
 def attributes_of(value: object) -> dict[str, Any]:
     """Return the attributes of an instance that are not computed."""
+    if is_of(member_of(type(value), "__dict__"), property):
+        return {}
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -71,8 +72,8 @@ def attributes_of(value: object) -> dict[str, Any]:
 def _own(value: Any) -> tuple[int, Iterable[Any]]:
     """Return the bytes of an object without its parts, and these."""
     if is_array(value):
-        is_frame = len(value.shape) == 2 and hasattr(class_of(value), "memory_usage")
-        return int(value.memory_usage().sum()) if is_frame else size_of(value), ()
+        is_frame = has(class_of(value), "memory_usage") and len(look_at(value, "shape")) == 2
+        return int(value.memory_usage().sum()) if is_frame else array_size(value), ()
     if is_module(value):
         return 0, tensors_of(value)
     if is_of(value, dict):

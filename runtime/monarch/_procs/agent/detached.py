@@ -69,7 +69,7 @@ class DetachedAgent(Agent):
         self.backlog = OutputBacklog()
         self.orders: dict[str, m.Spawn] = {}
         """By uid of each mesh of procs of the controller: how its last procs were requested."""
-        self.told: dict[str, bytes] = {}
+        self.descriptions: dict[str, bytes] = {}
         """The controller's description of it, for the next one."""
         self.book = b""
         """Bytes that the controller has left here for the next one."""
@@ -127,6 +127,7 @@ class DetachedAgent(Agent):
             return
         self.former.add(owner)
         self.listens = False
+        self.reports.held = True
         self.router.forget()
         self._part_from(owner)
         frame = m.encode(m.Dead(owner, Detached(self.record.name), False, []))
@@ -197,8 +198,8 @@ class DetachedAgent(Agent):
         self._write()
         return {
             "former": sorted(self.former),
-            "procs": [[child.proc, child.owner] for child in self.children.by_proc.values()],
-            "orders": [[m.encode(order), self.told.get(uid, b"")] for uid, order in self.orders.items()],
+            "procs": [[child.proc, child.owner, child.pid] for child in self.children.by_proc.values()],
+            "orders": [[m.encode(order), self.descriptions.get(uid, b"")] for uid, order in self.orders.items()],
             "passed": [[*where, offset] for where, offset in self.backlog.passed.items()],
             "dropped": self.backlog.dropped,
             "book": self.book,
@@ -213,6 +214,7 @@ class DetachedAgent(Agent):
             if isinstance(known, m.Output):
                 self.backlog.passes(known)
             self.router.send(self.owner, [message])
+        self.reports.resume(self.owner)
 
     def _note(self, ask: m.Ask, book: bytes) -> None:
         self._check(ask)
@@ -220,9 +222,9 @@ class DetachedAgent(Agent):
 
     def _tell_of(self, ask: m.Ask, what: list[Any]) -> None:
         self._check(ask)
-        uid, told = what
+        uid, description = what
         if uid in self.orders:
-            self.told[uid] = told
+            self.descriptions[uid] = description
 
     def _check(self, ask: m.Ask) -> None:
         if ask.src != self.owner:
@@ -247,13 +249,13 @@ class DetachedAgent(Agent):
         super()._on_route(route, frames)
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
-        mine = proc == self.owner
-        if mine and isinstance(message, m.Output):
+        to_owner = proc == self.owner
+        if to_owner and isinstance(message, m.Output):
             if not self.listens:
                 self.backlog.keep(message)
                 return
             self.backlog.passes(message)
-        elif mine and isinstance(message, m.Fault) and not self.listens:
+        elif to_owner and isinstance(message, m.Fault) and not self.listens:
             self.backlog.put(m.encode(message), 0)
             return
         super()._tell(proc, message)
@@ -283,7 +285,7 @@ class DetachedAgent(Agent):
         if dead.expected and not any(_uid(proc) == uid for proc in self.children.by_proc):
             # It was stopped as a whole, so nobody will ask for it.
             self.orders.pop(uid, None)
-            self.told.pop(uid, None)
+            self.descriptions.pop(uid, None)
             self.backlog.forget([where for where in self.backlog.passed if _uid(where[0]) == uid])
 
 

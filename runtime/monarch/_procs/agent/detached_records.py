@@ -160,19 +160,19 @@ def records() -> list[tuple[Record | None, str]]:
 
     Leftovers of dead ones are removed, so they are reported once.
     """
-    found: list[tuple[Record | None, str]] = []
+    entries: list[tuple[Record | None, str]] = []
     for path in _paths("*"):
         try:
             record = read(path)
         except NoDetachedMeshError:
             continue
         except MonarchError as error:
-            found.append((None, str(error)))
+            entries.append((None, str(error)))
             continue
-        found.append((record, record.state()))
+        entries.append((record, record.state()))
         if not record.alive():
             remove_folder(str(path.parent))
-    return found
+    return entries
 
 
 def _paths(name: str) -> list[Path]:

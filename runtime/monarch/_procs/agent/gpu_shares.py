@@ -65,11 +65,11 @@ class GpuShares:
         own = self._shares.get(uid)
         if own is None:
             return {}
-        found = {gpu: [own.title] * load for gpu, load in own.loads().items()}
+        titles_of = {gpu: [own.title] * load for gpu, load in own.loads().items()}
         for other in [share for key, share in self._shares.items() if key != uid]:
-            for gpu in found.keys() & other.loads().keys():
-                found[gpu].append(other.title)
-        return {gpu: titles for gpu, titles in sorted(found.items()) if len(titles) > 1}
+            for gpu in titles_of.keys() & other.loads().keys():
+                titles_of[gpu].append(other.title)
+        return {gpu: titles for gpu, titles in sorted(titles_of.items()) if len(titles) > 1}
 
 
 def arrange(names: Sequence[str], count: int, loads: Mapping[str, int]) -> list[str]:

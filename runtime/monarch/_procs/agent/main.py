@@ -23,13 +23,15 @@ import zmq
 from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, Overdue, Unknown
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
+from monarch._procs.agent.leaving import Leaving
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.reply_batches import ReplyBatches
+from monarch._procs.agent.reports import ReportGathering
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.router import Frames, Router
-from monarch._procs.agent.spawning import Forks
+from monarch._procs.agent.spawning import Forks, lack_of_descriptors
+from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.zygotes import Zygote
-from monarch._procs.os.blocked import cpu_shares, process_state
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.os.posix import memfd, proc_start_time, set_child_subreaper, set_comm
 from monarch._procs.os.shared_names import remove_names
@@ -47,7 +49,7 @@ from monarch._procs.session_folder import (
 )
 from monarch._wire import messages as m
 from monarch._wire.bulk.segments import Segments
-from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
+from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
 from monarch._wire.split import join
@@ -85,8 +87,13 @@ class Agent:
         self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.router.inbox, hold=True)
         self.reply_batches = ReplyBatches(self.proc)
+        self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
+        self.spreading = Spreading(self.router, self._later, self._handle, self._failed, self._parted)
         self.segments = Segments()
         self.owner = config.owner
+        end = partial(setattr, self, "closing", True)
+        self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
+        self._claimed_by = time.monotonic() + (config.unclaimed or float("inf"))
         self.mishaps = AgentMishaps(self.proc, self.children, self._tell, self._died)
         self.poller = zmq.Poller()
         self.poller.register(self.router.inbox.socket, zmq.POLLIN)
@@ -114,9 +121,13 @@ class Agent:
             # A process that refuses to talk to this host is reported to those that want to reach it.
             m.Refused: lambda refused, _: None,
             m.Ask: self._on_ask,
+            m.Report: lambda report, _: self.reports.add(report),
+            m.Ordered: self.spreading.on_ordered,
+            m.Spread: self.spreading.on_spread,
+            m.Answers: self.spreading.on_answers,
         }
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
-            services.STATES: self._states,
+            services.STATES: lambda _, procs: self.children.states(procs),
             services.GPUS: lambda _, uid: self.forks.gpus.sharers(uid),
         }
         """Its services by name; arguments and answers are plain values."""
@@ -126,7 +137,7 @@ class Agent:
     def run(self) -> None:
         """Run until the controller ends or says so."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGTERM, self._leaving.on_term)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -140,14 +151,17 @@ class Agent:
                 self._watch_fd(pidfd, self._owner_died)
                 if proc_start_time(self.config.owner_pid) != self.config.owner_start:
                     self.closing = True
+        if self.config.lifeline >= 0:
+            self._watch_fd(self.config.lifeline, lambda: self._read_lifeline(self.config.lifeline))
         self._tend()
         while not self.closing:
             self._step()
 
     def _tend(self) -> None:
-        said = self._residence.tend()
-        if said:
-            print(f"{self.proc}: {said}", file=sys.stderr, flush=True)
+        problem = self._residence.tend()
+        if problem:
+            print(f"{self.proc}: {problem}", file=sys.stderr, flush=True)
+        self.closing = self.closing or (not self.owner and time.monotonic() > self._claimed_by)
         self._later(TEND, self._tend)
 
     def _step(self) -> None:
@@ -188,6 +202,10 @@ class Agent:
         self._raw[fd] = action
         self.poller.register(fd, select.POLLIN)
 
+    def _read_lifeline(self, fd: int) -> None:
+        if not os.read(fd, 4096):
+            self._owner_died()
+
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._timers.append((time.monotonic() + seconds, action))
 
@@ -204,7 +222,10 @@ class Agent:
                 self._handle(frames)
             except Exception as error:
                 # A bad message must not end everyone's ranks.
-                self.mishaps.failed(self.owner, frames, error)
+                self._failed(frames, error)
+
+    def _failed(self, frames: list[Any], error: Exception) -> None:
+        self.mishaps.failed(self.owner, frames, error)
 
     def _handle(self, frames: list[Any]) -> None:
         message = m.decode(frames[0])
@@ -226,15 +247,8 @@ class Agent:
         """Return why these procs cannot be started here; empty if they can."""
         if not all(self.router.is_here(proc) for proc in spawn.procs):
             # Another agent listens at the address of a lost one, and was sent the message meant for that one.
-            return f"host {self.host} has taken the address of its host"
-        need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
-        if need <= free:
-            return ""
-        return (
-            f"the host agent needs {need} more file descriptors for {len(spawn.procs)} "
-            f"processes, but {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
-            f"agent starts: {remedy(limit_of() - free + need)}"
-        )
+            return f"host {self.host} now has the address of its host"
+        return lack_of_descriptors(len(spawn.procs))
 
     def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
         reason = self._refuses(spawn)
@@ -283,11 +297,11 @@ class Agent:
             else:
                 child.kill(Overdue(grace))
 
-    def _on_signal(self, given: m.Signal, _: list[Any]) -> None:
-        for child in self.children.get(given.procs):
+    def _on_signal(self, request: m.Signal, _: list[Any]) -> None:
+        for child in self.children.get(request.procs):
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, given.number)
+                    os.kill(child.pid, request.number)
 
     def _on_ask(self, ask: m.Ask, _: list[Any]) -> None:
         try:
@@ -300,11 +314,6 @@ class Agent:
             status, body = m.ERROR, m.pack([type(error).__name__, str(error), "", "", None, True])
         if ask.port:
             self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
-
-    def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int, float, float]]:
-        """Return the state of each process, as its letter in /proc, its pid, and its seconds with and without a CPU."""
-        children = [child for child in self.children.get(procs) if child.pid]
-        return {child.proc: (process_state(child.pid), child.pid, *cpu_shares(child.pid)) for child in children}
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.router.is_here(watch.proc):
@@ -333,7 +342,9 @@ class Agent:
             self._spread(m.Dead(watch.proc, Unknown(), False, []))
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
-        """The agent of another host reports the death of its proc."""
+        """The agent of another host reports the death of its proc, or the controller the loss of a host."""
+        if dead.proc.endswith("/agent"):
+            self.spreading.lost(host_of(dead.proc))
         self._spread(dead)
 
     def _on_route(self, route: m.Route, frames: list[Any]) -> None:
@@ -346,7 +357,7 @@ class Agent:
                 batch = self.reply_batches.add(route.dst, message.port, message.src, frames)
                 if batch is not None:
                     if batch:
-                        self.router.send(route.dst, batch)
+                        self.spreading.answer(route.dst, message.port, batch, True)
                     elif self.reply_batches.waiting(route.dst, message.port) == 1:
                         dst, port = route.dst, message.port
                         self._later(_GATHER, lambda: self._send_gathered(dst, port))
@@ -364,15 +375,13 @@ class Agent:
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Stop gathering, so that replies do not wait for those of slow ranks."""
-        frames = self.reply_batches.take(dst, port)
-        if frames:
-            self.router.send(dst, frames)
+        self.spreading.answer(dst, port, self.reply_batches.take(dst, port), False)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         # A proc not started yet gets it then: the sender may have overtaken the Spawn.
         procs = [proc for proc in cast.procs if self.children.death_of(proc) is None]
-        if cast.port:
-            self.reply_batches.begin(cast.src, cast.port, procs)
+        if cast.port and not self.reply_batches.begin(cast.src, cast.port, procs):
+            self.spreading.answer(cast.src, cast.port, [], True)
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
@@ -399,6 +408,9 @@ class Agent:
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.router.learn(hosts)
         self._lost_hosts.difference_update(hosts.hosts)
+        if self.config.one_port and self.owner in hosts.hosts:
+            # Its connection to the shared port is not told from those of others: watch the one back to it.
+            self.router.connect(self.owner)
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that connected by address alone learns the agent's identity from this.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
@@ -410,7 +422,7 @@ class Agent:
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> m.Listening:
         """Bind for other hosts, and watch the connection of the owner if it is on another one."""
-        listening = self.router.listen(address, owner, allowed)
+        listening = self.router.listen(address, owner, allowed, self.config.one_port)
         for socket in (self.router.owner_socket, self.router.peer_socket):
             assert socket is not None
             self.poller.register(socket, zmq.POLLIN)
@@ -427,10 +439,8 @@ class Agent:
 
     def _drain(self, reader: int) -> None:
         deaths: list[m.Dead] = []
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(reader, 4096)
-        except BlockingIOError:
-            pass
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -438,7 +448,7 @@ class Agent:
                 break
             if not pid:
                 break
-            if self.forks.ended(pid, status):
+            if self._leaving.ended(pid, status) or self.forks.ended(pid, status):
                 continue
             dead = self.children.ended(pid, status)
             if dead is not None:
@@ -467,6 +477,7 @@ class Agent:
 
     def _died(self, dead: m.Dead) -> None:
         self.segments.forget(dead.proc)
+        self.reports.died(dead.proc)
         self.router.drop(dead.proc)
         remove_socket(self.folder, dead.proc)
         words, self.children.last_words = self.children.last_words, []
@@ -478,13 +489,16 @@ class Agent:
     def _spread(self, dead: m.Dead) -> None:
         for watcher in self.children.watchers(dead.proc):
             self._tell(watcher, dead)
-        for dst, batch in self.reply_batches.died(dead.proc):
-            self.router.send(dst, batch)
+        for dst, port, batch in self.reply_batches.died(dead.proc):
+            self.spreading.answer(dst, port, batch, True)
         self._end_owned(dead)
 
     def _end_owned(self, dead: m.Dead) -> None:
         for child in self.children.owned_by(dead.proc):
             child.kill(Orphaned(dead.proc, dead.cause))
+
+    def _tell_owner(self, message: m.AnyMessage) -> bool:
+        return self.router.send(self.owner, [m.encode(message)])
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
         if proc != self.proc:
@@ -495,16 +509,17 @@ class Agent:
             self._owner_died()
             return
         self._lost_hosts.add(name)
+        self.spreading.lost(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
+        self._parted(name)
+
+    def _parted(self, host: str) -> None:
         if self.owner:
             # It may still be connected to both hosts.
-            self._tell(self.owner, m.Parted(self.proc, self.host, name))
+            self._tell_owner(m.Parted(self.proc, self.host, host))
 
     def _owner_died(self) -> None:
-        self.closing = True
-
-    def _on_term(self, *_: Any) -> None:
         self.closing = True
 
     def close(self) -> None:
@@ -547,12 +562,22 @@ def main() -> None:
     serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
 
 
-def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
+def _print(outcome: m.Listening | str) -> None:
+    """Write where an agent listens, or why it cannot, to standard output."""
+    line = outcome.encode() if isinstance(outcome, str) else msgspec.json.encode(outcome)
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.flush()
+
+
+def serve(
+    config: AgentConfig, zygote: Zygote | None = None, announce: Callable[[m.Listening | str], None] = _print
+) -> None:
     """Run until the controller ends or says so.
 
     Args:
         config: its configuration.
         zygote: an existing one.
+        announce: called once with where an agent for another host listens, or with why it cannot.
     """
 
     def begin(agent: Agent) -> None:
@@ -561,11 +586,10 @@ def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
             try:
                 listening = agent.listen(config.listen, config.owner_public.encode(), [])
             except zmq.ZMQError as error:
-                print(f"{UNABLE}{zmq.strerror(error.errno or 0)}", flush=True)
+                announce(f"{UNABLE}{zmq.strerror(error.errno or 0)}")
                 agent.closing = True
                 return
-            sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
-            sys.stdout.flush()
+            announce(listening)
         if config.owner_pid and agent.router.is_here(config.owner):
             agent.router.send(config.owner, hello)
 

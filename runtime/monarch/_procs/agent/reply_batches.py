@@ -23,11 +23,12 @@ class ReplyBatches:
         self._proc = proc
         self._open: dict[tuple[str, int], _Gathering] = {}
 
-    def begin(self, src: str, port: int, procs: Iterable[str]) -> None:
-        """Gather the replies of these procs to this port."""
+    def begin(self, src: str, port: int, procs: Iterable[str]) -> bool:
+        """Gather the replies of these procs to this port; return whether there are any procs."""
         gathering = _Gathering(procs)
         if gathering.missing:
             self._open[src, port] = gathering
+        return bool(gathering.missing)
 
     def add(self, dst: str, port: int, src: str, frames: list[bytes | memoryview]) -> list[bytes | memoryview] | None:
         """Add a reply: an empty list if nothing can be sent yet, None if it is not gathered."""
@@ -54,18 +55,18 @@ class ReplyBatches:
         gathering.parts, gathering.frames = [], []
         return frames
 
-    def died(self, proc: str) -> list[tuple[str, list[bytes | memoryview]]]:
+    def died(self, proc: str) -> list[tuple[str, int, list[bytes | memoryview]]]:
         """Note that a proc will not answer any more; return the batches that are complete without it, with their
-        receivers."""
-        complete: list[tuple[str, list[bytes | memoryview]]] = []
+        receivers and ports. A batch is empty if its replies have been sent."""
+        complete: list[tuple[str, int, list[bytes | memoryview]]] = []
         for (dst, port), gathering in list(self._open.items()):
             if dst == proc:
                 del self._open[dst, port]
             elif proc in gathering.missing:
                 gathering.missing.discard(proc)
                 batch = self._close(dst, port, gathering)
-                if batch:
-                    complete.append((dst, batch))
+                if not gathering.missing:
+                    complete.append((dst, port, batch))
         return complete
 
     def _close(self, dst: str, port: int, gathering: _Gathering) -> list[bytes | memoryview]:

@@ -41,6 +41,16 @@ class AgentConfig(msgspec.Struct):
     """Seconds of silence after which another host counts as lost."""
     later: list[str] = []
     """Modules that ranks need soon but not at once: they have them if they start a while after the agent."""
+    one_port: bool = False
+    """Whether the controller and other hosts connect to the same port."""
+    lifeline: int = -1
+    """A descriptor whose end of file ends the agent; -1 for none."""
+    grace: float = 0.0
+    """Seconds that it stays after SIGTERM, if the controller does not end it before; 0 to end at once."""
+    notice_pid: int = 0
+    """A child process whose success says that the host is taken back; 0 for none."""
+    unclaimed: float = 0.0
+    """Seconds after which it ends if no controller has connected; 0 for no limit."""
 
 
 class Launch(msgspec.Struct):

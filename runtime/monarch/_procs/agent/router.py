@@ -47,15 +47,18 @@ class Router:
         self._owned: set[int] | None = None
         self._earlier: list[zmq.Socket[bytes]] = []
 
-    def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
+    def listen(self, address: str, owner: bytes, allowed: list[bytes], one_port: bool = False) -> Listening:
         """Bind the tcp sockets; ZMQError if the address is not one of this host.
 
-        Sockets bound before, at another address of this host, stay.
+        Sockets bound before, at another address of this host, stay. With ``one_port``, the owner and other hosts share
+        one, and the loss of the owner is that of the connection to it.
         """
         if self.authenticator is None:
             self.authenticator = CurveAuthenticator(self.context)
         self.authenticator.allow("owner", [owner])
         self.authenticator.allow("peers", [owner, *allowed])
+        if one_port:
+            return self._listen_once(address)
         owners, peers = (self._tcp_socket() for _ in range(2))
         monitor = owners.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         # A given port is the owner's; the other one may be any free port.
@@ -74,6 +77,17 @@ class Router:
         self._earlier += [socket for socket in (self.owner_socket, self.peer_socket) if socket is not None]
         self.owner_socket, self.peer_socket, self.owner_monitor = owners, peers, monitor
         return listening
+
+    def _listen_once(self, address: str) -> Listening:
+        assert self.authenticator is not None
+        socket = self._tcp_socket()
+        try:
+            bound = self.authenticator.bind(socket, address, self.keys, "peers", self.lease)
+        except zmq.ZMQError:
+            _close(socket)
+            raise
+        self.owner_socket = self.peer_socket = socket
+        return Listening(self.proc, bound, bound, self.keys.public.decode())
 
     def _tcp_socket(self) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.PULL)
@@ -123,6 +137,10 @@ class Router:
         else:
             return False
         return True
+
+    def connect(self, name: str) -> None:
+        """Connect to a host or a controller now; its loss is reported as that of any other."""
+        self._remote(name)
 
     def _hello(self) -> bytes:
         return encode(Hello(VERSION, self.proc, os.getpid()))
@@ -206,7 +224,7 @@ class Router:
 
 
 def _close(*sockets: zmq.Socket[bytes] | None) -> None:
-    for socket in sockets:
+    for socket in dict.fromkeys(sockets):
         if socket is not None:
             socket.disable_monitor()
             socket.close(0)

@@ -58,6 +58,6 @@ def note(book: bytes) -> AgentRequest:
     return AgentRequest(NOTE, book)
 
 
-def describe_procs(uid: str, told: bytes) -> AgentRequest:
+def describe_procs(uid: str, description: bytes) -> AgentRequest:
     """Leave with a detached mesh how one of its meshes of procs is started, for the next controller."""
-    return AgentRequest(DESCRIBE, [uid, told])
+    return AgentRequest(DESCRIBE, [uid, description])

@@ -14,6 +14,8 @@ from monarch._procs.agent.gpu_shares import GpuShares, variables
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
 from monarch._procs.os.gpus import visible_gpus
+from monarch._procs.os.orphans import can_mark
+from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve
 from monarch._wire.messages import Dead, Spawn
 from monarch.config import ISOLATE_GPUS, is_on
 
@@ -32,6 +34,18 @@ class _Request(NamedTuple):
     fds: list[tuple[int, int]]
     again: bool = False
     """Whether another zygote was asked before, and died."""
+
+
+def lack_of_descriptors(count: int) -> str:
+    """Return why an agent cannot start so many procs; empty if it can."""
+    need, free = AGENT_NEED * count, reserve.free() - RESERVE
+    if need <= free:
+        return ""
+    return (
+        f"the host agent needs {need} more file descriptors for {count} "
+        f"processes, but {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+        f"agent starts: {remedy(limit_of() - free + need)}"
+    )
 
 
 class Forks:
@@ -122,6 +136,9 @@ class Forks:
                     title=f"{spawn.title}[{place}]"[:15],
                     path=spawn.path,
                     cwd=spawn.cwd,
+                    # Linux shares its time between sessions first. With many busy threads in one, others can starve.
+                    # Without a marker, what a rank leaves behind is found by the session that it shares with its agent.
+                    leads=can_mark(),
                 )
             )
         self._token += 1

@@ -1,1 +1,1 @@
-"""Starting host agents; one file a launcher."""
+"""Launchers, one file each: they start host agents."""

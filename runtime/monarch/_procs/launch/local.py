@@ -1,4 +1,4 @@
-"""The controller's side of its host agent: forked by the fork server if possible, else started as a process."""
+"""The local launcher: starts the agent of the program's own host, as a fork of the fork server or as a process."""
 
 from __future__ import annotations
 
@@ -170,10 +170,10 @@ class _Server:
         try:
             base = os.path.dirname(config.folder)
             key = session_key(config.preload, config.later)
-            found = _connect(base, key)
-            if found is None:
-                found, starter = _start_server(base, key, config)
-            connection, folder = found
+            server = _connect(base, key)
+            if server is None:
+                server, starter = _start_server(base, key, config)
+            connection, folder = server
             os.close(os.open(ticket, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             _send(connection, msgspec.msgpack.encode(launch(config, ticket)), errors)
         except (OSError, ValueError):
@@ -284,9 +284,9 @@ def _start_server(
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _take(lock)
-        found = _connect(base, key)
-        if found is not None:
-            return found, None
+        server = _connect(base, key)
+        if server is not None:
+            return server, None
         own = os.getpid()
         folder = f"{base}/f{key}{secrets.token_hex(2)}-{own}-{posix.proc_start_time(own)}"
         os.mkdir(folder, 0o700)
@@ -305,13 +305,13 @@ def _start_server(
                 start_new_session=True,
             )
         # Connect before it begins, which it does on its Setting: it ends when nobody is connected.
-        found = _connect(base, key)
+        server = _connect(base, key)
         with suppress(SpawnError):
             hand_over(starter, msgspec.msgpack.encode(Setting(config.preload, config.later)))
-        if found is None:
+        if server is None:
             starter.wait()
             raise ConnectionError("the fork server ended during startup")
-        return found, starter
+        return server, starter
     finally:
         os.close(lock)
 

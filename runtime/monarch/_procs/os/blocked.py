@@ -7,11 +7,13 @@ import os
 import platform
 import struct
 import threading
+import time
 from enum import Enum, auto
 from typing import NamedTuple
 
 _POLLFD = struct.Struct("ihh")
 _MOST_POLLED = 64
+_MOST_SELECTED = 1024
 
 
 class Wait(Enum):
@@ -39,14 +41,16 @@ _X86 = {
     Wait.SLEEP: {35, 230},
     "file": {0, 42, 43, 45, 47, 288},
     "poll": {7, 271},
+    "select": {23, 270},
 }
 _ARM = {
     Wait.SLEEP: {101, 115},
     "file": {63, 202, 203, 207, 212, 242},
     "poll": {73},
+    "select": {72},
 }
 _CALLS = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine())
-"""Numbers of system calls: sleeps; those that wait for the file of their first argument; poll and ppoll."""
+"""Numbers of system calls: sleeps; those that wait for the file of their first argument; poll and ppoll; select."""
 
 
 def blocked(ident: int) -> Blocked:
@@ -58,22 +62,46 @@ def blocked(ident: int) -> Blocked:
     tid = _tid(ident)
     if tid is None or _CALLS is None:
         return Blocked(Wait.NONE)
-    try:
-        with open(f"/proc/self/task/{tid}/syscall") as file:
-            words = file.read().split()
-    except OSError:
+    number, first, second = _system_call(f"/proc/self/task/{tid}/syscall")
+    if number < 0:
         return Blocked(Wait.NONE)
-    # The kernel reports "running" for a running thread, and -1 for one that waits outside system calls.
-    if len(words) < 3 or words[0].startswith("-"):
-        return Blocked(Wait.NONE)
-    number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
-    if number in _CALLS[Wait.SLEEP]:
-        return Blocked(Wait.SLEEP)
     if number in _CALLS["file"]:
         return Blocked(Wait.SOCKET, (first,))
     if number in _CALLS["poll"]:
         return Blocked(Wait.SOCKET, _polled(first, second))
-    return Blocked(Wait.OTHER)
+    if number in _CALLS["select"]:
+        return Blocked(Wait.SOCKET, _selected(first, second))
+    return Blocked(wait_of_call(number))
+
+
+def wait_of_call(number: int) -> Wait:
+    """Return the kind of wait of a system call that does not run."""
+    if _CALLS is None or number < 0:
+        return Wait.NONE
+    if number in _CALLS[Wait.SLEEP]:
+        return Wait.SLEEP
+    return Wait.SOCKET if number in _CALLS["file"] | _CALLS["poll"] | _CALLS["select"] else Wait.OTHER
+
+
+def call_number(path: str) -> tuple[int, int]:
+    """Return the number of the system call that a thread is in, and its first argument; -1 if it is in none.
+
+    Args:
+        path: of its file ``syscall`` in /proc.
+    """
+    return _system_call(path)[:2]
+
+
+def _system_call(path: str) -> tuple[int, int, int]:
+    try:
+        with open(path) as file:
+            words = file.read().split()
+    except OSError:
+        return -1, 0, 0
+    # The kernel reports "running" for a running thread, and -1 for one that waits outside system calls.
+    if len(words) < 3 or words[0].startswith("-"):
+        return -1, 0, 0
+    return int(words[0]), int(words[1], 16), int(words[2], 16)
 
 
 def _tid(ident: int) -> int | None:
@@ -85,19 +113,28 @@ def _tid(ident: int) -> int | None:
 
 def _polled(address: int, count: int) -> tuple[int, ...]:
     """Return the descriptors of a poll, from its argument in the memory of this process."""
-    count = min(count, _MOST_POLLED)
+    data = _memory(address, min(count, _MOST_POLLED) * _POLLFD.size)
+    return tuple(number for number, _, _ in _POLLFD.iter_unpack(data) if number >= 0)
+
+
+def _selected(count: int, address: int) -> tuple[int, ...]:
+    """Return the descriptors that a select reads from, from the set of bits in the memory of this process."""
+    bits = int.from_bytes(_memory(address, (min(count, _MOST_SELECTED) + 7) // 8), "little") if address else 0
+    return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+def _memory(address: int, size: int) -> bytes:
+    """Return memory of this process; nothing if it is gone."""
     try:
-        # Read as a file, which fails cleanly if the memory is gone.
+        # Read as a file, which fails cleanly.
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            data = os.pread(memory, count * _POLLFD.size, address)
+            data = os.pread(memory, size, address)
         finally:
             os.close(memory)
     except OSError:
-        return ()
-    if len(data) != count * _POLLFD.size:
-        return ()
-    return tuple(number for number, _, _ in _POLLFD.iter_unpack(data) if number >= 0)
+        return b""
+    return data if len(data) == size else b""
 
 
 def ran_on_cpu(ident: int) -> float:
@@ -128,3 +165,91 @@ def process_state(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+class Call(Enum):
+    """Kinds of system calls that wait, beside those of ``Wait``."""
+
+    CHILD = auto()
+    """Waits for a child process."""
+    FILE_LOCK = auto()
+    SELECT = auto()
+    """Waits for any of several files or sockets."""
+    OPEN = auto()
+    """Opens a file, which waits for a FIFO or a remote disk."""
+    SIGNAL = auto()
+    SYNC = auto()
+    """Writes a file to its disk."""
+
+
+_X86_CALLS = {
+    Call.CHILD: {61, 247},
+    Call.FILE_LOCK: {72, 73},
+    Call.SELECT: {232, 281, 441},
+    Call.OPEN: {2, 257},
+    Call.SIGNAL: {34, 128, 130},
+    Call.SYNC: {26, 74, 75, 162, 306},
+}
+_ARM_CALLS = {
+    Call.CHILD: {95, 260},
+    Call.FILE_LOCK: {25, 32},
+    Call.SELECT: {22, 441},
+    Call.OPEN: {56},
+    Call.SIGNAL: {133, 137},
+    Call.SYNC: {81, 82, 83, 227, 267},
+}
+_BY_NUMBER = {
+    number: call
+    for call, numbers in {"x86_64": _X86_CALLS, "aarch64": _ARM_CALLS}.get(platform.machine(), {}).items()
+    for number in numbers
+}
+
+
+def system_call(ident: int) -> Call | None:
+    """Return the kind of the system call that a thread is in; None for others, or if it is in none.
+
+    Args:
+        ident: of the thread, as ``threading.get_ident`` returns it.
+    """
+    return kind_of_call(call_number(f"/proc/self/task/{_tid(ident)}/syscall")[0])
+
+
+def kind_of_call(number: int) -> Call | None:
+    """Return the kind of a system call by its number; None for others."""
+    return _BY_NUMBER.get(number)
+
+
+def cpu_of_family() -> float:
+    """Return the CPU seconds that this process and its descendants have used, those that have ended included.
+
+    On an overloaded machine, time that this process has been ready to use counts too.
+    """
+    times = os.times()
+    # A compiler may be many short processes.
+    seconds = time.process_time() + cpu_shares(os.getpid())[1] + times.children_user + times.children_system
+    left = children_of(os.getpid())
+    for _ in range(_MOST_POLLED):
+        if not left:
+            break
+        pid = left.pop()
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            # Its own time, and that of its children that have ended.
+            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + cpu_shares(pid)[1]
+        except (OSError, ValueError):
+            continue
+        left += children_of(pid)
+    return seconds
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the child processes of a process."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except (OSError, ValueError):
+        pass
+    return found

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 
+_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""One exists where NVIDIA's driver is; some containers have the second only, and WSL 2 the third."""
+
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of the GPUs that this process may use, or one with another environment, as in
@@ -29,7 +32,7 @@ def has_touched_gpus(pid: int | str = "self") -> bool:
 
 @cache
 def _count() -> int:
-    if not os.path.exists("/proc/driver/nvidia"):
+    if not any(map(os.path.exists, _DRIVERS)):
         return 0
     try:
         import pynvml  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]

@@ -52,19 +52,19 @@ def in_helper(work: Callable[[], R]) -> R:
     """Call a function in a helper thread; return or raise its outcome."""
     if not _cores or _cores == os.sched_getaffinity(0):
         return work()
-    found: list[Any] = []
+    outcome: list[Any] = []
 
     def run() -> None:
         be_helper()
         try:
-            found.extend((work(), None))
+            outcome.extend((work(), None))
         except BaseException as error:
-            found.extend((None, error))
+            outcome.extend((None, error))
 
     helper = threading.Thread(target=run, name="monarch-helper", daemon=True)
     helper.start()
     helper.join()
-    value, error = found
+    value, error = outcome
     if error is not None:
         raise error
     return value

@@ -80,7 +80,7 @@ def find_orphans() -> list[int]:
     """Return the pids of this user's processes whose rank is dead, in this PID namespace."""
     alive: dict[tuple[int, int], bool] = {}
     user, namespace = os.geteuid(), _namespace("self")
-    found: list[int] = []
+    orphans: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -91,8 +91,8 @@ def find_orphans() -> list[int]:
             alive[rank] = proc_start_time(rank[0]) == rank[1]
         # In another namespace the pid of the marker means another process, so its rank is unknown.
         if not alive[rank] and _owner(name) == user and _namespace(name) == namespace and proc_start_time(int(name)):
-            found.append(int(name))
-    return found
+            orphans.append(int(name))
+    return orphans
 
 
 def end_orphans() -> list[int]:
@@ -105,9 +105,9 @@ def end_orphans() -> list[int]:
     quiet, spared = 0, list[int]()
     killed: set[int] = set()
     while quiet < 2:
-        found = find_orphans()
-        spared = _young_trackers(found)
-        fresh = [pid for pid in found if pid not in spared and pid not in killed]
+        orphans = find_orphans()
+        spared = _young_trackers(orphans)
+        fresh = [pid for pid in orphans if pid not in spared and pid not in killed]
         for pid in fresh:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -116,10 +116,10 @@ def end_orphans() -> list[int]:
     return spared
 
 
-def _young_trackers(found: list[int]) -> list[int]:
+def _young_trackers(orphans: list[int]) -> list[int]:
     """Return the orphans that are cleanup processes with time left."""
     now = time.monotonic()
-    since = {pid: _seen.get(pid, now) for pid in found if is_tracker(pid)}
+    since = {pid: _seen.get(pid, now) for pid in orphans if is_tracker(pid)}
     _seen.clear()
     _seen.update(since)
     return [pid for pid, when in since.items() if now - when < TRACKER_GRACE]
@@ -134,17 +134,17 @@ def end_orphans_in_time() -> None:
 def end_descendants() -> None:
     """Kill and reap all descendants of this process, which must be their subreaper; trackers as above."""
     deadline = time.monotonic() + TRACKER_GRACE
-    while found := [pid for pid in children(os.getpid()) if not is_slow_tracker(pid)]:
-        spared = [pid for pid in found if is_tracker(pid)] if time.monotonic() < deadline else []
-        for pid in found:
+    while descendants := [pid for pid in children(os.getpid()) if not is_slow_tracker(pid)]:
+        spared = [pid for pid in descendants if is_tracker(pid)] if time.monotonic() < deadline else []
+        for pid in descendants:
             if pid not in spared:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for pid in found:
+        for pid in descendants:
             # One by one: when a child ends, its own children become ours, and are not killed yet.
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG if pid in spared else 0)
-        if spared and len(spared) == len(found):
+        if spared and len(spared) == len(descendants):
             time.sleep(_PAUSE)
 
 

@@ -30,7 +30,12 @@ def versions_in(path: str) -> list[str]:
         names = [name for name in os.listdir(path) if _NAME.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((name for name in names if os.path.exists(os.path.join(path, name, _COMPLETE))), key=_number)
+    return sorted((name for name in names if is_complete(os.path.join(path, name))), key=_number)
+
+
+def is_complete(folder: str) -> bool:
+    """Return whether a folder has a complete version."""
+    return os.path.exists(os.path.join(folder, _COMPLETE))
 
 
 def find_version(path: str, version: str | int | None = None) -> str:
@@ -43,17 +48,17 @@ def find_version(path: str, version: str | int | None = None) -> str:
     Raises:
         ArgumentError: the folder or version does not exist; it lists the existing ones.
     """
-    there = versions_in(path)
-    if not there:
+    complete = versions_in(path)
+    if not complete:
         what = "has no complete version" if os.path.isdir(path) else "is not a folder on this host"
         raise ArgumentError(f"no checkpoint to restore: {path} {what}")
     if version is None:
         named = _read_latest(path)
         # The file may be missing or outdated while the versions are fine.
-        return os.path.join(path, named if named in there else there[-1])
+        return os.path.join(path, named if named in complete else complete[-1])
     name = _name(version) if isinstance(version, int) else version
-    if name not in there:
-        raise ArgumentError(f"{path} has no complete version {name!r}; it has {', '.join(there)}")
+    if name not in complete:
+        raise ArgumentError(f"{path} has no complete version {name!r}; it has {', '.join(complete)}")
     return os.path.join(path, name)
 
 

@@ -69,6 +69,19 @@ def take_mark(folder: str, proc: str) -> Last:
         os.unlink(path)
     except OSError:
         return Last(None, False)
+    return _last(data)
+
+
+def read_mark(folder: str, proc: str) -> CellRef | None:
+    """Return the cell line that a living process of this host runs, as far as it is marked; None if it is not known."""
+    try:
+        with open(_path(folder, proc), "rb") as file:
+            return _last(file.read(_SIZE)).place
+    except OSError:
+        return None
+
+
+def _last(data: bytes) -> Last:
     value = struct.unpack("q", data)[0] if len(data) == _SIZE else 0
     place = CellRef(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
     return Last(place, value == _STOPPED)

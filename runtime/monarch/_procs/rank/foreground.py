@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 from collections.abc import Iterator
@@ -18,13 +19,28 @@ def interrupt_programs(thread: int) -> None:
     Args:
         thread: its native id.
     """
-    ours = _command(os.getpid())
+    own_command = _command(os.getpid())
     for pid in _descendants(children(os.getpid(), thread)):
         command = _command(pid)
         # A fork without exec has the command of this process.
-        if command != ours and b"multiprocessing" not in command and not is_tracker(pid):
+        if command != own_command and b"multiprocessing" not in command and not is_tracker(pid):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGINT)
+
+
+def end_shell() -> bool:
+    """Interrupt ``os.system`` in the main thread, and its command; return False if it does not run.
+
+    Meanwhile the C library makes this process ignore SIGINT, and Python does not hear of it.
+    """
+    with open("/proc/self/status", "rb") as file:
+        ignored = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:"))
+    if not ignored >> (signal.SIGINT - 1) & 1 or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return False
+    _thread.interrupt_main(signal.SIGINT)
+    # The id of the main thread, which Python does not know after a fork.
+    interrupt_programs(os.getpid())
+    return True
 
 
 def _descendants(pids: list[int]) -> Iterator[int]:

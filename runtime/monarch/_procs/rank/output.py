@@ -84,8 +84,8 @@ class Capture:
     def __init__(self, fds: Mapping[str, int] | None = None, most: int | None = None) -> None:
         self.most = most or limit()
         # Guarded by _lock: how far each source was read.
-        self._sources = [
-            _Source(name, fd)
+        self.sources = [
+            Source(name, fd)
             for name, fd in (fds or {"stdout": 1, "stderr": 2}).items()
             # In a process other than a rank it may be a pipe or a terminal.
             if stat.S_ISREG(os.fstat(fd).st_mode)
@@ -108,15 +108,15 @@ class Capture:
             flush_streams()
         with self._lock:
             self.left = 0
-            for source in self._sources:
+            for source in self.sources:
                 # The fastest check.
                 if _lseek(source.fd, 0, _SEEK_END) != source.taken:
                     break
             else:
                 return []
             chunks: list[Chunk] = []
-            behind: list[tuple[_Source, int]] = []
-            for source in self._sources:
+            behind: list[tuple[Source, int]] = []
+            for source in self.sources:
                 size = source.size()
                 if size != source.taken:
                     behind.append((source, size))
@@ -132,14 +132,14 @@ class Capture:
 
     def behind(self) -> int:
         """Return the waiting bytes of the longer stream. Takes no lock."""
-        return max((source.behind() for source in self._sources), default=0)
+        return max((source.behind() for source in self.sources), default=0)
 
     def trim(self, keep: int, wait: bool = False) -> None:
         """Drop all but the last bytes of each stream, ``keep`` at most, from the start of a line."""
         # A signal handler that prints may come here from within; another thread that is here does the same work.
         if self._lock.acquire(blocking=wait):
             try:
-                for source in self._sources:
+                for source in self.sources:
                     source.trim(keep)
             finally:
                 self._lock.release()
@@ -163,7 +163,7 @@ class Capture:
         self.trim(self.most // 2)
 
 
-class _Source:
+class Source:
     """One output file and how far it has been read."""
 
     def __init__(self, name: str, fd: int) -> None:
@@ -265,7 +265,7 @@ def relieve(fd: int, most: int) -> int:
 
 def flush_streams() -> None:
     """Write out what Python and C still buffer."""
-    # Runs after every message, so as little as possible: no loop, no function call of its own.
+    # May run after every message, so as little as possible: no loop, no function call of its own.
     stdout, stderr = sys.stdout, sys.stderr
     try:
         stdout.flush()

@@ -38,13 +38,13 @@ class RankText(io.TextIOWrapper):
     """Text to such a descriptor. All of it is C, up to the end of each line, except the length of writes."""
 
     # Any thread sets them. The first is cleared before a flush, and set after a write, so that none is missed.
-    _unflushed = False
-    _taken = False
+    unflushed = False
+    taken = False
 
     @property
     def buffer(self) -> Any:
         """Return the binary stream below, which buffers direct writes."""
-        self._taken = True
+        self.taken = True
         return _buffer(self)
 
     def succeed(self) -> Any:
@@ -54,7 +54,7 @@ class RankText(io.TextIOWrapper):
     @property
     def may_hold(self) -> bool:
         """Return whether this stream may hold text that is not written to the descriptor. Takes no lock."""
-        return self._unflushed or self._taken
+        return self.unflushed or self.taken
 
     def write(self, text: str, /) -> int:
         """Write a text; a long one in pieces, between which interrupts run and a writer is slowed down."""
@@ -65,12 +65,12 @@ class RankText(io.TextIOWrapper):
             for start in range(0, len(text), STEP):
                 _write_text(self, text[start : start + STEP])
         if "\n" not in text or not self.line_buffering:
-            self._unflushed = True
+            self.unflushed = True
         return len(text)
 
     def flush_held(self) -> None:
         """Write out the buffer."""
-        self._unflushed = False
+        self.unflushed = False
         self.flush()
 
 

@@ -14,12 +14,12 @@ def environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict
     """Return the environment of a zygote, and the values to restore after its imports."""
     # Large tensors in huge pages, if available: other processes read such memory twice as fast.
     wanted = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, **changes}
-    ours: dict[str, str] = {}
+    additions: dict[str, str] = {}
     # numpy's BLAS starts its threads when loaded, and a fork would not have them.
     if wanted.get("OPENBLAS_NUM_THREADS") is None:
-        ours["OPENBLAS_NUM_THREADS"] = "1"
+        additions["OPENBLAS_NUM_THREADS"] = "1"
     if _ROOT.name not in ("site-packages", "dist-packages"):
         path = wanted.get("PYTHONPATH")
-        ours["PYTHONPATH"] = f"{path}{os.pathsep}{_ROOT}" if path else str(_ROOT)
-    environ = {key: value for key, value in {**wanted, **ours}.items() if value is not None}
-    return environ, {key: wanted.get(key) for key in ours}
+        additions["PYTHONPATH"] = f"{path}{os.pathsep}{_ROOT}" if path else str(_ROOT)
+    environ = {key: value for key, value in {**wanted, **additions}.items() if value is not None}
+    return environ, {key: wanted.get(key) for key in additions}

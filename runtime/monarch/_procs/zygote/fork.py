@@ -18,6 +18,7 @@ import msgspec
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import mark_rank
 from monarch._procs.rank.text_streams import rank_text
+from monarch._procs.zygote.own_folders import OWN_FOLDERS, with_own_folders
 
 # The fork that makes a rank ends right after it; this only bounds the wait in case it was suspended.
 _RELEASE_TIMEOUT = 600.0
@@ -157,7 +158,7 @@ def _set_up(spec: RankSpec) -> None:
         for new in set(spec.path).difference(sys.path):
             # The zygote may have checked when there was nothing.
             sys.path_importer_cache.pop(new, None)
-        sys.path[:] = spec.path
+        sys.path[:] = with_own_folders(spec.path, sys.path, os.environ.get(OWN_FOLDERS, ""))
     try:
         os.chdir(spec.cwd)
     except OSError:

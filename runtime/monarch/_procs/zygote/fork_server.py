@@ -107,7 +107,7 @@ class Server:
                 poller.register(fd, select.POLLIN)
             if self._zygote is not None and self._zygote.wants_write():
                 poller.register(self._zygote.fileno(), select.POLLIN | select.POLLOUT)
-            timeout = self._timeout()
+            timeout = self._next_timeout()
             ready = {fd for fd, _ in poller.poll(None if timeout is None else timeout * 1000)}
             if reader in ready:
                 with suppress(BlockingIOError):
@@ -138,7 +138,7 @@ class Server:
                 fds += [session.connection.fileno(), session.controller]
         return fds
 
-    def _timeout(self) -> float | None:
+    def _next_timeout(self) -> float | None:
         if self._untidy or any(not session.connected for session in self._sessions):
             return _TICK
         return None

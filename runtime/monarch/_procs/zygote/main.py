@@ -322,15 +322,15 @@ def _farewell(setup: Setup) -> None:
 def _end_session() -> None:
     """Kill the ranks and their descendants, except those in a session of their own, and wait for their ends."""
     own, session = os.getpid(), os.getsid(0)
-    found = True
-    while found:
-        found = False
+    alive = True
+    while alive:
+        alive = False
         for name in os.listdir("/proc"):
             try:
                 pid = int(name) if name.isdigit() else own
                 if pid != own and os.getsid(pid) == session and not is_tracker(pid):
                     os.kill(pid, signal.SIGKILL)
-                    found = found or posix.proc_start_time(pid) is not None
+                    alive = alive or posix.proc_start_time(pid) is not None
             except (ProcessLookupError, PermissionError):
                 continue
 

@@ -79,33 +79,33 @@ def begin(modules: Sequence[str], during: Mapping[str, str], title: str, turn: i
         has ended: ``os.getpid()`` differs then, and the agent is its parent. One that cannot take over exits.
     """
     zygote = os.getpid()
-    done, told = os.pipe()
-    wait, go = os.pipe()
+    done_read, done_write = os.pipe()
+    go_read, go_write = os.pipe()
     try:
         pid = os.fork()
     except OSError:
-        for fd in (done, told, wait, go, turn):
+        for fd in (done_read, done_write, go_read, go_write, turn):
             os.close(fd)
         return None
     if pid:
         os.close(turn)
-        os.close(told)
-        os.close(wait)
-        return Successor(pid, done, go)
-    os.close(done)
-    os.close(go)
+        os.close(done_write)
+        os.close(go_read)
+        return Successor(pid, done_read, go_write)
+    os.close(done_read)
+    os.close(go_write)
     try:
         ready = _prepare(zygote, modules, during)
         os.close(turn)
         if ready:
-            os.write(told, b"\0")
+            os.write(done_write, b"\0")
         # Ends without a byte if the zygote dies.
-        if not ready or not os.read(wait, 1) or not posix.await_new_parent(zygote, _GRACE):
+        if not ready or not os.read(go_read, 1) or not posix.await_new_parent(zygote, _GRACE):
             os._exit(1)
     except BaseException:
         os._exit(1)
-    os.close(told)
-    os.close(wait)
+    os.close(done_write)
+    os.close(go_read)
     posix.set_comm(title)
     return None
 

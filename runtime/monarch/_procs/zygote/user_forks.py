@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 
-_child = False
+is_child = False
 """Whether user code forked this process from one of ours. Set before any other thread can run."""
 
 
@@ -22,8 +22,8 @@ def watch_forks(*handled: int) -> None:
 
 
 def _begin(handled: tuple[int, ...]) -> None:
-    global _child
-    _child = True
+    global is_child
+    is_child = True
     if threading.current_thread() is threading.main_thread():
         # Our handler would raise in the child; and a program that it starts would ignore what it ignores.
         for number in handled:
@@ -36,7 +36,7 @@ def leave_if_forked(error: BaseException | None = None) -> None:
     Args:
         error: raised by user code; its traceback is printed by the parent, if it raises it too.
     """
-    if not _child:
+    if not is_child:
         return
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):

@@ -21,6 +21,7 @@ from monarch._core.kinds import is_a
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import check_alive, member_at, node_of, state_of, targets_of
+from monarch._meshes.procs.events import progress
 from monarch._node.future import Future, Promise, in_thread, missing_of, when_done
 from monarch._node.gather import Gather, is_gather
 from monarch._node.services.frame import ask_frame
@@ -29,11 +30,13 @@ from monarch._state.checkpoint import worker
 from monarch._state.checkpoint.worker import method_of
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
+_STEPS = 5
+"""Steps of a checkpoint, for views of its progress."""
 _ENDING = 5.0
 """Seconds to remove an incomplete version."""
 _lock = threading.Lock()
 _last: dict[str, Promise[str]] = {}
-"""The last unfinished checkpoint of each folder; the next one waits for it."""
+"""The last unfinished checkpoint of each folder; the next one waits for it. Under _lock."""
 
 
 def checkpoint(
@@ -173,9 +176,10 @@ class Save:
         by_content: bool = False,
     ) -> None:
         self._mesh, self._path, self._keep, self._by_content = mesh, path, keep, by_content
-        self._timeout, self._until = timeout, time.monotonic() + timeout
+        self._seconds, self._until = timeout, time.monotonic() + timeout
         self._token = secrets.token_hex(8)
         self._stage = "copying the state"
+        self._steps_done = 0
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
         node = node_of(mesh)
@@ -186,6 +190,11 @@ class Save:
             """Done when the version is complete; its path."""
             _last[path] = self.future
         when_done(self.future, self._leave)
+
+    def wait_for_copies(self) -> None:
+        """Wait until all actors have copied their state; errors are those of the future."""
+        with contextlib.suppress(CallTimeoutError):
+            self._copies.exception(max(0.0, self._until - time.monotonic()))
 
     def _run(self) -> str:
         first, count = member_at(self._mesh, 0), len(self._mesh)
@@ -206,11 +215,14 @@ class Save:
                 self._steps(first, "give up", lambda _: ()).get(_ENDING)
             raise
         finally:
+            progress(self._mesh, "checkpoint", self._steps_done, _STEPS, "steps", True)
             # After the copies, since copies made after the end would stay.
             when_done(self._copies, self._end)
 
     def _get(self, future: Future[Any]) -> Any:
         self._wait(future)
+        self._steps_done += 1
+        progress(self._mesh, "checkpoint", self._steps_done, _STEPS, "steps", False)
         return future.get()
 
     def _wait(self, future: Future[Any]) -> None:
@@ -219,7 +231,7 @@ class Save:
         except CallTimeoutError:
             name, missing = state_of(self._mesh).name, missing_of(future)
             raise CallTimeoutError(
-                f"the checkpoint of {name} to {self._path} was not complete within {self._timeout:g} s: it "
+                f"the checkpoint of {name} to {self._path} was not complete within {self._seconds:g} s: it "
                 f"was abandoned while {self._stage}{missing}; earlier versions are unchanged"
             ) from None
 

@@ -71,10 +71,10 @@ def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, .
         state: a method of the actor, or a function as ``module:name`` that gets the actor.
         args: more arguments.
     """
-    found = _call(actor, state, *args)
-    if inspect.isawaitable(found):
-        return _stage_awaited(found, conductor, token)
-    return _keep(found, conductor, token)
+    value = _call(actor, state, *args)
+    if inspect.isawaitable(value):
+        return _stage_awaited(value, conductor, token)
+    return _keep(value, conductor, token)
 
 
 async def _stage_awaited(state: Awaitable[Any], conductor: str, token: str) -> list[str]:

@@ -17,6 +17,7 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint, Undecorated
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import member_at
+from monarch._meshes.procs.events import progress
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, when_done
 from monarch._state.copy.endpoints import CopyEndpoint, Shared, end, fetch, share, share_state
@@ -73,9 +74,11 @@ class _Copy:
     def __init__(self, source: Any, target: Any, timeout: float) -> None:
         self._source = source
         self._target = target
-        self._timeout = timeout
+        self._seconds = timeout
         # Two, since a process may be on both sides.
         self._sharing: list[tuple[ActorMesh, str, Future[Any]]] = []
+        self._done = self._total = 0
+        """Actors that have fetched their part, once for each phase."""
         self._there, self._here = secrets.token_hex(8), secrets.token_hex(8)
 
     def run(self) -> CopyReport:
@@ -83,9 +86,11 @@ class _Copy:
         try:
             sources, targets = self._share()
             plan = self._plan(sources, targets)
+            self._total = sum(map(len, plan.phases))
             for phase in plan.phases:
                 self._phase(phase, sources, targets)
         finally:
+            self._advance(True)
             self._end()
         names = {name for side in targets for name in side.tensors}
         written, received = _count(plan, sources, targets)
@@ -97,9 +102,9 @@ class _Copy:
             sources = [share_state(self._source, self._there)]
         else:
             sources = [
-                CopyEndpoint(*side) for side in self._call(self._source, self._there).get(self._timeout).values()
+                CopyEndpoint(*side) for side in self._call(self._source, self._there).get(self._seconds).values()
             ]
-        return sources, [CopyEndpoint(*side) for side in answer.get(self._timeout).values()]
+        return sources, [CopyEndpoint(*side) for side in answer.get(self._seconds).values()]
 
     def _call(self, method: Any, token: str) -> Future[Any]:
         answer = endpoint_of(method.mesh, share).call(method.name, token)
@@ -123,15 +128,21 @@ class _Copy:
         answers: list[Future[Any]] = []
         for index, fetches in phase.items():
             orders = [(each, *_place(each, sources, targets)) for each in fetches]
-            answers.append(endpoint_of(member_at(mesh, index), fetch).call_one(self._here, orders, self._timeout))
+            answers.append(endpoint_of(member_at(mesh, index), fetch).call_one(self._here, orders, self._seconds))
         failures: list[BaseException] = []
         for answer in answers:
             # Wait for each answer, so that nobody fetches after this ends.
-            error = answer.exception(self._timeout + 5.0)
+            error = answer.exception(self._seconds + 5.0)
+            self._done += 1
+            self._advance(False)
             if error is not None:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    def _advance(self, ended: bool) -> None:
+        if self._total:
+            progress(self._target.mesh, "copy_state", self._done, self._total, "actors", ended)
 
     def _end(self) -> None:
         if isinstance(self._source, Mapping):
@@ -139,7 +150,7 @@ class _Copy:
         for mesh, token, answer in self._sharing:
             # After the exports, however long they take, since later exports would stay.
             with contextlib.suppress(CallTimeoutError):
-                answer.exception(self._timeout)
+                answer.exception(self._seconds)
             when_done(answer, partial(_tell_end, mesh, token))
 
 

@@ -39,7 +39,7 @@ class CopyEndpoint(NamedTuple):
 
 
 _open: dict[str, tuple[dict[str, Local], list[int]]] = {}
-"""By the token of the copy: the tensors, and the keys of their exports."""
+"""By the token of the copy: the tensors, and the keys of their exports. Threads of actors, in single operations."""
 
 
 @service("copy.share", "actor")
@@ -76,17 +76,18 @@ def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], time
     """Copy remote parts of tensors into an actor's tensors and return the number of bytes."""
     tensors = _open[token][0]
     moves: list[Move] = []
-    for wanted, remote, there in fetches:
+    for wanted, remote, remote_box in fetches:
         local = tensors[wanted.name]
         width = local.tensor.element_size()
-        moves.append(_move(wanted.box, remote, there, memory_of(local.tensor, repr(wanted.name)), local.box, width))
+        memory = memory_of(local.tensor, repr(wanted.name))
+        moves.append(_move(wanted.box, remote, remote_box, memory, local.box, width))
     plane().move(moves, False, timeout)
     return sum(move.size for move in moves)
 
 
-def _move(part: Box, remote: Remote, there: Box, memory: Memory, here: Box, width: int) -> Move:
-    found = runs(part, there, here)
-    spans = numpy.stack([found.there, found.here, numpy.full_like(found.here, found.length)], 1) * width
+def _move(part: Box, remote: Remote, remote_box: Box, memory: Memory, local_box: Box, width: int) -> Move:
+    shared = runs(part, remote_box, local_box)
+    spans = numpy.stack([shared.there, shared.here, numpy.full_like(shared.here, shared.length)], 1) * width
     return Move(remote, memory, spans)
 
 

@@ -16,7 +16,7 @@ Packed = tuple[bytes, list[tuple[Any, ...]]]
 """A pickled state, with the locations of its large buffers."""
 
 _given: dict[str, tuple[list[memoryview], list[int]]] = {}
-"""By token: exported memory and its keys."""
+"""By token: exported memory and its keys. Threads of actors, in single dict operations."""
 
 
 # On the sender's rank
@@ -38,24 +38,24 @@ async def _with_nothing(state: Any) -> tuple[Any, None]:
 @service("handoff.pack", "actor")
 def pack(actor: Any, token: str, give: str, args: tuple[Any, ...]) -> Any:
     """Return the state of an actor, with large buffers exported until ``end``."""
-    found = function_of(give)(actor, *args)
-    return _pack_awaited(found, token) if inspect.isawaitable(found) else _pack(found, token)
+    result = function_of(give)(actor, *args)
+    return _pack_awaited(result, token) if inspect.isawaitable(result) else _pack(result, token)
 
 
-async def _pack_awaited(found: Any, token: str) -> tuple[Packed, Any]:
-    return _pack(await found, token)
+async def _pack_awaited(result: Any, token: str) -> tuple[Packed, Any]:
+    return _pack(await result, token)
 
 
-def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
+def _pack(result: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
     from monarch._state.rdma.plane import plane
     from monarch._tensors.memory.views import memory_of
 
-    state, said = found
+    state, report = result
     body, buffers = dumps(state, "the state", here=True)
     here = plane()
     remotes = [here.share(memory_of(buffer, "a part of the state")) for buffer in buffers]
     _given[token] = buffers, [remote.key for remote in remotes]
-    return (body, [tuple(remote) for remote in remotes]), said
+    return (body, [tuple(remote) for remote in remotes]), report
 
 
 @service("handoff.end", "threaded")

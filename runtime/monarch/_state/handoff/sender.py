@@ -62,7 +62,7 @@ class StateTransfer:
         token = secrets.token_hex(8)
         source = member_of(self._mesh, self._source)
         try:
-            packed, said = endpoint_of(source, receiver.pack).call_one(token, name_of(give), args).get(timeout)
+            packed, report = endpoint_of(source, receiver.pack).call_one(token, name_of(give), args).get(timeout)
             answers = [
                 endpoint_of(member_of(self._mesh, rank), receiver.unpack).call_one(packed, name_of(take), timeout)
                 for rank in self._new
@@ -74,7 +74,7 @@ class StateTransfer:
         for failure in failures:
             if failure is not None:
                 raise failure
-        return said
+        return report
 
 
 def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:

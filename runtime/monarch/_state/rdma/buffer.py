@@ -11,6 +11,7 @@ from monarch._node.services.asking import ask_proc
 from monarch._procs.os.helpers import be_helper
 from monarch._state.rdma.plane import drop, plane
 from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.staging import pending_work
 from monarch._tensors.memory.views import check_fit, memory_of
 from monarch._tensors.transports.base import Move
 from monarch.exceptions import ArgumentError
@@ -175,8 +176,11 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
     if not timeout > 0:
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     here = plane()
+    pending = pending_work([each.local for each in (*reads, *writes)])
 
     def work() -> None:
+        for event in pending:
+            event.synchronize()
         if reads:
             here.move(reads, False, timeout)
         if writes:

@@ -56,7 +56,9 @@ def export(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
     import torch
 
     node, exports = current_node(), _exports()
-    flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
+    # A clone of a tensor without gaps keeps its strides, such as those of channels_last.
+    cloned = tensor.detach().resolve_conj().resolve_neg().clone()
+    flat = cloned.as_strided((cloned.numel(),), (1,))
     remote = plane().share(memory_of(flat.view(torch.uint8), "a tensor"), forever=True)
     with exports.lock:
         exports.receivers[remote.key] = set(receivers)
@@ -66,7 +68,7 @@ def export(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
             # The event of its death came earlier.
             returned(remote.key, proc)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return take, (tuple(remote), dtype, tuple(tensor.shape), tensor.requires_grad)
+    return take, (tuple(remote), dtype, tuple(tensor.shape), cloned.stride(), tensor.requires_grad)
 
 
 @service("exports.cancel", "local")
@@ -79,7 +81,9 @@ def cancel(reduced: Reduced) -> None:
     plane().drop(key)
 
 
-def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+def take(
+    packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
     """Return the receiver's copy, on its GPU if it has one; TransferError if the sender has died."""
     import torch
 
@@ -90,7 +94,7 @@ def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_g
         plane().move([Move(remote, memory_of(made, "a tensor"))], False, 60.0)
     finally:
         _report_copy(remote)
-    tensor = made.view(getattr(torch, dtype)).view(shape)
+    tensor = made.view(getattr(torch, dtype)).as_strided(shape, strides)
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -19,7 +19,7 @@ from monarch._tensors.memory.registry import Registry, Remote
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
 from monarch._tensors.transports.base import Move, Transport, check_spans
-from monarch._tensors.transports.cuda_ipc import CudaIpc, open_handle_of
+from monarch._tensors.transports.cuda_ipc import CudaIpc, open_handle_of, segment_of
 from monarch._tensors.transports.nixl import Nixl
 from monarch._tensors.transports.same_process import SameProcess
 from monarch._tensors.transports.stream import Stream
@@ -54,7 +54,7 @@ class Plane:
         self._transports = {way.name: way for way in ways}
         self._mailboxes: dict[int, ActorLike] = {}
         """The actors that have shared memory, by the key of that memory."""
-        self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
+        self._chosen: dict[tuple[str, str, bytes, str], Transport] = {}
         """The transports in use, by ``_kind_of`` a transfer."""
         node.events.closing.subscribe(self._close)
         node.events.proc_died.subscribe(self._forget)
@@ -74,13 +74,13 @@ class Plane:
 
     def drop(self, key: int) -> bool:
         """Stop sharing memory; return whether it was shared."""
-        found = self.registry.drop(key)
-        if found:
+        shared = self.registry.drop(key)
+        if shared:
             self._nixl.hide(key)
         mailbox = self._mailboxes.pop(key, None)
         if mailbox is not None:
             mailbox.at_end.pop(f"buffer {key}", None)
-        return found
+        return shared
 
     def stream_address(self) -> tuple[str, int]:
         """Return the TCP address at which this process serves its shared memory."""
@@ -122,18 +122,18 @@ class Plane:
 
     def reasons(self, remote: Remote, local_device: str) -> list[tuple[str, str]]:
         """Return the transports, best first, up to the first usable one, each with the reason against it."""
-        found: list[tuple[str, str]] = []
+        reasons: list[tuple[str, str]] = []
         for name in _allowed():
-            found.append((name, self._transports[name].reason_against(remote, local_device)))
-            if not found[-1][1]:
+            reasons.append((name, self._transports[name].reason_against(remote, local_device)))
+            if not reasons[-1][1]:
                 break
-        return found
+        return reasons
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         """Move bytes from or to memory of any processes, together for each process."""
         for each in moves:
             check_spans(each)
-        together: dict[tuple[str, str, bool, str], list[Move]] = {}
+        together: dict[tuple[str, str, bytes, str], list[Move]] = {}
         for each in moves:
             together.setdefault(_kind_of(each.remote, each.local.device), []).append(each)
         for several in together.values():
@@ -169,9 +169,9 @@ class Plane:
 
     def _forget(self, proc: str) -> None:
         """Drop the state of a dead process."""
-        self._chosen = {key: way for key, way in self._chosen.items() if key[0] != proc}
-        for way in self._transports.values():
-            way.forget(proc)
+        self._chosen = {key: transport for key, transport in self._chosen.items() if key[0] != proc}
+        for transport in self._transports.values():
+            transport.forget(proc)
 
     def _close(self) -> None:
         self.registry.clear()
@@ -214,17 +214,20 @@ def drop(key: int) -> bool:
 
 
 def _allowed() -> list[str]:
-    given = os.environ.get(VARIABLE, "")
-    names = [name.strip() for name in given.split(",") if name.strip()]
+    text = os.environ.get(VARIABLE, "")
+    names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in _ORDER]
     if unknown:
         raise ArgumentError(f"{VARIABLE}: unknown transport {unknown[0]!r}; expected some of {', '.join(_ORDER)}")
     return [name for name in _ORDER if not names or name in names]
 
 
-def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bool, str]:
-    """Return what decides the transport: the owner, its device, whether GPUs can map it, and the local device."""
-    return remote.proc, remote.device, bool(remote.gpu), local_device
+def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bytes, str]:
+    """Return the properties that decide the transport: owner, device, segment of GPU memory, local device.
+
+    The driver may map one segment of a process and refuse another.
+    """
+    return remote.proc, remote.device, segment_of(remote), local_device
 
 
 def _title(node: Node) -> str:

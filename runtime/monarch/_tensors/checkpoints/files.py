@@ -80,12 +80,12 @@ class Copy(DefaultSavePlanner):
         copies: dict[MetadataIndex, Any] = {}
         for item in self._plan.items:
             name = key = item.index.fqn
-            found = self._copies[item.index]
+            value = self._copies[item.index]
             if item.type is not WriteItemType.SHARD:
-                key = f"{name}@{_digest(found)}"
+                key = f"{name}@{_digest(value)}"
                 item = dataclasses.replace(item, index=dataclasses.replace(item.index, fqn=key))
             names[name] = (key, self._paths[name])
-            copies[item.index] = found
+            copies[item.index] = value
             items.append(item)
         # A rank without a part of a DTensor still knows it.
         names.update((name, (name, path)) for name, path in self._paths.items() if name not in names)
@@ -189,7 +189,7 @@ def leaves_of(state: Any, path: Path = ()) -> Iterator[tuple[str, tuple[Path, An
     """Yield the parts of a state by torch's names for them; a list without tensors or dicts is one part."""
     for key, value in _items(state):
         here = (*path, key)
-        if _has_parts(value):
+        if has_parts(value):
             yield from leaves_of(value, here)
         else:
             yield ".".join(map(str, here)), (here, value)
@@ -199,9 +199,10 @@ def _items(state: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
     return state.items() if is_mapping(state) else enumerate(state)
 
 
-def _has_parts(value: Any) -> bool:
+def has_parts(value: Any) -> bool:
+    """Return whether a value consists of parts with a name each: a dict, or a list with tensors."""
     if is_list(value):
-        return any(isinstance(each, torch.Tensor) or _has_parts(each) for each in value)
+        return any(isinstance(each, torch.Tensor) or has_parts(each) for each in value)
     return isinstance(value, Mapping)
 
 
@@ -227,18 +228,18 @@ def _of_the_disk(error: BaseException | None) -> OSError | None:
     return error
 
 
-def _digest(found: torch.Tensor | io.BytesIO) -> str:
+def _digest(value: torch.Tensor | io.BytesIO) -> str:
     made = hashlib.blake2b(digest_size=16)
-    if isinstance(found, torch.Tensor):
-        made.update(f"{found.dtype} {tuple(found.shape)} ".encode())
-        made.update(found.view(-1).view(torch.uint8).numpy().data if found.numel() else b"")
+    if isinstance(value, torch.Tensor):
+        made.update(f"{value.dtype} {tuple(value.shape)} ".encode())
+        made.update(value.view(-1).view(torch.uint8).numpy().data if value.numel() else b"")
         return made.hexdigest()
-    found.seek(0)
+    value.seek(0)
     try:
         # Equal values have one form here, whereas a pickle also records which parts are the same object.
-        made.update(marshal.dumps(torch.load(found, map_location="cpu", weights_only=False), 2))
+        made.update(marshal.dumps(torch.load(value, map_location="cpu", weights_only=False), 2))
     except ValueError:
-        made.update(found.getbuffer())
+        made.update(value.getbuffer())
     return made.hexdigest()
 
 

@@ -36,13 +36,25 @@ class Version:
 
     def tensor_size(self, key: str) -> torch.Size | None:
         """Return the size of a tensor; None for another value."""
-        found = self.known[key]
-        return found.size if isinstance(found, TensorStorageMetadata) else None
+        metadata = self.known[key]
+        return metadata.size if isinstance(metadata, TensorStorageMetadata) else None
+
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], torch.dtype] | None]:
+        """Return size and dtype of each tensor by key; None for other values."""
+        return {
+            key: (tuple(each.size), each.properties.dtype) if isinstance(each, TensorStorageMetadata) else None
+            for key, each in self.known.items()
+        }
+
+    def paths(self) -> dict[str, Path]:
+        """Return the keys of dicts and indices of lists that lead to each value, by its key."""
+        mappings: dict[str, Path] = self._metadata.planner_data or {}
+        return {key: tuple(mappings.get(key, (key,))) for key in self.known}
 
     def make(self, key: str, device: Any = "cpu") -> torch.Tensor:
         """Return an empty tensor to read one into."""
-        found = self.known[key]
-        return torch.empty(found.size, dtype=found.properties.dtype, device=device)
+        metadata = self.known[key]
+        return torch.empty(metadata.size, dtype=metadata.properties.dtype, device=device)
 
     def check(self, wanted: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
         """Check that the wanted keys can be read, without reading them.
@@ -54,30 +66,7 @@ class Version:
         Raises:
             ArgumentError: a key is missing, or has another size.
         """
-        called = names or {}
-        missing = [called.get(key, key) for key in wanted if key not in self.known]
-        if missing:
-            there = [key for key in self.known if not key.startswith(RANK)]
-            raise ArgumentError(
-                f"the checkpoint {self.folder} has no {_list(map(repr, missing))}, which the state has; "
-                f"it has {_list(map(repr, there)) or 'nothing'}"
-            )
-        for key, value in wanted.items():
-            size = self.tensor_size(key)
-            name = called.get(key, key)
-            if size is None:
-                continue
-            if not isinstance(value, torch.Tensor):
-                raise ArgumentError(
-                    f"{name!r} is a tensor in the checkpoint {self.folder}, but {type(value).__name__} in the state"
-                )
-            if size != value.size():
-                raise ArgumentError(
-                    f"{name!r} has size {tuple(size)} in the checkpoint {self.folder}, "
-                    f"but {tuple(value.size())} in the state"
-                )
-            if value.is_meta:
-                raise ArgumentError(f"{name!r} is on the meta device; call to_empty() on its model first")
+        check_keys(self.folder, {key: self.tensor_size(key) for key in self.known}, wanted, names)
 
     def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Read the wanted keys: tensors into the given ones; other values are returned by key."""
@@ -105,6 +94,48 @@ class Version:
                 value.load_state_dict(parts[key])
             else:
                 state[key] = parts[key]
+
+
+def check_keys(
+    folder: str,
+    sizes: Mapping[str, torch.Size | None],
+    wanted: Mapping[str, Any],
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Check that the wanted keys can be read from a checkpoint.
+
+    Args:
+        folder: of the checkpoint, for errors.
+        sizes: of its tensors by key; None for another value.
+        wanted: by key, the value to read into; anything for a value that is not a tensor.
+        names: names of some keys in errors.
+
+    Raises:
+        ArgumentError: a key is missing, or has another size.
+    """
+    called = names or {}
+    missing = [called.get(key, key) for key in wanted if key not in sizes]
+    if missing:
+        keys = [key for key in sizes if not key.startswith(RANK)]
+        raise ArgumentError(
+            f"the checkpoint {folder} has no {_list(map(repr, missing))}, which the state has; "
+            f"it has {_list(map(repr, keys)) or 'nothing'}"
+        )
+    for key, value in wanted.items():
+        size = sizes[key]
+        name = called.get(key, key)
+        if size is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(
+                f"{name!r} is a tensor in the checkpoint {folder}, but {type(value).__name__} in the state"
+            )
+        if size != value.size():
+            raise ArgumentError(
+                f"{name!r} has size {tuple(size)} in the checkpoint {folder}, but {tuple(value.size())} in the state"
+            )
+        if value.is_meta:
+            raise ArgumentError(f"{name!r} is on the meta device; call to_empty() on its model first")
 
 
 class _Planner(DefaultLoadPlanner):

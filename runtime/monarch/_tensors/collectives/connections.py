@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process, of any kind: checking the kind takes longer."""
-    found: set[tuple[int, int]] = set()
+    sockets: set[tuple[int, int]] = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             about = os.readlink(f"/proc/self/fd/{name}")
@@ -21,8 +21,8 @@ def open_sockets() -> set[tuple[int, int]]:
             # Closed meanwhile.
             continue
         if about.startswith("socket:["):
-            found.add((int(name), int(about[8:-1])))
-    return found
+            sockets.add((int(name), int(about[8:-1])))
+    return sockets
 
 
 def shut_down(sockets: set[tuple[int, int]]) -> int:
@@ -72,12 +72,12 @@ def of_collectives(hosts: Sequence[str]) -> set[tuple[int, int]]:
 
     near = {str(entry[4][0]) for host in hosts if host for entry in socket.getaddrinfo(host, None)}
     near.update(each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses)
-    found: set[tuple[int, int]] = set()
+    sockets: set[tuple[int, int]] = set()
     for number, inode in open_sockets():
         try:
             with socket.socket(fileno=os.dup(number)) as copy:
                 if _is_tcp(copy) and str(copy.getpeername()[0]).removeprefix("::ffff:").partition("%")[0] in near:
-                    found.add((number, inode))
+                    sockets.add((number, inode))
         except OSError:
             continue
-    return found
+    return sockets

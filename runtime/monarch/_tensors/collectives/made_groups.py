@@ -7,6 +7,7 @@ as well, two ranks on two cores make a quarter fewer training steps.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -53,6 +54,8 @@ class GroupSockets:
 
 on_made: list[Callable[[Any], None]] = []
 """Called with each new group; changed by threads that run programs, in atomic steps."""
+on_renewed: list[Callable[[], object]] = []
+"""Called when groups have got new connections, in the thread that has made them. Set up likewise."""
 _sockets = GroupSockets()
 _free_threads = False
 
@@ -70,7 +73,11 @@ def begin_observing(free_threads: bool) -> None:
 
 def observe_groups() -> bool:
     """Note the sockets of each group that is created from now on; return False if torch.distributed is not imported."""
-    return wrap_group_maker(_observed)
+    if not wrap_group_maker(_observed):
+        return False
+    # Here, since the receiving thread looks for collectives with it, and must not import.
+    importlib.import_module("monarch._tensors.collectives.waiting")
+    return True
 
 
 def noted_sockets() -> set[tuple[int, int]]:

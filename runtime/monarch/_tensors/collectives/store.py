@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import socket
+import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -13,6 +15,10 @@ from monarch.exceptions import GroupError
 
 JOIN_SECONDS = 60.0
 """How long ranks wait for the others to join."""
+_FIRST_TRY = 1.0
+"""Seconds of the first try to connect; a broken group is noticed between tries."""
+_STORE_SECONDS = 300.0
+"""torch's default for requests to a store."""
 
 
 def serve_store(address: str, clients: int) -> tuple[TCPStore, int]:
@@ -33,10 +39,56 @@ def serve_store(address: str, clients: int) -> tuple[TCPStore, int]:
     return store, port
 
 
-def find_store(address: str, port: int, size: int) -> TCPStore:
-    """Connect to the store that another rank serves."""
-    with no_name_lookups(address):
-        return TCPStore(address, port, size, is_master=False, wait_for_workers=False)
+def find_store(address: str, port: int, size: int, ended: Callable[[], str] = lambda: "") -> TCPStore:
+    """Connect to the store that another rank serves.
+
+    Args:
+        address: of the machine that serves it.
+        port: bound before this rank has learned of it.
+        size: the number of ranks.
+        ended: why the groups that need the store are broken; empty while they are not.
+
+    Raises:
+        GroupError: the groups are broken, the serving rank is gone, or nothing answered in time.
+    """
+    deadline, patience = time.monotonic() + JOIN_SECONDS, _FIRST_TRY
+    while True:
+        if reason := ended():
+            raise GroupError(reason)
+        store = _try_store(address, port, size, min(patience, max(_FIRST_TRY, deadline - time.monotonic())))
+        if store is not None:
+            break
+        if time.monotonic() > deadline:
+            raise GroupError(f"the store of the process group at {address}:{port} did not answer in {JOIN_SECONDS:g} s")
+        # A slow machine gets more time at each try.
+        patience *= 2
+    # Connections are cut when groups break; one that is newer than the cut would wait for ranks that never come.
+    if reason := ended():
+        raise GroupError(reason)
+    return store
+
+
+def _try_store(address: str, port: int, size: int, seconds: float) -> TCPStore | None:
+    """Connect to a store; return None if it does not answer in time."""
+    try:
+        # torch would retry where no server listens any more, and without the two descriptors that it needs.
+        with socket.create_connection((address, port), timeout=seconds) as probe:
+            probe.dup().close()
+        with no_name_lookups(address):
+            store = TCPStore(
+                address,
+                port,
+                size,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=datetime.timedelta(seconds=seconds),
+            )
+    except ConnectionRefusedError:
+        raise GroupError(f"the rank that serves the store of the process group at {address}:{port} is gone") from None
+    except (TimeoutError, dist.DistNetworkError):
+        return None
+    store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
+    return store
 
 
 def part_of(store: Store, number: int) -> Store:

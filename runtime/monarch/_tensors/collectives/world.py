@@ -15,11 +15,15 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._procs.os.helpers import in_helper
+from monarch._tensors.collectives import checks
+from monarch._tensors.collectives.agreeing import begin_again, free_checks
 from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
-from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups
+from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
+from monarch._tensors.collectives.renewed import Formers
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
+from monarch._tensors.collectives.wrappers import reset_wrappers
 from monarch._tensors.torch_compat import (
     abort_together,
     as_it_is,
@@ -67,10 +71,14 @@ class World:
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
     lock: threading.Lock = field(default_factory=threading.Lock)
     turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict[tuple[int, ...], threading.Lock])
+    apart: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict[tuple[str, tuple[int, ...]], Any])
+    """Groups for one purpose, by that and the ranks. Lock: the turn of the ranks."""
     making: dict[tuple[int, ...], set[tuple[int, int]]] = field(
         default_factory=dict[tuple[int, ...], set[tuple[int, int]]]
     )
     """Groups under creation, with the sockets from before."""
+    broken: str = ""
+    """Why the groups are broken; empty while they work. Set once, before connections are cut."""
 
     def group(self, ranks: Sequence[int]) -> Any:
         """Return the process group of some ranks, including this one; each of them must ask for it."""
@@ -83,22 +91,63 @@ class World:
                 self.groups[key] = in_helper(lambda: self._make(key))
             return self.groups[key]
 
-    def _make(self, key: tuple[int, ...]) -> Any:
-        with as_it_is():
-            return self._make_as_it_is(key)
+    def group_apart(self, ranks: Sequence[int], purpose: str) -> Any:
+        """Return a process group of some ranks of which no other code knows; each of them must ask for it.
 
-    def _make_as_it_is(self, key: tuple[int, ...]) -> Any:
-        if key == tuple(range(self.place.size)):
+        Args:
+            ranks: including this one.
+            purpose: names it; the same on all ranks.
+        """
+        key = tuple(ranks)
+        with self.lock:
+            turn = self.turns.setdefault(key, threading.Lock())
+        with turn:
+            found = self.apart.get((purpose, key))
+            if found is None:
+                found = self.apart[purpose, key] = in_helper(lambda: self._make(key, purpose))
+            return found
+
+    def _make(self, key: tuple[int, ...], purpose: str = "") -> Any:
+        with as_it_is():
+            return self._make_as_it_is(key, purpose)
+
+    def _make_as_it_is(self, key: tuple[int, ...], purpose: str) -> Any:
+        if not purpose and key == tuple(range(self.place.size)):
             return default_group()
+        return self._make_subgroup(key, self.backend(key), self.token + purpose)
+
+    def _make_subgroup(self, key: tuple[int, ...], backend: str, token: str) -> Any:
         before = self.making[key] = open_sockets()
         try:
-            store = find_store(self.place.address, self.place.port, self.place.size)
+            store = find_store(self.place.address, self.place.port, self.place.size, lambda: self.broken)
             store.set_timeout(_TIMEOUT)
             # Only its members take part, so the others stay free.
-            return make_subgroup(key, self.backend(key), store, self.token, _TIMEOUT)
+            return make_subgroup(key, backend, store, token, _TIMEOUT)
         finally:
             self.sockets |= open_sockets() - before
             del self.making[key]
+
+    def renew(self, formers: Formers, texts: Sequence[str]) -> None:
+        """Give the groups of the last generation new connections; all ranks call this.
+
+        Args:
+            formers: the groups of this rank.
+            texts: those of each rank, as text.
+        """
+        with as_it_is():
+            formers.renew_default(self.place.size)
+            for former in formers.renew_others(
+                texts, lambda each: self._make_subgroup(each.ranks, each.backend, f"{self.token} {each.name}")
+            ):
+                if former.purpose:
+                    self.apart[former.purpose, former.ranks] = former.group
+                elif former.purpose is not None and len(former.ranks) < self.place.size:
+                    # That of all ranks is the default group, also where the mesh had more ranks before.
+                    self.groups[former.ranks] = former.group
+        begin_again(formers.renewed)
+        reset_wrappers(formers.renewed)
+        for each in on_renewed:
+            each()
 
     def backend(self, ranks: Sequence[int]) -> str:
         """Return the backend for a group of these ranks."""
@@ -112,9 +161,19 @@ class World:
                 counts[",".join(map(str, ranks))] = begun(group)
         return counts
 
-    def free(self) -> int:
+    def uses_nccl(self) -> bool:
+        """Return whether this process has groups whose collectives run on a GPU, and which are aborted to free it."""
+        return bool(nccl_backends(groups()))
+
+    def free(self, reason: str) -> int:
         """Free any thread that waits in a collective here, which breaks the groups; return the number of closed
-        connections."""
+        connections.
+
+        Args:
+            reason: for threads that are about to wait.
+        """
+        self.broken = self.broken or reason
+        free_checks(reason)
         making = [open_sockets() - before for before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
         return shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
@@ -136,8 +195,13 @@ def choose_backend(devices: Sequence[str]) -> str:
     return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
 
 
-def form(place: Place, store: Store) -> World:
+def form(place: Place, store: Store, formers: Formers) -> World:
     """Join the default process group, together with all other ranks of the mesh.
+
+    Args:
+        place: of this rank.
+        store: for the rendezvous.
+        formers: the groups of the last generation, which get the new connections.
 
     Raises:
         GroupError: other ranks did not join, or the group could not be created.
@@ -145,15 +209,18 @@ def form(place: Place, store: Store) -> World:
     choose_interface(place.own_address)
     observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
-    said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}\n{secrets.token_hex(4)}")
-    devices, theirs, tokens = zip(*(each.split("\n") for each in said), strict=True)
+    says = [place.device, _default_group(), secrets.token_hex(4), formers.text(), checks.setting()]
+    texts = meet(store, place.rank, place.size, "\n".join(says))
+    devices, own_groups, tokens, groups, settings = zip(*(each.split("\n") for each in texts), strict=True)
     devices, token = list(devices), tokens[0]
-    if any(theirs):
-        wrong = [rank for rank, each in enumerate(theirs) if each != f"{rank} of {place.size}"]
+    # Ranks that are newer than the setting do not know it.
+    checks.adopt(list(settings))
+    if any(own_groups):
+        wrong = [rank for rank, each in enumerate(own_groups) if each != f"{rank} of {place.size}"]
         if wrong:
             raise GroupError(
                 f"the program's default process group does not match the ranks of the mesh: "
-                f"rank {wrong[0]} of {place.size} is rank {theirs[wrong[0]] or 'none'} in it; call "
+                f"rank {wrong[0]} of {place.size} is rank {own_groups[wrong[0]] or 'none'} in it; call "
                 f"dist.destroy_process_group() to use the mesh's groups"
             )
         world = World(place, store, devices, token, all_sockets([place.address, place.own_address]))
@@ -170,7 +237,12 @@ def form(place: Place, store: Store) -> World:
         )
     except RuntimeError as error:
         raise GroupError(f"cannot create the process group on rank {place.rank}: {error}") from error
-    world = World(place, store, devices, token, open_sockets() - before)
+    world = World(place, store, devices, token)
+    try:
+        world.renew(formers, groups)
+    except RuntimeError as error:
+        raise GroupError(f"cannot create the process groups of rank {place.rank} again: {error}") from error
+    world.sockets = open_sockets() - before
     world.group(range(place.size))
     return world
 
@@ -181,13 +253,20 @@ def _default_group() -> str:
     return f"{group.rank()} of {group.size()}" if group is not None else ""
 
 
-def leave(world: World) -> None:
-    """Destroy the groups, so that new ones can be created; a default group that the program has created since stays."""
+def leave(world: World, formers: Formers) -> None:
+    """Destroy the groups, so that new ones can be created; a default group that the program has created since stays.
+
+    Args:
+        world: of the groups.
+        formers: takes note of the groups.
+    """
     group = default_group()
     if group is not None and group is world.groups.get(tuple(range(world.place.size))):
+        own = map(id, world.groups.values())
         # Abort first, since destroying waits for work in progress.
-        world.free()
+        world.free("the process group was destroyed; use the group again")
         with as_it_is():
+            formers.note({id(each): purpose for (purpose, _), each in world.apart.items()} | dict.fromkeys(own, ""))
             dist.destroy_process_group()
 
 

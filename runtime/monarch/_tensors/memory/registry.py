@@ -88,14 +88,14 @@ class Registry:
 
     def get(self, key: int) -> Memory | None:
         """Return a piece by its key; None if it was dropped."""
-        found = self._known.get(key)
-        return found[0] if found is not None else None
+        entry = self._known.get(key)
+        return entry[0] if entry is not None else None
 
     def slot_table(self, key: int) -> tuple[int, int] | None:
         """Return address and size of the table with the slot of a piece; it stays when the piece is dropped."""
-        found = self._known.get(key)
-        if found is not None:
-            slot = ctypes.addressof(found[1])
+        entry = self._known.get(key)
+        if entry is not None:
+            slot = ctypes.addressof(entry[1])
             for table in self._tables:
                 start, size = ctypes.addressof(table), ctypes.sizeof(table)
                 if start <= slot < start + size:
@@ -105,12 +105,12 @@ class Registry:
     def drop(self, key: int) -> bool:
         """Withdraw a piece; return whether it existed."""
         with self._lock:
-            found = self._known.pop(key, None)
-            if found is None:
+            entry = self._known.pop(key, None)
+            if entry is None:
                 return False
             # Before the memory goes: concurrent readers then see that it has.
-            found[1].value = 0
-            self._free.append(found[1])
+            entry[1].value = 0
+            self._free.append(entry[1])
         return True
 
     def clear(self) -> None:

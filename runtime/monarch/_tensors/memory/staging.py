@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -39,7 +40,16 @@ def write_bytes(memory: Memory, offset: int, size: int, fill: Callable[[memoryvi
         length = min(_PIECE, offset + size - start)
         fill(host_view(stage.data_ptr(), length))
         bytes_of(memory)[start : start + length].copy_(stage[:length])
-    torch.cuda.synchronize(memory.device)
+    torch.cuda.current_stream(memory.device).synchronize()
+
+
+def pending_work(memories: Sequence[Memory]) -> list[Any]:
+    """Return events that are done when the GPUs have done what this thread has issued for some memories.
+
+    Other streams are not waited for: a collective on one may wait for another rank.
+    """
+    devices = {each.device for each in memories if each.device != "cpu"}
+    return [torch.cuda.current_stream(device).record_event() for device in devices]
 
 
 def _stage(size: int) -> torch.Tensor:

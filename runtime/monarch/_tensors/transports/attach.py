@@ -109,6 +109,16 @@ class Attach:
             if key != remote.key:
                 raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
 
+    def kept(self, remotes: list[Remote]) -> list[Remote]:
+        """Return those pieces of one process that it has not dropped; none if it has died."""
+        if not remotes:
+            return []
+        try:
+            keys = _keys_of(remotes)
+        except OSError:
+            return []
+        return [remote for remote, key in zip(remotes, keys, strict=True) if key == remote.key]
+
     def check(self, remotes: list[Remote]) -> None:
         """Check that the pieces are valid; TransferError if not."""
         try:
@@ -143,8 +153,8 @@ def _move_small(remote: Remote, address: int, size: int, writing: bool) -> None:
 
 
 def _vector(call: Any, pid: int, here: tuple[int, ...], there: tuple[int, ...]) -> int:
-    ours, theirs = array("Q", here), array("Q", there)
-    return call(pid, ours.buffer_info()[0], len(ours) // 2, theirs.buffer_info()[0], len(theirs) // 2, 0)
+    near, far = array("Q", here), array("Q", there)
+    return call(pid, near.buffer_info()[0], len(near) // 2, far.buffer_info()[0], len(far) // 2, 0)
 
 
 def _last_error() -> OSError:

@@ -6,13 +6,10 @@ leaves behind; here the slot of a buffer shows whether it is still valid, as for
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -20,70 +17,65 @@ from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
 from monarch._tensors.transports.base import Move, lost_meanwhile
+from monarch._tensors.transports.cuda_driver import (
+    HANDLE,
+    CudaError,
+    close_segment,
+    copy,
+    driver,
+    handle_of,
+    open_segment,
+    wait_for_stream,
+)
+from monarch._tensors.transports.rectangles import rectangles
 from monarch.exceptions import TransferError
 
-_HANDLE = 64
 _OFFSET = struct.Struct("<Q")
-_LAZY_PEER_ACCESS = 1
 
 
-class _IpcHandle(ctypes.Structure):
-    _fields_ = [("reserved", ctypes.c_char * _HANDLE)]
+class _Opened:
+    """A segment of another process that is mapped into this one.
+
+    Args:
+        base: its address here.
+        context: the CUDA context in which it was mapped.
+    """
+
+    def __init__(self, base: int, context: int) -> None:
+        self.base = base
+        self.context = context
+        self.pieces: dict[int, Remote] = {}
+        """Those that were used here and are not known to be dropped, by key. Lock: that of the transport."""
+        self.users = 0
+        """Transfers that use it now. Lock: that of the transport."""
 
 
-@cache
-def _driver() -> Any:
-    """Return CUDA's driver library, or None."""
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
-class _CudaError(Exception):
-    pass
-
-
-class _Opened(NamedTuple):
-    """Memory of another process, mapped into this one."""
-
-    base: int
-    context: int
-    """The CUDA context in which it was opened."""
-
-
-def _call(name: str, *arguments: Any) -> None:
-    status = getattr(_driver(), name)(*arguments)
-    if status:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
-        raise _CudaError(f"{name}: {(text.value or b'unknown error').decode()}")
+def segment_of(remote: Remote) -> bytes:
+    """Return the handle of the GPU memory that holds a piece; empty for other memory."""
+    return remote.gpu[:HANDLE]
 
 
 @contextmanager
 def _on(device: str) -> Generator[None]:
-    """Finish pending work on a GPU, and bind driver calls of this thread to it."""
+    """Bind this thread to a GPU, after what it has issued there."""
     with torch.cuda.device(device):
         # A new thread has no context before torch uses the GPU there.
-        torch.cuda.synchronize()
+        wait_for_stream()
         yield
 
 
 def open_handle_of(memory: Memory) -> bytes:
     """Return how other processes open some GPU memory; empty for CPU memory, or if it cannot be opened."""
-    if memory.device == "cpu" or _driver() is None:
+    if memory.device == "cpu" or driver() is None:
         return b""
-    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
     try:
-        # Pending work must be visible to readers.
+        # The work of this thread must be visible to readers.
         with _on(memory.device):
-            address = ctypes.c_uint64(memory.address)
-            _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
-            _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-    except _CudaError:
+            handle, offset = handle_of(memory.address)
+    except CudaError:
         # Memory of expandable segments has no handle.
         return b""
-    return ctypes.string_at(ctypes.byref(handle), _HANDLE) + _OFFSET.pack(memory.address - base.value)
+    return handle + _OFFSET.pack(offset)
 
 
 class CudaIpc:
@@ -95,6 +87,7 @@ class CudaIpc:
         self._host = host
         self._slots = Attach(host)
         self._opened: dict[tuple[str, bytes], _Opened] = {}
+        """By proc id and handle. Lock: ``_lock``."""
         self._lock = threading.Lock()
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
@@ -113,14 +106,13 @@ class CudaIpc:
     def _cannot_open(self, remote: Remote, device: str) -> str:
         try:
             self._slots.check([remote])
-            with _on(device):
-                self._address(remote)
+            with _on(device), self._mapped(remote):
+                return ""
         except TransferError:
             # It is gone; the transfer reports that.
             return ""
-        except _CudaError as error:
+        except CudaError as error:
             return f"the driver cannot open the other process's memory ({error})"
-        return ""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         remotes = [move.remote for move in moves]
@@ -128,47 +120,66 @@ class CudaIpc:
         try:
             for move in moves:
                 remote, local = move.remote, move.local
-                with _on(_device_of(local.device)):
-                    base = self._address(remote) + remote.offset
-                    for there, here, size in move.rows.tolist():
-                        theirs, mine = base + there, local.address + here
-                        to, source = (theirs, mine) if writing else (mine, theirs)
-                        _call("cuMemcpy", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
-                    torch.cuda.synchronize()
-        except _CudaError as error:
-            raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} has died or freed it ({error})") from error
+                with _on(_device_of(local.device)), self._mapped(remote) as address:
+                    there, here = (address + remote.offset, remote.device), (local.address, local.device)
+                    to, source = (there, here) if writing else (here, there)
+                    for piece in rectangles(move.rows):
+                        copy(to, source, piece, writing)
+                    wait_for_stream()
+        except CudaError as error:
+            why = f"{remotes[0].title} has died or freed the memory, or a GPU has failed ({error})"
+            raise lost_meanwhile(remotes[0], writing, why) from error
         self._slots.check_after(remotes, writing)
 
-    def _address(self, remote: Remote) -> int:
-        """Return the local address of another process's memory. Mappings stay until their owner's death."""
-        handle, offset = remote.gpu[:_HANDLE], _OFFSET.unpack(remote.gpu[_HANDLE:])[0]
+    @contextmanager
+    def _mapped(self, remote: Remote) -> Generator[int]:
+        """Map another process's memory, and return the address of the piece here.
+
+        The segment stays mapped while the owner keeps any piece of it that was used here: the owner cannot give the
+        memory back to the GPU before all others have unmapped it.
+        """
+        handle, offset = segment_of(remote), _OFFSET.unpack(remote.gpu[HANDLE:])[0]
         with self._lock:
             opened = self._opened.get((remote.proc, handle))
             if opened is None:
-                base, context = ctypes.c_uint64(), ctypes.c_void_p()
-                packed = _IpcHandle.from_buffer_copy(handle)
-                _call("cuCtxGetCurrent", ctypes.byref(context))
-                _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), packed, ctypes.c_uint(_LAZY_PEER_ACCESS))
-                opened = self._opened[remote.proc, handle] = _Opened(base.value, context.value or 0)
-        return opened.base + offset
+                self._close_unused()
+                opened = self._opened[remote.proc, handle] = _Opened(*open_segment(handle))
+            opened.pieces[remote.key] = remote
+            opened.users += 1
+        try:
+            yield opened.base + offset
+        finally:
+            with self._lock:
+                opened.users -= 1
+
+    def _close_unused(self) -> None:
+        """Unmap the segments of which the owners have dropped each piece; with the lock."""
+        unused: list[_Opened] = []
+        for key, opened in list(self._opened.items()):
+            kept = self._slots.kept(list(opened.pieces.values()))
+            opened.pieces = {each.key: each for each in kept}
+            if not kept and not opened.users:
+                unused.append(self._opened.pop(key))
+        _close_in_thread(unused)
 
     def forget(self, proc: str) -> None:
-        """Release a dead process's memory, which is freed once nobody has it open."""
+        """Release a dead process's memory, which is freed once nobody has it mapped."""
         with self._lock:
             gone = [key for key in self._opened if key[0] == proc]
             opened = [self._opened.pop(key) for key in gone]
-        if opened:
-            # The driver may wait for pending GPU work: for example a collective that lacks the dead process.
-            threading.Thread(target=_close, args=(opened,), name="monarch-cuda-close", daemon=True).start()
+        _close_in_thread(opened)
+
+
+def _close_in_thread(opened: Sequence[_Opened]) -> None:
+    if opened:
+        # The driver may wait for pending GPU work: for example a collective that lacks the dead process.
+        threading.Thread(target=_close, args=(opened,), name="monarch-cuda-close", daemon=True).start()
 
 
 def _close(opened: Sequence[_Opened]) -> None:
     for each in opened:
-        try:
-            _call("cuCtxSetCurrent", ctypes.c_void_p(each.context))
-            _call("cuIpcCloseMemHandle", ctypes.c_uint64(each.base))
-        except _CudaError:
-            continue
+        with suppress(CudaError):
+            close_segment(each.base, each.context)
 
 
 def _device_of(local_device: str) -> str:

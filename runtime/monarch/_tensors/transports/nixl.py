@@ -206,11 +206,11 @@ class Nixl:
 
     def _transfer(self, name: str, spans: Sequence[_Span], how: str, until: float) -> None:
         agent = self._agent
-        here = agent.get_xfer_descs([(span.local, span.size, 0) for span in spans], "DRAM")
-        there = agent.get_xfer_descs([(span.remote, span.size, 0) for span in spans], "DRAM")
+        local_pieces = agent.get_xfer_descs([(span.local, span.size, 0) for span in spans], "DRAM")
+        remote_pieces = agent.get_xfer_descs([(span.remote, span.size, 0) for span in spans], "DRAM")
         handle = None
         try:
-            handle = agent.initialize_xfer(how, here, there, name)
+            handle = agent.initialize_xfer(how, local_pieces, remote_pieces, name)
             state = agent.transfer(handle)
             pause = 0.0
             while state not in ("DONE", "ERR"):

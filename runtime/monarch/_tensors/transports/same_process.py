@@ -49,7 +49,8 @@ class SameProcess:
                 else:
                     bytes_of(to).copy_(bytes_of(source))
             if not cpu:
-                torch.cuda.synchronize()
+                # Of the GPU, which may not be the current one of this thread.
+                torch.cuda.current_stream(local.device if local.device != "cpu" else memory.device).synchronize()
 
 
 def _copy_as_helper(to: int, source: int, size: int) -> None:

@@ -134,11 +134,11 @@ class Stream:
 
     def _greet(self, connection: socket.socket) -> None:
         tune(connection)
-        theirs = bytes(receive(connection, NONCE))
-        mine = secrets.token_bytes(NONCE)
-        connection.sendall(mine + proof(self._secret, b"client", theirs, mine))
+        server_nonce = bytes(receive(connection, NONCE))
+        client_nonce = secrets.token_bytes(NONCE)
+        connection.sendall(client_nonce + proof(self._secret, b"client", server_nonce, client_nonce))
         shown = receive(connection, hashlib.sha256().digest_size)
-        if not hmac.compare_digest(bytes(shown), proof(self._secret, b"server", mine, theirs)):
+        if not hmac.compare_digest(bytes(shown), proof(self._secret, b"server", client_nonce, server_nonce)):
             raise EOFError("the other end does not have the secret of this session")
 
     def forget(self, proc: str) -> None:

@@ -119,13 +119,13 @@ class StreamServer:
         # For all of it, however slowly the bytes come.
         until = time.monotonic() + HANDSHAKE_SECONDS
         connection.settimeout(HANDSHAKE_SECONDS)
-        mine = secrets.token_bytes(NONCE)
-        connection.sendall(mine)
-        theirs = receive(connection, NONCE, until)
+        server_nonce = secrets.token_bytes(NONCE)
+        connection.sendall(server_nonce)
+        client_nonce = receive(connection, NONCE, until)
         shown = receive(connection, hashlib.sha256().digest_size, until)
-        if not hmac.compare_digest(bytes(shown), proof(self._secret, b"client", mine, bytes(theirs))):
+        if not hmac.compare_digest(bytes(shown), proof(self._secret, b"client", server_nonce, bytes(client_nonce))):
             return False
-        connection.sendall(proof(self._secret, b"server", bytes(theirs), mine))
+        connection.sendall(proof(self._secret, b"server", bytes(client_nonce), server_nonce))
         connection.settimeout(None)
         return True
 

@@ -7,6 +7,8 @@ import math
 import os
 import select
 import time
+from collections.abc import Callable
+from functools import partial
 
 
 class _Spec(ctypes.Structure):
@@ -38,11 +40,10 @@ class Alarm:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
         self._timer: int = _create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
         if self._timer < 0:
             number = ctypes.get_errno()
-            raise OSError(number, f"cannot make a timer: {os.strerror(number)}")
+            raise OSError(number, f"cannot create a timer: {os.strerror(number)}")
         self._spec = _Spec()
         self._address = ctypes.addressof(self._spec)
         try:
@@ -52,20 +53,17 @@ class Alarm:
             raise
         self._poll.register(self._timer, select.EPOLLIN)
         self._poll.register(descriptor, 0)
+        # Each message to an idle process needs both, so they are no functions of Python.
+        self.watch: Callable[[], None] = partial(self._poll.modify, descriptor, _ONCE)
+        """Ring once when the descriptor is readable, immediately if it is."""
+        self.unwatch: Callable[[], None] = partial(self._poll.modify, descriptor, 0)
+        """Stop watching the descriptor."""
 
     def set(self, seconds: float) -> None:
         """Ring in some seconds, replacing an earlier time; never if infinite."""
         nanoseconds = max(1, int(seconds * 1e9)) if seconds != math.inf else 0
         self._spec.value_s, self._spec.value_ns = divmod(nanoseconds, 1_000_000_000)
         _set(self._timer, 0, self._address, None)
-
-    def watch(self) -> None:
-        """Ring once when the descriptor is readable, immediately if it is."""
-        self._poll.modify(self._descriptor, _ONCE)
-
-    def unwatch(self) -> None:
-        """Stop watching the descriptor."""
-        self._poll.modify(self._descriptor, 0)
 
     def wait(self) -> tuple[bool, bool]:
         """Sleep until it rings; return whether the time had come, and whether the descriptor was readable."""

@@ -63,7 +63,7 @@ class Check:
                 self._note(frame, what)
             elif not self._is_ours(code.co_filename):
                 name = getattr(code, "co_qualname", code.co_name)
-                self._note(frame, f"runs {name} of {code.co_filename}, which is user code,")
+                self._note(frame, f"runs user code ({name} of {code.co_filename})")
         elif event == "c_call":
             what = _C_CALLS.get(id(arg), "")
             if not what and arg.__name__ in _WRITES and type(arg.__self__).__module__ == "_io":
@@ -72,10 +72,10 @@ class Check:
                 self._note(frame, what)
 
     def _is_ours(self, file: str) -> bool:
-        ours = self._files.get(file)
-        if ours is None:
-            ours = self._files[file] = _is_ours(file)
-        return ours
+        internal = self._files.get(file)
+        if internal is None:
+            internal = self._files[file] = _is_ours(file)
+        return internal
 
     def _note(self, frame: FrameType, what: str) -> None:
         place = (frame.f_code.co_filename, frame.f_lineno)

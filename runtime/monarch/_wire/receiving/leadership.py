@@ -121,6 +121,8 @@ class Leadership:
         # Held for a few steps only, never over other code. Reentrant, because a garbage collection may run a __del__ at
         # any step, which may call in here.
         self._mutex = primitives.mutex()
+        self.is_interrupted: Callable[[], bool] = self._mutex._is_owned
+        """Whether this thread was interrupted in here."""
         # Guarded by the mutex; ``leader`` and ``waiter`` are also read without it, as hints.
         self.leader = 0
         self.waiter: Waiter | None = None
@@ -143,7 +145,7 @@ class Leadership:
 
     def is_mine(self) -> bool:
         """Return whether this thread leads, or was interrupted in here: then nobody receives what it would wait for."""
-        return self.leader == self._ident() or self._mutex._is_owned()
+        return self.leader == self._ident() or self.is_interrupted()
 
     def waiting(self) -> int:
         """Return how many threads wait for the lead or to be woken."""
@@ -203,24 +205,26 @@ class Leadership:
         quiet = not busy and not self.closing and self._mail.is_empty()
         with self._mutex:
             if self.closing:
-                self._resign()
+                self.leader, self.waiter, self.background = 0, None, False
                 self._over.open()
                 return
             if not self.background or self.asked:
                 # The thread that has asked for the lead has a tick to take it.
                 self._left = now
-            self._wake_by(self._timers.first() + TICK if quiet else now + (_BUSY_TICK if busy else TICK), now)
+            if quiet:
+                # Only the leader removes timers.
+                timers = self._timers.entries
+                when = timers[0][0] + TICK if timers else math.inf
+            else:
+                when = now + (_BUSY_TICK if busy else TICK)
+            if when < self._alarm_at:
+                self._wake_by(when, now)
             if quiet and not self._watched:
                 self._watched = True
                 self._alarm.watch()
-            self._resign()
+            self.leader, self.waiter, self.background = 0, None, False
             if self._turns:
                 self._pass_on()
-
-    def _resign(self) -> None:
-        self.leader = 0
-        self.waiter = None
-        self.background = False
 
     def _wake_by(self, when: float, now: float) -> None:
         if when < self._alarm_at:

@@ -67,7 +67,7 @@ class ReceiveLoop:
         """Wait until the waiter is done; False on timeout.
 
         Signal handlers run here between two messages; their exceptions, such as KeyboardInterrupt, are raised here, or
-        reported.
+        reported if no user code waits.
 
         Raises:
             DeadlockError: this thread is receiving, so what it would wait for could not arrive.
@@ -82,11 +82,12 @@ class ReceiveLoop:
         # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
         held = self._held
         while True:
-            found = held.begin()
+            held_handlers = held.begin(report is not None)
             try:
                 done = self._wait(waiter, deadline)
             finally:
-                interrupted = held.end_and_run(found, report)
+                # Most messages to a rank end such a wait, so this is no call if there is nothing to restore or run.
+                interrupted = bool(held_handlers or held.numbers) and held.end_and_run(held_handlers, report)
             # A handler may raise nothing; then the wait continues.
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return done or waiter.done
@@ -105,7 +106,7 @@ class ReceiveLoop:
     def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait without running signal handlers; return False early if one is deferred."""
         lead, ident = self._lead, self._ident()
-        if lead.is_mine():
+        if lead.leader == ident or lead.is_interrupted():
             raise _deadlock(waiter)
         turn: Turn | None = None
         try:
@@ -242,7 +243,7 @@ class ReceiveLoop:
             if waiter is None:
                 if lead.asked:
                     return
-            elif waiter.done or lead.closing or (main and signals) or self._passed(deadline):
+            elif waiter.done or lead.closing or (main and signals) or (deadline is not None and self._passed(deadline)):
                 return
 
     def _limit(self, deadline: float | None) -> None:

@@ -65,15 +65,15 @@ class Watch:
         return watched_step
 
     def _look(self) -> None:
-        told = None
+        reported = None
         while not self._over.wait(_LOOK):
             # A snapshot: the thread may continue meanwhile.
             for _ in range(len(self._check.found)):
                 print(f"monarch: error: {self._check.found.popleft()}", file=sys.stderr, flush=True)
             now = self._now
-            if now is None or now is told or time.monotonic() - now[1] < LIMIT:
+            if now is None or now is reported or time.monotonic() - now[1] < LIMIT:
                 continue
-            told = now
+            reported = now
             frame = frame_of(now[0])
             stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
             if self._now is now:

@@ -1,0 +1,177 @@
+/** A mesh as its view knows it: a Snapshot, with the Patches since then. */
+
+import {
+  type BarRow,
+  type CallRow,
+  DEFAULTS,
+  type MeshRow,
+  MOST_SPANS,
+  type Patch,
+  type Points,
+  type RankRow,
+  type Snapshot,
+  SPAN_SECONDS,
+  type SpanRow
+} from './protocol';
+
+/** Values of a metric on a rank. */
+export interface Series {
+  steps: number[];
+  values: (number | null)[];
+}
+
+/** Rank of values that the notebook itself has logged. */
+export const NOTEBOOK = -1;
+
+export class MeshModel {
+  mesh: Required<MeshRow> | null = null;
+  /** Number of the newest event. */
+  number = -1;
+  /** By rank. A row is replaced when it changes, so that a view can compare identities. */
+  ranks: Required<RankRow>[] = [];
+  calls = new Map<number, Required<CallRow>>();
+  /** By rank, in order of their begin. */
+  spans = new Map<number, Required<SpanRow>[]>();
+  /** By name of the metric and rank. */
+  metrics = new Map<string, Map<number, Series>>();
+  bars = new Map<string, Required<BarRow>>();
+  /** When the first span began that the view has known; Infinity for none. */
+  firstSpan = Number.POSITIVE_INFINITY;
+  /** Raised when values of a metric change. */
+  metricsVersion = 0;
+  /** Raised by each snapshot: ranks may have other places. */
+  snapshots = 0;
+  /** How far the kernel's clock is ahead of this one, in seconds. */
+  private ahead = 0;
+
+  /** Return the time on the kernel's clock; that of its end for an ended mesh. */
+  now(): number {
+    return this.mesh?.ended || Date.now() / 1000 + this.ahead;
+  }
+
+  /** Replace everything. */
+  take(snapshot: Snapshot): void {
+    this.setClock(snapshot.now);
+    this.number = snapshot.number;
+    this.snapshots += 1;
+    this.mesh = { ...DEFAULTS.MeshRow, ...snapshot.mesh };
+    this.ranks = [];
+    this.calls.clear();
+    this.spans.clear();
+    this.metrics.clear();
+    this.bars.clear();
+    this.firstSpan = Number.POSITIVE_INFINITY;
+    this.metricsVersion += 1;
+    this.apply(snapshot);
+  }
+
+  /** Apply the changes since `patch.after`; return false if this is not where the model stands. */
+  patch(patch: Patch): boolean {
+    if (!this.mesh || patch.after !== this.number || patch.uid !== this.mesh.uid) {
+      return false;
+    }
+    this.setClock(patch.now);
+    this.number = patch.number;
+    if (patch.mesh) {
+      this.mesh = { ...DEFAULTS.MeshRow, ...patch.mesh };
+    }
+    for (const call of patch.dropped_calls ?? []) {
+      this.calls.delete(call);
+    }
+    for (const bar of patch.dropped_bars ?? []) {
+      this.bars.delete(bar);
+    }
+    this.apply(patch);
+    return true;
+  }
+
+  private setClock(now: number): void {
+    this.ahead = now - Date.now() / 1000;
+  }
+
+  private apply(rows: Snapshot | Patch): void {
+    for (const row of rows.ranks ?? []) {
+      this.ranks[row.rank] = { ...DEFAULTS.RankRow, ...row } as Required<RankRow>;
+    }
+    for (const row of rows.calls ?? []) {
+      this.calls.set(row.call, { ...DEFAULTS.CallRow, ...row });
+    }
+    for (const row of rows.bars ?? []) {
+      this.bars.set(row.bar, { ...DEFAULTS.BarRow, ...row });
+    }
+    for (const row of rows.spans ?? []) {
+      this.addSpan({ ...DEFAULTS.SpanRow, ...row });
+    }
+    for (const points of rows.points ?? []) {
+      this.addPoints(points);
+    }
+    this.forgetSpans(rows.now - SPAN_SECONDS);
+  }
+
+  private addSpan(span: Required<SpanRow>): void {
+    this.firstSpan = Math.min(this.firstSpan, span.begin);
+    let row = this.spans.get(span.rank);
+    if (!row) {
+      row = [];
+      this.spans.set(span.rank, row);
+    }
+    // Nearly always the last one, or a new one after it.
+    let at = row.length;
+    while (at > 0 && row[at - 1].begin >= span.begin) {
+      at -= 1;
+    }
+    const known = at < row.length && row[at].begin === span.begin;
+    row.splice(at, known ? 1 : 0, span);
+  }
+
+  private addPoints(points: Points): void {
+    let ranks = this.metrics.get(points.name);
+    if (!ranks) {
+      ranks = new Map();
+      this.metrics.set(points.name, ranks);
+    }
+    const kept = ranks.get(points.rank) ?? { steps: [], values: [] };
+    const at = points.at ?? DEFAULTS.Points.at;
+    kept.steps.length = Math.min(kept.steps.length, at);
+    kept.values.length = kept.steps.length;
+    for (let i = 0; i < points.steps.length; i++) {
+      kept.steps.push(points.steps[i]);
+      kept.values.push(points.values[i]);
+    }
+    ranks.set(points.rank, kept);
+    this.metricsVersion += 1;
+  }
+
+  /** Forget the spans that ended before a time, and all but the newest of those that have ended. */
+  private forgetSpans(before: number): void {
+    const ends: number[] = [];
+    for (const [rank, row] of this.spans) {
+      if (row.length && row[0].end && row[0].end < before) {
+        this.spans.set(
+          rank,
+          row.filter(span => !span.end || span.end >= before)
+        );
+      }
+      for (const span of this.spans.get(rank)!) {
+        if (span.end) {
+          ends.push(span.end);
+        }
+      }
+    }
+    if (ends.length > MOST_SPANS) {
+      ends.sort((one, other) => other - one);
+      this.dropSpans(ends[MOST_SPANS - 1], ends.filter(end => end > ends[MOST_SPANS - 1]).length);
+    }
+  }
+
+  /** Keep the ended spans after a time, and as many of those that end just then as there is room for. */
+  private dropSpans(limit: number, later: number): void {
+    let room = MOST_SPANS - later;
+    for (const [rank, row] of this.spans) {
+      this.spans.set(
+        rank,
+        row.filter(span => !span.end || span.end > limit || (span.end === limit && room-- > 0))
+      );
+    }
+  }
+}

@@ -1,0 +1,130 @@
+import { afterEach, describe, expect, test, vi } from 'vitest';
+import { ALIVE_SECONDS, VERSION } from './protocol';
+import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS } from './session';
+import { patchOf, snapshotOf, TestChannel } from './testing';
+
+function live(uid = ''): [MeshSession, TestChannel] {
+  const channel = new TestChannel();
+  const session = new MeshSession(channel, uid);
+  channel.tell(snapshotOf(4));
+  return [session, channel];
+}
+
+afterEach(() => vi.useRealTimers());
+
+describe('MeshSession', () => {
+  test('opens at once and is live with the snapshot', () => {
+    const channel = new TestChannel();
+    const session = new MeshSession(channel, 'mesh-1');
+    expect(channel.sent).toEqual([{ kind: 'open', version: VERSION, uid: 'mesh-1' }]);
+    expect(session.link).toBe('connecting');
+    channel.tell(snapshotOf(4));
+    expect([session.link, session.model.ranks.length]).toEqual(['live', 4]);
+  });
+
+  test('asks again once after a gap, and goes on with the new snapshot', () => {
+    const [session, channel] = live();
+    channel.tell(patchOf(7), patchOf(8), patchOf(9));
+    expect(channel.kinds).toEqual(['open', 'open']);
+    channel.tell(snapshotOf(4, { number: 10 }), patchOf(10), patchOf(11));
+    expect(session.model.number).toBe(12);
+    expect(channel.kinds).toEqual(['open', 'open']);
+  });
+
+  test('ignores messages about other meshes', () => {
+    const [session, channel] = live('mesh-1');
+    channel.tell(patchOf(1, { uid: 'mesh-2' }), { kind: 'gone', uid: 'mesh-2', reason: 'x' });
+    expect([session.link, channel.kinds.length]).toEqual(['live', 1]);
+  });
+
+  test('pins one rank, and ignores details of another', () => {
+    const [session, channel] = live();
+    session.pin(2);
+    expect(channel.sent.at(-1)).toMatchObject({ kind: 'pin', rank: 2, norms: false });
+    const details = (rank: number) => ({
+      kind: 'details' as const,
+      uid: 'mesh-1',
+      rank,
+      stack: [],
+      lines: [],
+      tensors: []
+    });
+    channel.tell(details(1));
+    expect(session.details).toBeNull();
+    channel.tell(details(2));
+    expect(session.details?.rank).toBe(2);
+    session.askNorms();
+    expect(channel.sent.at(-1)).toMatchObject({ kind: 'pin', rank: 2, norms: true });
+  });
+
+  test('pins again after the connection was lost', () => {
+    const [session, channel] = live();
+    session.pin(1);
+    session.reopen();
+    expect(channel.kinds).toEqual(['open', 'pin', 'open', 'pin']);
+  });
+
+  test('shows the result of its own actions only', () => {
+    const [session, channel] = live();
+    session.act('interrupt', [1]);
+    const { id } = channel.sent.at(-1) as { id: number };
+    channel.tell({ kind: 'done', id: id + 1, ok: true, text: 'not ours' });
+    expect([session.note, session.pending.size]).toEqual([null, 1]);
+    channel.tell({ kind: 'done', id, ok: false, text: 'rank 1 has ended' });
+    expect([session.note, session.pending.size]).toEqual([{ ok: false, text: 'rank 1 has ended' }, 0]);
+  });
+
+  test('lets the result of an action go after a while, and with the next action; stacks stay', () => {
+    vi.useFakeTimers();
+    const [session, channel] = live();
+    const act = (action: 'pause' | 'stacks', ok: boolean, text: string) => {
+      session.act(action, []);
+      const { id } = channel.sent.at(-1) as { id: number };
+      channel.tell({ kind: 'done', id, ok, text });
+    };
+    act('pause', true, 'paused ranks 0-3');
+    vi.advanceTimersByTime(NOTE_STAYS - 1);
+    expect(session.note?.text).toBe('paused ranks 0-3');
+    vi.advanceTimersByTime(1);
+    expect(session.note).toBeNull();
+    act('pause', false, 'rank 1 does not answer');
+    vi.advanceTimersByTime(FAILURE_STAYS - 1);
+    expect(session.note?.ok).toBe(false);
+    session.act('pause', []);
+    expect(session.note).toBeNull();
+    act('stacks', true, 'ranks 0-3:\n  cell [2] line 3');
+    vi.advanceTimersByTime(10 * FAILURE_STAYS);
+    expect(session.note?.ok).toBe(true);
+    session.dismiss();
+    expect(session.note).toBeNull();
+  });
+
+  test('gives up an action whose answer was lost with the connection', () => {
+    vi.useFakeTimers();
+    const [session] = live();
+    session.act('interrupt', []);
+    session.reopen();
+    session.act('stacks', []);
+    vi.advanceTimersByTime(LATE);
+    expect([...session.pending.values()]).toEqual(['stacks']);
+    expect(session.note).toEqual({ ok: false, text: NOT_HEARD });
+    session.close();
+  });
+
+  test('says that it is there while it is live, and nothing once closed', () => {
+    vi.useFakeTimers();
+    const [session, channel] = live();
+    vi.advanceTimersByTime(2 * ALIVE_SECONDS * 1000);
+    expect(channel.kinds).toEqual(['open', 'alive', 'alive']);
+    session.close();
+    vi.advanceTimersByTime(ALIVE_SECONDS * 1000);
+    expect(channel.kinds).toEqual(['open', 'alive', 'alive', 'close']);
+    expect(channel.listeners).toBe(0);
+  });
+
+  test('keeps the last state when the kernel is gone', () => {
+    const [session] = live();
+    session.lose('the kernel has ended');
+    expect([session.link, session.reason, session.model.ranks.length]).toEqual(['lost', 'the kernel has ended', 4]);
+  });
+});

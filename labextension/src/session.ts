@@ -1,0 +1,243 @@
+/** One view's conversation with the kernel about a mesh. */
+
+import { MeshModel } from './model';
+import {
+  type Action,
+  ALIVE_SECONDS,
+  type Details,
+  type Done,
+  type FromKernel,
+  type FromView,
+  VERSION
+} from './protocol';
+
+/** Carries messages: the comm of a widget, or that of the panel. */
+export interface Channel {
+  send(message: FromView): void;
+  /** Call a function with each message; return a function that ends this. */
+  listen(handler: (message: FromKernel) => void): () => void;
+}
+
+/** What stands between a view and its mesh. */
+export type Link = 'connecting' | 'live' | 'gone' | 'lost';
+
+/** The result of an action, for a person. */
+export interface Note {
+  ok: boolean;
+  text: string;
+}
+
+/** Least time for which the result of an action stays, in ms, and that of a failure. Stacks stay until dismissed. */
+export const NOTE_STAYS = 12_000;
+export const FAILURE_STAYS = 60_000;
+/** Time to read a character, in ms. */
+const READING = 80;
+/** Time for the kernel to answer an action that was asked before the connection was lost and came back, in ms. */
+export const LATE = 10_000;
+/** What is said then. The kernel may have received it. */
+export const NOT_HEARD =
+  'The connection to the kernel was lost before it answered. See whether it was done; try again.';
+
+let lastAction = 0;
+
+/** Return an id for an action, which no other page uses. */
+export function nextAction(): number {
+  return Date.now() * 1000 + (lastAction++ % 1000);
+}
+
+export class MeshSession {
+  readonly model = new MeshModel();
+  link: Link = 'connecting';
+  /** Why the link is gone or lost. */
+  reason = '';
+  pinned = -1;
+  details: Details | null = null;
+  note: Note | null = null;
+  /** Actions that have not ended, by id. */
+  readonly pending = new Map<number, Action>();
+  private readonly handlers = new Set<() => void>();
+  private readonly stop: () => void;
+  private readonly alive: ReturnType<typeof setInterval>;
+  /** Whether this view has paused ranks and not resumed any since: some may pause later. */
+  holds = false;
+  private asked = false;
+  private norms = false;
+  private letsGo: ReturnType<typeof setTimeout> | undefined;
+  private gaveUp: ReturnType<typeof setTimeout> | undefined;
+
+  /**
+   * @param uid the mesh; empty for a widget, which has one.
+   */
+  constructor(
+    readonly channel: Channel,
+    readonly uid = ''
+  ) {
+    this.stop = channel.listen(message => this.handle(message));
+    this.alive = setInterval(() => this.sayAlive(), ALIVE_SECONDS * 1000);
+    this.open();
+  }
+
+  /** Ask for everything: at first, after a gap, and after the connection was lost. */
+  open(): void {
+    if (this.asked) {
+      return;
+    }
+    this.asked = true;
+    this.channel.send({ kind: 'open', version: VERSION, uid: this.uid });
+    if (this.pinned >= 0) {
+      this.sendPin();
+    }
+  }
+
+  /** Ask again, whatever was asked before: its answer may be lost. */
+  reopen(): void {
+    this.asked = false;
+    this.link = this.link === 'live' ? 'live' : 'connecting';
+    this.expect([...this.pending.keys()]);
+    this.open();
+    this.tell();
+  }
+
+  /** Say that no message can come, and why. */
+  lose(reason: string): void {
+    this.link = 'lost';
+    this.reason = reason;
+    this.asked = false;
+    this.pending.clear();
+    this.tell();
+  }
+
+  /** Show the details of a rank; of none with -1. */
+  pin(rank: number): void {
+    if (rank !== this.pinned) {
+      this.pinned = rank;
+      this.details = null;
+      this.norms = false;
+      this.sendPin();
+      this.tell();
+    }
+  }
+
+  /** Compute the norms of large tensors too. */
+  askNorms(): void {
+    this.norms = true;
+    this.sendPin();
+  }
+
+  private sendPin(): void {
+    this.channel.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms });
+  }
+
+  /** Do something with ranks; with all if there are none. */
+  act(action: Action, ranks: number[]): void {
+    const id = nextAction();
+    this.pending.set(id, action);
+    this.holds = action === 'pause' || (this.holds && action !== 'resume');
+    this.show(null);
+    this.channel.send({ kind: 'act', id, action, ranks, uid: this.uid });
+    this.tell();
+  }
+
+  dismiss(): void {
+    this.show(null);
+    this.tell();
+  }
+
+  /** Show a result for a while, instead of the one before. */
+  private show(note: Note | null, stays = false): void {
+    clearTimeout(this.letsGo);
+    this.note = note;
+    if (note && !stays) {
+      const least = note.ok ? NOTE_STAYS : FAILURE_STAYS;
+      this.letsGo = setTimeout(() => this.dismiss(), Math.max(least, READING * note.text.length));
+    }
+  }
+
+  /** Give up actions whose answers may be lost, unless they come soon: the server may have kept them. */
+  private expect(ids: number[]): void {
+    clearTimeout(this.gaveUp);
+    this.gaveUp = setTimeout(() => {
+      if (ids.filter(id => this.pending.delete(id)).length) {
+        this.show({ ok: false, text: NOT_HEARD });
+        this.tell();
+      }
+    }, LATE);
+  }
+
+  /** Call a function after each change; return a function that ends this. */
+  onChange(handler: () => void): () => void {
+    this.handlers.add(handler);
+    return () => this.handlers.delete(handler);
+  }
+
+  close(): void {
+    clearInterval(this.alive);
+    clearTimeout(this.letsGo);
+    clearTimeout(this.gaveUp);
+    this.stop();
+    this.handlers.clear();
+    if (this.link !== 'lost') {
+      this.channel.send({ kind: 'close', uid: this.uid });
+    }
+  }
+
+  private sayAlive(): void {
+    if (this.link === 'live') {
+      this.channel.send({ kind: 'alive', uid: this.uid });
+    }
+  }
+
+  private isOurs(uid: string): boolean {
+    return !this.uid || uid === this.uid;
+  }
+
+  private handle(message: FromKernel): void {
+    switch (message.kind) {
+      case 'snapshot':
+        if (this.isOurs(message.mesh.uid)) {
+          this.asked = false;
+          this.link = 'live';
+          this.model.take(message);
+          this.tell();
+        }
+        break;
+      case 'patch':
+        if (this.isOurs(message.uid)) {
+          this.model.patch(message) ? this.tell() : this.open();
+        }
+        break;
+      case 'gone':
+        if (this.isOurs(message.uid)) {
+          this.asked = false;
+          this.link = 'gone';
+          this.reason = message.reason;
+          this.tell();
+        }
+        break;
+      case 'details':
+        // Another browser that shows the same widget may have pinned another rank.
+        if (this.isOurs(message.uid) && message.rank === this.pinned) {
+          this.details = message;
+          this.tell();
+        }
+        break;
+      case 'done':
+        this.finish(message);
+        break;
+    }
+  }
+
+  private finish(done: Done): void {
+    const action = this.pending.get(done.id);
+    if (this.pending.delete(done.id)) {
+      this.show({ ok: done.ok, text: done.text }, action === 'stacks' && done.ok);
+      this.tell();
+    }
+  }
+
+  private tell(): void {
+    for (const handler of this.handlers) {
+      handler();
+    }
+  }
+}

@@ -1,0 +1,66 @@
+import type { MeshModel } from '../model';
+import type { BarRow } from '../protocol';
+import type { Trans } from './trans';
+import { duration, figure } from './words';
+
+/** Time for which a bar stays after its end, in seconds. */
+const STAYS = 6;
+
+/** Progress of the ranks: one bar for each piece of work, with its slowest and fastest rank. */
+export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
+  const now = model.now();
+  const bars = [...model.bars.values()].filter(bar => !bar.ended || now < bar.ended + STAYS);
+  if (!bars.length || model.mesh?.ended) {
+    return null;
+  }
+  return (
+    <section class="mk-bars" aria-label={trans.__('Progress')}>
+      {bars.map(bar => (
+        <Bar key={bar.bar} bar={bar} now={now} trans={trans} />
+      ))}
+    </section>
+  );
+}
+
+function Bar({ bar, now, trans }: { bar: Required<BarRow>; now: number; trans: Trans }) {
+  const known = bar.total > 0;
+  const share = (done: number) => Math.max(0, Math.min(100, known ? (100 * done) / bar.total : 0));
+  const amount = known ? `${figure(bar.done)} / ${figure(bar.total)} ${bar.unit}` : `${figure(bar.done)} ${bar.unit}`;
+  const spread =
+    bar.slowest >= 0 && bar.slowest !== bar.fastest && bar.most > bar.done
+      ? trans.__('slowest: rank %1, fastest: rank %2 at %3', bar.slowest, bar.fastest, figure(bar.most))
+      : '';
+  const text = [amount.trim(), bar.ended ? end(bar, trans) : left(bar, now, trans), spread].filter(Boolean).join(' · ');
+  return (
+    <div class={`mk-bar${bar.ended ? ' mk-ended' : ''}`}>
+      <span class="mk-bar-name">{bar.bar}</span>
+      <div
+        class={`mk-track${known ? '' : ' mk-unknown'}`}
+        role="progressbar"
+        aria-label={bar.bar}
+        aria-valuemin={0}
+        aria-valuemax={known ? bar.total : undefined}
+        aria-valuenow={known ? bar.done : undefined}
+        aria-valuetext={text}
+      >
+        <div class="mk-fast" style={{ width: `${share(bar.most)}%` }} />
+        <div class="mk-slow" style={{ width: `${known ? share(bar.done) : bar.ended ? 100 : 30}%` }} />
+      </div>
+      <span class="mk-bar-text">{text}</span>
+    </div>
+  );
+}
+
+/** Return how a bar has ended: an error or a Stop ends it early. */
+function end(bar: Required<BarRow>, trans: Trans): string {
+  const spent = duration(bar.ended - bar.started, trans);
+  return bar.total > 0 && bar.done < bar.total ? trans.__('stopped after %1', spent) : trans.__('done in %1', spent);
+}
+
+function left(bar: Required<BarRow>, now: number, trans: Trans): string {
+  const spent = now - bar.started;
+  if (bar.total <= 0 || bar.done <= 0 || spent < 1) {
+    return '';
+  }
+  return trans.__('%1 left', duration((spent * (bar.total - bar.done)) / bar.done, trans));
+}

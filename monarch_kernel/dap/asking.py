@@ -1,0 +1,65 @@
+"""Questions to ranks that do not block the control channel while the answer is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+from monarch._kernel_api import Answers, Failure, Request, current_node, split_proc
+from monarch_kernel.dap.protocol import Refused
+
+PATIENCE = 7.0
+"""Seconds for an answer; what runs in a frame has 5 s."""
+
+
+async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
+    """Ask a rank, and return the answer.
+
+    Raises:
+        Refused: it does not answer, or with an error.
+    """
+    node, loop = current_node(), asyncio.get_running_loop()
+    rank = split_proc(proc)[1]
+    if node.peers.get(proc).dead is not None:
+        raise Refused(f"rank {rank} is dead")
+    answered: asyncio.Future[Any] = loop.create_future()
+
+    def take(answer: Any) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    def heard(_: str, answer: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            # The loop has been closed: the kernel ends.
+            loop.call_soon_threadsafe(take, answer)
+
+    answers = Answers(node, [proc], asked, heard)
+    try:
+        answer = await asyncio.wait_for(answered, patience)
+    except asyncio.TimeoutError:
+        dead = node.peers.get(proc).dead is not None
+        raise Refused(f"rank {rank} is dead" if dead else f"rank {rank} has not answered in {patience:g} s") from None
+    finally:
+        answers.close()
+    if isinstance(answer, Failure):
+        raise Refused(answer.text)
+    return answer
+
+
+async def look(proc: str, asked: Request) -> Any:
+    """Ask a rank for something in a frame, and return the value.
+
+    Raises:
+        Refused: it has none, or the rank does not answer.
+    """
+    ok, answer = await ask(proc, asked)
+    if not ok:
+        raise Refused(str(answer))
+    return answer
+
+
+def tell(procs: Iterable[str], asked: Request) -> None:
+    """Ask ranks for something without waiting."""
+    Answers(current_node(), list(procs), asked).close()

@@ -1,0 +1,1 @@
+"""Verbs that pause ranks, and look at paused and running ones."""

@@ -1,0 +1,23 @@
+"""The code of cells, for breakpoints in them."""
+
+from __future__ import annotations
+
+import linecache
+from typing import Any
+
+from monarch_kernel.compat import cell_file
+
+
+def source_of(shell: Any, number: int) -> tuple[str, str]:
+    """Return the file name and the source of a cell by its number; both empty if there is none.
+
+    Code that runs on ranks has the name ``cell [3]``, and classes of actors have that of the notebook's own code.
+    """
+    typed: list[str] = shell.history_manager.input_hist_raw
+    text = typed[number] if 0 < number < len(typed) else ""
+    file = cell_file(shell, number)
+    if file and (not text.startswith("%%mesh") or text.split()[1:2] == ["spawn"]):
+        return file, "".join(linecache.getlines(file))
+    head, _, code = text.partition("\n")
+    # The header is a line of the cell, as in the gutter.
+    return (f"cell [{number}]", f"\n{code}") if head.startswith("%%mesh") else ("", "")

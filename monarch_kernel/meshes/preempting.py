@@ -1,0 +1,229 @@
+"""Hosts of notebook meshes that are taken back: said at once, and handled by the rule of ``%mesh up --on-preempt``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from monarch._kernel_api import (
+    ActorMesh,
+    Drained,
+    Future,
+    HostNotice,
+    Save,
+    axes_text,
+    current_node,
+    describe_ranks,
+    drain_hosts,
+    folder_of,
+    give_copies,
+    in_thread,
+    name_of,
+    reaches,
+    state_of,
+    take_copies,
+    take_variables,
+)
+from monarch.exceptions import MonarchError
+from monarch_kernel.meshes.recipe import HEAL
+from monarch_kernel.meshes.registry import Mesh, Meshes
+
+SHRINK, CHECKPOINT = "shrink", "checkpoint"
+_MARGIN_S = 2.0
+"""Seconds before the end of a host at which moves from it are given up."""
+_LATE_S = 15.0
+"""Seconds after which a host that has not gone is taken to stay."""
+_LOOK_S = 0.2
+_KEEP = 2
+"""Versions of a checkpoint that stay."""
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """The argument of a function of ``--on-preempt``.
+
+    Attributes:
+        mesh: name of the mesh.
+        hosts: names of the hosts that go.
+        ranks: the ranks on them.
+        seconds: until they may be gone.
+    """
+
+    mesh: str
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    seconds: float
+
+
+class Preempting:
+    """Follows the rules of meshes.
+
+    Args:
+        meshes: of the notebook.
+        names: the variables of the notebook.
+        tell: returns a function that shows a line in the current cell, even after its end.
+    """
+
+    def __init__(self, meshes: Meshes, names: Mapping[str, Any], tell: Callable[[], Callable[[str], None]]) -> None:
+        self._meshes = meshes
+        self._names = names
+        self._tell = tell
+        self._moving: dict[str, Future[None]] = {}
+        """Moves in progress, by mesh. Set by threads of notices, in single dict operations."""
+
+    def watch(self, mesh: Mesh) -> None:
+        """Handle the notices of the hosts of a new mesh."""
+        if mesh.recipe.preemption is not None:
+            mesh.recipe.preemption.handler = partial(self._begin, mesh)
+            mesh.recipe.preemption.holds = True
+            # In the cell that runs or ran last; that of ``%mesh up`` may be far above.
+            mesh.recipe.preemption.tell = partial(self._show, mesh.name)
+
+    def _show(self, name: str, line: str, keep: bool) -> None:
+        self._tell()(f"mesh {name!r}: {line}")
+
+    def wait(self, mesh: Mesh) -> None:
+        """Before a cell, wait for the ranks that move; Stop ends the wait."""
+        moving = self._moving.get(mesh.name)
+        if moving is not None and not moving.done:
+            print(
+                f"waiting until ranks of mesh {mesh.name!r} have moved off hosts that are taken back", file=sys.stderr
+            )
+            moving.get()
+
+    def _begin(self, mesh: Mesh, notices: Sequence[HostNotice]) -> None:
+        before = self._moving.get(mesh.name)
+        self._moving[mesh.name] = in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices, before))
+
+    def _follow(self, mesh: Mesh, notices: Sequence[HostNotice], before: Future[None] | None) -> None:
+        """Follow the rule. Errors are lines: nobody waits for this thread but cells."""
+        if before is not None:
+            before.exception(max(each.seconds for each in notices) + 120.0)
+        tell = self._tell()
+        try:
+            _Leave(mesh, notices, tell).follow(mesh.recipe.on_preempt, self._names)
+        except Exception as error:
+            # Otherwise every later cell of the mesh would raise it.
+            tell(f"mesh {mesh.name!r}: ranks were not moved: {str(error).splitlines()[0]}")
+
+
+class _Leave:
+    """One answer to notices."""
+
+    def __init__(self, mesh: Mesh, notices: Sequence[HostNotice], tell: Callable[[str], None]) -> None:
+        self._mesh = mesh
+        self._tell = tell
+        self._notices = notices
+        procs = state_of(mesh.procs).procs
+        self._hosts = [each.host for each in notices if each.host in procs.hosts]
+        self._names = ", ".join(each.name for each in notices)
+        self._ranks = [rank for rank in range(procs.size) if procs.host(rank) in self._hosts]
+        self._whole = len(self._ranks) == procs.size
+
+    @property
+    def _left(self) -> float:
+        """Seconds for calls to end and for state to move."""
+        return max(0.5, min(each.seconds_left for each in self._notices) - _MARGIN_S)
+
+    def follow(self, rule: str, names: Mapping[str, Any]) -> None:
+        """Follow a rule."""
+        mesh = self._mesh
+        if not self._ranks:
+            return
+        kind, _, path = rule.partition(":")
+        if kind == CHECKPOINT:
+            self._checkpoint(path or f"checkpoints/{mesh.name}")
+        elif kind not in (SHRINK, HEAL):
+            kind = self._call(kind, names.get(kind))
+        if self._whole and not (kind == HEAL and mesh.hosts.free_now(self._hosts)):
+            if kind != CHECKPOINT:
+                self._tell(f"all hosts of mesh {mesh.name!r} go: %mesh checkpoint PATH keeps its variables")
+            return
+        self._leave(kind)
+
+    def _call(self, name: str, function: Any) -> str:
+        if not callable(function):
+            self._tell(f"--on-preempt {name}: the notebook has no function of that name; the mesh shrinks")
+            return SHRINK
+        hosts = tuple(each.name for each in self._notices)
+        try:
+            answer = function(Preempted(self._mesh.name, hosts, tuple(self._ranks), self._left))
+        except Exception as error:
+            self._tell(f"{name}() of --on-preempt raised {type(error).__name__}: {error}")
+            return SHRINK
+        return answer if answer in (SHRINK, HEAL) else SHRINK
+
+    def _checkpoint(self, path: str) -> None:
+        mesh, begun = self._mesh, time.monotonic()
+        try:
+            folder = folder_of(path)
+            save = Save(mesh.cells, folder, name_of(take_variables), ([],), _KEEP, self._left, by_content=True)
+            written = save.future.get(self._left)
+            self._tell(f"wrote mesh {mesh.name!r} to {written} ({time.monotonic() - begun:.1f} s)")
+        except (MonarchError, OSError) as error:
+            self._tell(f"mesh {mesh.name!r} was not written to {path}: {str(error).splitlines()[0]}")
+
+    def _leave(self, kind: str) -> None:
+        """Move the ranks, or shrink the mesh; after the loss of the hosts, if calls still run before it."""
+        mesh = self._mesh
+        free = mesh.hosts.free_now(self._hosts) if kind == HEAL else []
+        try:
+            self._say(self._drain(free))
+            mesh.hosts.leave(self._hosts)
+            return
+        except TimeoutError:
+            self._tell(
+                f"{describe_ranks(self._ranks)} of mesh {mesh.name!r} still run a cell, so "
+                f"their variables cannot move before {self._names} goes"
+            )
+        node, until = current_node(), time.monotonic() + self._left + _MARGIN_S + _LATE_S
+        while time.monotonic() < until and any(reaches(node, host) for host in self._hosts):
+            time.sleep(_LOOK_S)
+        if any(reaches(node, host) for host in self._hosts):
+            self._tell(f"{self._names} has not gone; mesh {mesh.name!r} is as before")
+            return
+        self._say(self._drain(free))
+        mesh.hosts.leave(self._hosts)
+
+    def _drain(self, free: Sequence[str]) -> Drained:
+        mesh = self._mesh
+        cells = state_of(mesh.cells).key
+
+        def means(actors: ActorMesh) -> Any:
+            return (give_copies, take_copies, ([],)) if state_of(actors).key == cells else None
+
+        def define(ranks: list[int]) -> None:
+            mesh.lack(ranks)
+            mesh.define()
+
+        with mesh.changing():
+            return drain_hosts(mesh.procs, self._hosts, free, self._left, means, define)
+
+    def _say(self, drained: Drained) -> None:
+        mesh = self._mesh
+        if drained.moved:
+            lost = sorted(drained.lost)
+            where = ", ".join(
+                dict.fromkeys(mesh.hosts.name(state_of(mesh.procs).procs.host(rank)) for rank in drained.moved)
+            )
+            what = f"; the variables of {describe_ranks(lost)} are lost" if lost else " with their variables"
+            self._tell(f"{describe_ranks(drained.moved)} of mesh {mesh.name!r} moved to {where}{what}")
+            for name, why in _left_behind(drained).items():
+                self._tell(f"not moved: {name} ({why})")
+        if drained.gone:
+            self._tell(
+                f"mesh {mesh.name!r} has shrunk to {axes_text(mesh.procs.extent)}: {describe_ranks(drained.gone)} left"
+            )
+
+
+def _left_behind(drained: Drained) -> dict[str, str]:
+    """Return the variables that did not move, with the reason."""
+    left: dict[str, str] = {}
+    for report in drained.reports.values():
+        if report is not None:
+            left.update(report[1])
+    return left

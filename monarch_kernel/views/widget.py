@@ -1,0 +1,108 @@
+"""``MeshView``: the live view of a mesh as a widget, in every front end that shows widgets."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from monarch._kernel_api import ProcMesh, open_node
+from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.meshes.interrupt import Interrupting
+from monarch_kernel.meshes.kill import Killing
+from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.output.streams import Streams
+from monarch_kernel.views.conversation import Conversation
+from monarch_kernel.views.lane import Lane
+from monarch_kernel.views.outlet import Outlet, Speaker, WidgetOutlet
+from monarch_kernel.views.picture import class_of
+from monarch_kernel.views.views import Views
+
+BUNDLE = Path(__file__).parent / "static" / "meshview.js"
+"""Built from ``labextension/``."""
+HINT = "live views are not built in this installation: run `python labextension/builder.py` in the source tree"
+
+
+def is_built() -> bool:
+    """Return whether the front end of live views is there."""
+    return BUNDLE.is_file()
+
+
+def _module() -> str:
+    """Return the front end, or one that says what is missing."""
+    if is_built():
+        return BUNDLE.read_text(encoding="utf-8")
+    return f"export default {{ render({{ el }}) {{ el.textContent = {json.dumps(HINT)}; }} }};"
+
+
+class MeshView(anywidget.AnyWidget):
+    """The ranks of a mesh, live: state, load, metrics, timeline; buttons act on them.
+
+    Args:
+        mesh: the processes of a mesh, such as the variable of ``%mesh up``.
+        views: of the notebook; if omitted, those of the running IPython shell, or of this program in a notebook without
+            IPython, such as marimo.
+    """
+
+    _esm = ""
+    uid: Any = traitlets.Unicode("").tag(sync=True)
+    """Of the mesh."""
+    picture: Any = traitlets.Unicode("").tag(sync=True)
+    """CSS class of its static pictures, which a live view hides."""
+
+    def __init__(self, mesh: ProcMesh, views: Views | None = None) -> None:
+        self._views = views or _views_here()
+        source = self._views.show(mesh)
+        # Each instance sends the module, which may be built after this file was imported.
+        self._esm = _module()
+        super().__init__(uid=source.uid, picture=class_of(source.uid))
+        self._lane: Lane | None = self._views.lane
+        self._speaker: Speaker = self._outlet()
+        self._conversation = Conversation(self._views, self._speaker, source.uid)
+        if self._lane is not None:
+            self._lane.widgets[self._speaker.comm] = self._take
+        self.on_msg(self._on_custom)  # pyright: ignore[reportUnknownMemberType]
+
+    def _on_custom(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        self._conversation.take(content)
+
+    def _outlet(self) -> Speaker:
+        kernel = self._views.kernel
+        return Outlet(kernel, str(self.model_id), True) if kernel is not None else WidgetOutlet(self)
+
+    def _take(self, request: Any) -> None:
+        """Take a message around the running cell."""
+        self._conversation.take(request["content"]["data"]["content"])
+
+    def close(self) -> None:
+        """End the view: its displays become empty."""
+        if self.comm is not None:
+            if self._lane is not None:
+                self._lane.widgets.pop(self._speaker.comm, None)
+            self._conversation.close()
+        super().close()
+
+
+def _views_here() -> Views:
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    if shell is None:
+        return _views_of_program()
+    magics = shell.magics_manager.registry.get("MeshMagics")
+    if magics is None:
+        raise RuntimeError("MeshView needs the Monarch kernel, or %load_ext monarch_kernel")
+    return magics.views
+
+
+@functools.cache
+def _views_of_program() -> Views:
+    """Return the views of a program without IPython."""
+    meshes = Meshes({})
+    streams = functools.cache(lambda: Streams(open_node(), None))
+    interrupting = Interrupting(meshes, Stopping(meshes, streams))
+    return Views(meshes, streams, Killing(meshes, lambda: streams().calls), interrupting)

@@ -1,0 +1,1 @@
+"""Settings: those of this package, and the keys of torchmonarch's ``configure``."""

@@ -1,0 +1,1 @@
+"""Pausing ranks, and looking at paused and running ones."""

@@ -1,0 +1,1 @@
+"""The divergence sentry: ranks send fingerprints of what they train, and their program compares them."""

@@ -1,0 +1,143 @@
+"""Asking ranks what they do, again and again, without waiting: answers arrive in the receiving thread."""
+
+from __future__ import annotations
+
+import linecache
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from monarch._core.diagnosis.facts import Doing, Kind, RankFacts
+from monarch._core.kinds import is_a
+from monarch._core.position import Frame
+from monarch._core.roster import split_proc
+from monarch._core.text.advice import advice
+from monarch._core.text.causes import describe
+from monarch._debug.why.probing import facts
+from monarch._node.node import Node
+from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
+from monarch._procs.os.blocked import process_state
+from monarch._procs.os.children import process_runs
+from monarch._procs.rank.cell_marker import read_mark
+
+SILENT = 1.0
+"""Seconds without an answer after which a rank counts as silent."""
+_SPREAD = 0.5
+"""Seconds between answers of ranks that were asked together; those further apart are of different times."""
+
+
+class Inquiry:
+    """The answers of processes. A process is asked again once it has answered.
+
+    Its methods are called in one thread at a time; answers come in the receiving thread.
+
+    Args:
+        node: of this process.
+        heard: called in the receiving thread when all that were asked have answered.
+    """
+
+    def __init__(self, node: Node, heard: Callable[[], None] = lambda: None) -> None:
+        self._node = node
+        self._heard = heard
+        # Single operations, by the asking and the receiving thread.
+        self._known: dict[str, RankFacts] = {}
+        """By process, its last answer."""
+        self._came: dict[str, float] = {}
+        """By process, when that came. Receiving thread only writes."""
+        self._open: dict[str, float] = {}
+        """By process, when it was asked what it has not answered."""
+        self._asking: list[Answers] = []
+
+    def ask(self, procs: Iterable[str]) -> None:
+        """Ask processes, except dead ones and those that have not answered the last time."""
+        asked = [proc for proc in procs if proc not in self._open and self._node.peers.get(proc).dead is None]
+        now = time.monotonic()
+        self._open.update(dict.fromkeys(asked, now))
+        if asked:
+            left = set(asked)
+            self._asking.append(Answers(self._node, asked, request(facts), partial(self._take, left)))
+
+    def _take(self, left: set[str], proc: str, answer: Any) -> None:
+        self._open.pop(proc, None)
+        if is_a(answer, RankFacts):
+            doings = tuple(each._replace(frames=tuple(map(_as_known_here, each.frames))) for each in answer.doings)
+            self._came[proc] = time.monotonic()
+            self._known[proc] = answer._replace(uid=split_proc(proc)[0], doings=doings)
+        left.discard(proc)
+        if not left:
+            self._heard()
+
+    @property
+    def done(self) -> bool:
+        """Whether all have answered."""
+        return not self._open
+
+    def close(self) -> None:
+        """Take no more answers."""
+        for each in self._asking:
+            each.close()
+        self._asking.clear()
+
+    def facts(self, procs: Iterable[str]) -> list[RankFacts]:
+        """Return what is known of processes."""
+        now, procs = time.monotonic(), list(procs)
+        answering = [proc for proc in procs if proc in self._known and now - self._open.get(proc, now) < SILENT]
+        busy = [self._came[proc] for proc in answering if self._known[proc].doings]
+        found = [each for proc in procs if (each := self._of(proc, now)) is not None]
+        # One that has ended its call since the others answered may have ended their waits too.
+        fresh = min(busy, default=now) + _SPREAD
+        came = {(each.uid, each.rank): self._came[proc] for proc, each in list(self._known.items())}
+        return [each for each in found if each.doings or came.get((each.uid, each.rank), 0.0) <= fresh]
+
+    def _of(self, proc: str, now: float) -> RankFacts | None:
+        uid, rank = split_proc(proc)
+        seconds = now - self._open.get(proc, now)
+        dead = self._node.peers.get(proc).dead
+        if dead is not None:
+            return RankFacts(rank, (Doing(Kind.DEAD, describe(dead.cause, dead.at)),), (), uid)
+        if seconds < SILENT:
+            return self._known.get(proc)
+        return RankFacts(rank, (self._silent(proc, seconds),), (), uid)
+
+    def _silent(self, proc: str, seconds: float) -> Doing:
+        pid = self._node.peers.pids.get(proc, 0)
+        state = process_state(pid)
+        if state in ("T", "t"):
+            return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"kill -CONT {pid} lets it continue")
+        known = self._known.get(proc)
+        frames = known.doings[0].frames if known is not None and known.doings else ()
+        # One that computes, or gets no CPU on an overloaded machine, goes on.
+        cores = 1.0 if state and process_runs(pid) else -1.0
+        return Doing(Kind.GIL if state else Kind.SILENT, "", self._marked(proc, frames), seconds, cores)
+
+    def _marked(self, proc: str, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+        """Return the frames of the last answer, or the line of a cell that the rank has marked since."""
+        marked = read_mark(self._node.folder, proc)
+        if marked is None:
+            return frames
+        file = f"cell [{marked.number}]"
+        if any(each.file == file and each.line == marked.line for each in frames):
+            return frames
+        return (Frame(file, marked.line, "<module>", ""),)
+
+
+def _as_known_here(frame: Frame) -> Frame:
+    """Return a frame as the user knows it: code of a notebook's plain cell has its number and source only here."""
+    if frame.file.startswith("cell ["):
+        return frame
+    name, _, line = advice().placed(f"{frame.file}:{frame.line}").partition(" line ")
+    if not line.isdecimal():
+        return frame
+    text = " ".join(linecache.getline(frame.file, frame.line).split())
+    return Frame(name, frame.line, frame.function, frame.text or text)
+
+
+def procs_beyond(found: Iterable[RankFacts], known: Iterable[str], node: Node) -> list[str]:
+    """Return the processes that calls wait for, of those that were not asked."""
+    names = {split_proc(proc): proc for proc in list(node.peers.known)}
+    asked = set(known)
+    targets = [target for each in found for doing in each.doings for target in doing.targets]
+    wanted = {names.get((target.uid, target.rank)) for target in targets}
+    return sorted(proc for proc in wanted if proc is not None and proc not in asked)

@@ -1,0 +1,1 @@
+"""Checkpoints of tensors over a mesh."""

@@ -1,0 +1,63 @@
+"""A value of the program on its way to the ranks: each part is sent once, to all ranks that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from torch.distributed.tensor.placement_types import Shard
+
+from monarch._core.shapes.region import Region
+from monarch._engine.fetching import part_of
+from monarch._engine.recording.observer import current
+from monarch._engine.specs import Placements, placements_of
+from monarch._engine.tensor import Tensor
+from monarch._engine.tensor_mesh import TensorMesh
+from monarch._meshes.inside import view_at
+from monarch.exceptions import MeshOpError
+
+
+def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements | None) -> Tensor:
+    """Return a tensor of a mesh with a value of the program."""
+    if hasattr(value, "monarch_ref"):
+        raise MeshOpError(
+            "a tensor of the ranks cannot be distributed; monarch.from_local(tensor, mesh, spec) makes one tensor of "
+            "rank-local ones, and monarch.inspect(tensor) returns the value of one rank"
+        )
+    placed = placements if placements is not None else placements_of(None, mesh.axes, value.dim())
+    layout = mesh.layouts.dense(value.shape, value.dtype, placed)
+    made = mesh.make(layout)
+    if current.observer is not None:
+        current.observer.put(made, value)
+    if mesh.actors is None:
+        # Of a simulation.
+        stream: Any = mesh.stream
+        stream.put(made.monarch_ref.number, layout)
+        return made
+    for region in _parts(mesh, placed):
+        sizes, offsets = part_of(mesh, value.shape, placed, region.base_ranks()[0])
+        part = value
+        for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+            part = part.narrow(dim, min(offset, part.shape[dim]), size)
+        view = view_at(mesh.actors, region)
+        sent = view.put_part.call(
+            made.monarch_ref.number, part.contiguous(), tuple(layout.shape), layout.stride, placed, mesh.region
+        )
+        mesh.stream.follow(sent)
+    return made
+
+
+def _parts(mesh: TensorMesh, placements: Placements) -> Iterator[Region]:
+    """Yield the ranks that have the same part, for each part."""
+    axes = [
+        (axis, size)
+        for axis, size, each in zip(mesh.axes, mesh.sizes, placements, strict=True)
+        if isinstance(each, Shard)
+    ]
+    if not mesh.region.extent.labels:
+        yield mesh.region
+        return
+    for point in product(*(range(size) for _, size in axes)):
+        yield mesh.region.slice(**{axis: at for (axis, _), at in zip(axes, point, strict=True)})

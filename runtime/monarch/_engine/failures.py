@@ -1,0 +1,65 @@
+"""Why the value of a tensor is missing: typed on the ranks, made a sentence in the program."""
+
+from __future__ import annotations
+
+import traceback
+from typing import NamedTuple
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._engine.lines import lines
+from monarch.exceptions import DeviceMeshError, TensorError
+
+MOST_TEXT = 20_000
+"""Characters of a traceback that travel."""
+
+
+class Failure(NamedTuple):
+    """An op that failed on some ranks; its results, and all that depends on them, have no value.
+
+    Attributes:
+        op: its name.
+        line: number of the line of the program that issued it.
+        ranks: base ranks on which it failed.
+        kind: class of the error, "lost" for values that died with a rank.
+        text: of the error.
+        traceback: of the rank, formatted.
+    """
+
+    op: str
+    line: int
+    ranks: tuple[int, ...]
+    kind: str
+    text: str
+    traceback: str
+
+
+LOST = "lost"
+"""Kind of a failure: the values were on ranks that have died."""
+
+
+def failure_of(error: BaseException, op: str, line: int, rank: int) -> Failure:
+    """Return the failure of an op on this rank."""
+    text = "".join(traceback.format_exception(error))
+    return Failure(op, line, (rank,), type(error).__name__, str(error)[:MOST_TEXT], text[-MOST_TEXT:])
+
+
+def merged(first: Failure | None, second: Failure) -> Failure:
+    """Return one failure for two ranks that failed alike; the first one otherwise."""
+    if first is None:
+        return second
+    if (first.op, first.line, first.kind) != (second.op, second.line, second.kind):
+        return first
+    return first._replace(ranks=tuple(sorted({*first.ranks, *second.ranks})))
+
+
+def error_of(failure: Failure, mesh: str) -> DeviceMeshError:
+    """Return the error for a look at a tensor without a value. On a rank it lacks the line, which the program knows."""
+    if failure.kind == LOST:
+        return DeviceMeshError(failure.text, mesh=mesh, ranks=failure.ranks)
+    issued = f"Issued at {lines[failure.line]}\n" if lines.has(failure.line) else ""
+    text = (
+        f"the value is missing, since {failure.op} failed on {describe_ranks(list(failure.ranks))} of {mesh}: "
+        f"{failure.kind}: {failure.text}\n{issued}"
+        f"Tensors that do not depend on it are unchanged.\n\nOn rank {failure.ranks[0]}:\n{failure.traceback}"
+    )
+    return TensorError(text, mesh=mesh, ranks=failure.ranks)

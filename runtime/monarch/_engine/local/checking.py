@@ -1,0 +1,62 @@
+"""Errors of arguments of ops on rank-local tensors, raised at the line of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch._engine.local.tensor import RankTensor, described
+from monarch.exceptions import MeshOpError
+
+
+def check_input(op: Any, tensor: RankTensor) -> None:
+    """Raise if a tensor was dropped, or is lent to another stream."""
+    if tensor.monarch_dropped:
+        raise MeshOpError(f"{op}: a tensor was dropped before, at {tensor.monarch_dropped}")
+    if tensor.monarch_loans:
+        raise MeshOpError(
+            f"{op}: a tensor ({described(tensor)}) is borrowed by another stream, which may change it; drop the borrow "
+            f"first"
+        )
+    loan = tensor.monarch_loan
+    if loan is not None and loan.dropped:
+        raise MeshOpError(f"{op}: the borrow of a tensor ({described(tensor)}) was dropped; borrow it again")
+
+
+def mixed(op: Any) -> MeshOpError:
+    """Return the error for an op on both views of a mesh."""
+    return MeshOpError(
+        f"{op}: a rank-local tensor meets one that is divided over a mesh; convert one of them, by "
+        f"divided.to_local() or monarch.from_local(rank_local, mesh, spec)"
+    )
+
+
+def local_tensor(op: Any, tensor: torch.Tensor) -> MeshOpError:
+    """Return the error for a tensor of the program."""
+    return MeshOpError(
+        f"{op}: a tensor of the program of shape {tuple(tensor.shape)} meets tensors of the ranks; send it to them, by "
+        f"monarch.distribute(tensor, mesh).to_local(), or make it in 'with mesh.activate():'"
+    )
+
+
+def _list(tensors: Sequence[Any], what: str) -> str:
+    found = [each for each in tensors if isinstance(each, RankTensor)]
+    places = [each.monarch_layout.mesh if what == "mesh" else each.stream for each in found]
+    return "; ".join(f"{described(each)} is on {place!r}" for each, place in zip(found, places, strict=True))
+
+
+def mesh_differs(op: Any, tensors: Sequence[Any]) -> MeshOpError:
+    """Return the error for tensors of several meshes."""
+    return MeshOpError(
+        f"{op}: its tensors are on different meshes: {_list(tensors, 'mesh')}; move one by tensor.to_mesh(mesh), or "
+        f"take a part of one by tensor.slice_mesh(...)"
+    )
+
+
+def stream_differs(op: Any, tensors: Sequence[Any]) -> MeshOpError:
+    """Return the error for tensors of several streams."""
+    return MeshOpError(
+        f"{op}: its tensors are on different streams: {_list(tensors, 'stream')}; use stream.borrow(tensor)"
+    )

@@ -1,0 +1,11 @@
+"""A tensor of a mesh in a message to its ranks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """Stands for the part of a tensor that the receiving rank has."""
+
+    number: int

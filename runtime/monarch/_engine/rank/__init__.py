@@ -1,0 +1,1 @@
+"""The rank's side: parts of tensors, and the ops on them."""

@@ -1,0 +1,461 @@
+"""The rank's side: it holds the parts of tensors by reference, and runs ops in the order of the program.
+
+Ranks must agree which ops run, since most contain collectives. So a rank that fails in an op stops there (it *halts*),
+breaks the process groups so that no other rank waits for it, and keeps later ops for later. The program then asks all
+ranks what has failed and tells all of them: see ``recovery.py``. An op whose collective was cut is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from monarch._actors.actor import Actor
+from monarch._actors.endpoint import endpoint
+from monarch._core.shapes.region import Region
+from monarch._engine.attention import register_attention
+from monarch._engine.dtensor_compat import memory_id, part_of_dtensor, returns_view, tree_leaves, tree_map_only
+from monarch._engine.encoding import NEW, Entry, Fill, Template, filler, find_op, unpack
+from monarch._engine.failures import Failure, failure_of
+from monarch._engine.parts import Part
+from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
+from monarch._engine.rank.functions import metas_of, named_function
+from monarch._engine.rank.lending import lent
+from monarch._engine.rank.local import plain
+from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
+from monarch._engine.rank.moving import SourceFailedError, exports
+from monarch._engine.rank.operations import OPERATIONS, made
+from monarch._engine.rank.program import ReplayError
+from monarch._engine.rank.replaying import run_op
+from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
+from monarch._engine.rank.shield import shield
+from monarch._groups.breaking import give_up_everywhere
+from monarch._groups.failures import broke
+from monarch._groups.rendezvous import local_rendezvous
+from monarch._node.current import current_node
+from monarch.exceptions import ArgumentError, GroupError
+
+
+class Report(NamedTuple):
+    """The answer of a rank to a batch, or to a look at a tensor.
+
+    Attributes:
+        halted: whether the rank has stopped before some ops.
+        value: what was asked for.
+        failure: why there is no value.
+    """
+
+    halted: bool
+    value: Any = None
+    failure: Failure | None = None
+
+
+class Halt(NamedTuple):
+    """The answer of a rank that has halted.
+
+    Attributes:
+        failures: what has failed since the last halt, by reference.
+        is_new: whether it has begun after the others and lacks their tensors.
+    """
+
+    failures: dict[int, Failure]
+    is_new: bool
+
+
+class _Known(NamedTuple):
+    """A template, ready to run."""
+
+    template: Template
+    fill: Fill
+    op: Any
+
+
+class Executor(Actor):
+    """Holds this rank's parts of all tensors of its mesh. Used by the thread of the actor only."""
+
+    monarch_unstopped = frozenset(
+        {"run", "put_part", "put_rank", "halt", "resume", "account", "drop_ops", "give", "restore"}
+    )
+    """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops."""
+
+    def __init__(self) -> None:
+        register_attention()
+        self.rank = current_node().rank
+        self.values: dict[int, Any] = {}
+        """DTensors and plain tensors by reference."""
+        self.failed: dict[int, Failure] = {}
+        """Failures by reference of the tensor that has no value."""
+        self.new_failures: dict[int, Failure] = {}
+        """Those since the last recovery."""
+        self.templates: dict[tuple[Region, int], _Known] = {}
+        exports.failed = lent.failed = self.failed
+        self.meshes = RankMeshes()
+        self.is_new = True
+        """Whether it has begun after the others, in the place of one that has ended, and lacks their tensors."""
+        self._halted = True
+        self._views: dict[int, int] = {}
+        """While failures spread: views that kept ops will make, and of what."""
+        self.kept: list[tuple[Region, Entry]] = []
+        """Entries that wait for the end of the halt."""
+        self.restored: dict[int, tuple[Restored, torch.Tensor]] = {}
+        """Parts that other ranks have given to this one, which is new."""
+
+    @property
+    def halted(self) -> bool:
+        """Whether ops wait until the program has told what has failed."""
+        return self._halted
+
+    @halted.setter
+    def halted(self, halted: bool) -> None:
+        if halted != self._halted:
+            self._halted = halted
+            exports.halt(halted)
+            lent.halt(halted)
+
+    @endpoint
+    def prepare(self) -> str:
+        """Return the type of the device of this rank; makes the process groups. Called once, on all ranks together."""
+        self.is_new = self.halted = False
+        return self.meshes.device()
+
+    @endpoint
+    def run(self, batch: bytes) -> Report:
+        """Run a batch; see encoding.py."""
+        region = region_of_view()
+        self._run((region, entry) for entry in unpack(batch))
+        return Report(self.halted)
+
+    @endpoint
+    def look(self, number: int, what: str, *args: Any) -> Report:
+        """Return something of the part that this rank has of a tensor: see LOOKS."""
+        if self.halted:
+            return Report(True)
+        failure = self.failed.get(number)
+        if failure is not None:
+            return Report(False, None, failure)
+        try:
+            return Report(False, LOOKS[what](self.values[number], *args))
+        except Exception as error:
+            return Report(False, None, failure_of(error, what, 0, self.rank))
+
+    @endpoint
+    def fetch(self, numbers: list[int], rank: int) -> Report:
+        """Return the tensors that a rank has; the others tell whether they have failed."""
+        if self.halted:
+            return Report(True)
+        failure = self._failure_for(numbers)
+        if failure is not None:
+            return Report(False, None, failure)
+        if rank != self.rank:
+            return Report(False)
+        return Report(False, [plain(self.values[number]) for number in numbers])
+
+    @endpoint
+    def execute(self, function: Any, args: Any, kwargs: Any) -> Report:
+        """Call a function of the program with this rank's parts."""
+        if self.halted:
+            return Report(True)
+        missing = [self.failed[each.number] for each in _leaves((args, kwargs)) if each.number in self.failed]
+        if missing:
+            return Report(False, None, missing[0])
+        args, kwargs = tree_map_only(Part, lambda part: plain(self.values[part.number]), (args, kwargs), _is_part)
+        if isinstance(function, str):
+            function = named_function(function)
+        return Report(False, function(*args, **kwargs))
+
+    @endpoint
+    def make_part(self, number: int, function: Any, args: Any) -> Report:
+        """Let a function of the program make this rank's part of a tensor; return its shape and dtype."""
+        if self.halted:
+            return Report(True)
+        value = function(*args)
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(f"from_local: expected a tensor from the function, got {type(value).__name__}")
+        made[number] = value.detach().to(self.meshes.of(region_of_view()).device_type).contiguous()
+        return Report(False, (tuple(value.shape), value.dtype))
+
+    @endpoint
+    def put_part(
+        self, number: int, value: torch.Tensor, shape: Any, stride: Any, placements: Any, region: Region
+    ) -> Report:
+        """Keep a value from the program as this rank's part of a tensor."""
+        if self.halted:
+            self.kept.append((region, ("put", number, value, shape, stride, placements)))
+            self._free_others()
+        else:
+            self._put(region, number, value, shape, stride, placements)
+        return Report(self.halted)
+
+    @endpoint
+    def put_rank(self, number: int, value: torch.Tensor, region: Region) -> Report:
+        """Keep a value from the program as a tensor of this rank."""
+        if self.halted:
+            self.kept.append((region, ("put", number, value)))
+        else:
+            self._put(region, number, value)
+        return Report(self.halted)
+
+    def _put(self, region: Region, number: int, value: torch.Tensor, *layout: Any) -> None:
+        try:
+            mesh = self.meshes.of(region)
+            # A copy, since the memory of the message is shared with other ranks until it is written to.
+            part = value.to(mesh.device_type, copy=True)
+            if not layout:
+                self.values[number] = part
+                return
+            shape, stride, placements = layout
+            self.values[number] = DTensor.from_local(
+                part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+            )
+        except Exception as error:
+            self._fail(number, failure_of(error, "distribute", 0, self.rank))
+            self.halted = True
+            give_up_everywhere(self.meshes.generation)
+
+    @endpoint
+    def ready(self, numbers: list[int]) -> Report:
+        """Return a failure of some tensors, once all earlier ops have run."""
+        return Report(self.halted, None, None if self.halted else self._failure_for(numbers))
+
+    @endpoint
+    def contents(self, path: str, version: str | int | None) -> Report:
+        """Return what a checkpoint has, or the text of the error."""
+        try:
+            return Report(False, contents_of(path, version))
+        except (ArgumentError, OSError) as error:
+            return Report(False, str(error))
+
+    @endpoint
+    def read_values(self, folder: str, keys: list[str]) -> Report:
+        """Return values of a checkpoint for the program."""
+        return Report(False, values_of(folder, keys))
+
+    @endpoint
+    def halt(self) -> Halt:
+        """Stop running ops, and return what has failed since the last halt, with all that depends on it."""
+        self.halted = True
+        self._spread()
+        found, self.new_failures = self.new_failures, {}
+        return Halt(found, self.is_new)
+
+    @endpoint
+    def account(self) -> Account:
+        """Return the state of this rank, which is halted, for the healing of others."""
+        return account(self)
+
+    @endpoint
+    def drop_ops(self) -> None:
+        """Forget ops that wait, since a rank has died before all have run them."""
+        self.kept = [(region, entry) for region, entry in self.kept if not is_op(entry)]
+
+    @endpoint
+    def give(self, numbers: list[int]) -> list[torch.Tensor]:
+        """Return parts for a new rank."""
+        return [plain(self.values[number]) for number in numbers]
+
+    @endpoint
+    def restore(self, sources: Any, lost_before: int) -> None:
+        """Get in this rank, which is new, what others have; ``resume`` completes it.
+
+        Args:
+            sources: ranks that have tensors, and which.
+            lost_before: a new reference: what the dead rank would have sent has an older one.
+        """
+        exports.lost_before = lost_before
+        self.restored = fetched(sources)
+
+    @endpoint
+    def resume(
+        self, failed: dict[int, Failure], renew: bool, regions: list[Region] | None, lost: frozenset[str] = frozenset()
+    ) -> Report:
+        """Run ops again.
+
+        Args:
+            failed: what has failed on any rank.
+            renew: whether to make new process groups.
+            regions: meshes and slices that need them, if new ranks do not know them yet.
+            lost: meshes with dead ranks, whose tensors do not come.
+        """
+        exports.lost_sources = lost
+        exports.drop(list(failed))
+        for number, failure in failed.items():
+            self._fail(number, failure)
+        self._spread()
+        self.new_failures.clear()
+        if renew:
+            self.meshes.renew(self.values, regions)
+        for number, (restored, part) in self.restored.items():
+            self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
+        self.restored = {}
+        kept, self.kept = self.kept, []
+        self.is_new = self.halted = False
+        self._run(iter(kept))
+        return Report(self.halted)
+
+    def _fail(self, number: int, failure: Failure) -> None:
+        if number and number not in self.failed:
+            self.failed[number] = self.new_failures[number] = failure
+            self.values.pop(number, None)
+
+    def _spread(self) -> None:
+        """Fail what kept ops would make or change from failed tensors, and keep the others."""
+        left: list[tuple[Region, Entry]] = []
+        self._views = {}
+        for region, entry in self.kept:
+            if isinstance(entry, int) or entry[0] in (NEW, "put"):
+                left.append((region, entry))
+                continue
+            failure = self._failure_before(region, entry)
+            if failure is None:
+                left.append((region, entry))
+                known = self.templates[region, entry[0]]
+                if entry[1] and (known.template.kind == "same" or returns_view(known.op)):
+                    self._views.update({each: entry[1][0] for each in entry[3] if each})
+            else:
+                self._fail_op(region, entry, failure)
+        self.kept, self._views = left, {}
+
+    def _failure_for(self, numbers: Iterable[int]) -> Failure | None:
+        if not self.failed:
+            return None
+        return next((self.failed[number] for number in numbers if number in self.failed), None)
+
+    def _failure_before(self, region: Region, entry: Any) -> Failure | None:
+        """Return why an op cannot run: a tensor that it needs has failed."""
+        number, inputs, _, outputs, _ = entry
+        if not self.failed:
+            return None
+        known = self.templates.get((region, number))
+        if known is not None and known.template.kind == LOAD:
+            return None
+        return self._failure_for(inputs) or self._failure_for(outputs)
+
+    def _fail_op(self, region: Region, entry: Any, failure: Failure) -> None:
+        number, inputs, _, outputs, _ = entry
+        known = self.templates.get((region, number))
+        for each in outputs:
+            self._fail(each, failure)
+        for index in known.template.writes if known is not None else range(len(inputs)):
+            for each in self._sharing(inputs[index]):
+                self._fail(each, failure)
+
+    def _sharing(self, number: int) -> list[int]:
+        """Return the references of plain tensors that share memory with one, and its own."""
+        root = self._base_of(number)
+        value = self.values.get(root)
+        if value is None or isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
+            return [number]
+        memory = memory_id(value)
+        found = {
+            at
+            for at, each in self.values.items()
+            if isinstance(each, torch.Tensor) and not isinstance(each, DTensor) and memory_id(each) == memory
+        }
+        return [number, *found, *(each for each in self._views if self._base_of(each) in found)]
+
+    def _base_of(self, number: int) -> int:
+        while number in self._views:
+            number = self._views[number]
+        return number
+
+    def _run(self, entries: Iterable[tuple[Region, Any]]) -> None:
+        if self.halted:
+            for region, entry in entries:
+                self._keep(region, entry)
+            self._free_others()
+            return
+        rest = iter(entries)
+        with shield():
+            for region, entry in rest:
+                if isinstance(entry, int):
+                    self.values.pop(entry, None)
+                    self.failed.pop(entry, None)
+                elif entry[0] == NEW:
+                    self._learn(region, entry)
+                elif entry[0] == "put":
+                    self._put(region, *entry[1:])
+                elif not self._op(region, entry):
+                    self.halted = True
+                    self.kept.append((region, entry))
+                    break
+                elif self.halted:
+                    break
+        for region, entry in rest:
+            self._keep(region, entry)
+
+    def _free_others(self) -> None:
+        """Free ranks that wait for this one, which is new, in a collective or for groups."""
+        if self.is_new:
+            give_up_everywhere(local_rendezvous().generation)
+
+    def _keep(self, region: Region, entry: Any) -> None:
+        if not isinstance(entry, int) and entry[0] == NEW:
+            self._learn(region, entry)
+        else:
+            self.kept.append((region, entry))
+
+    def _learn(self, region: Region, entry: Any) -> None:
+        _, number, template = entry
+        op = find_op(template.op) if template.op else OPERATIONS[template.kind]
+        self.templates[region, number] = _Known(template, filler(template), op)
+
+    def _op(self, region: Region, entry: Any) -> bool:
+        """Run an op; return False if its collective was cut, so that it must run again."""
+        number, inputs, values, outputs, line = entry
+        known = self.templates[region, number]
+        failed = self.failed
+        if failed and (failure := self._failure_before(region, entry)) is not None:
+            self._fail_op(region, entry, failure)
+            return True
+        held = self.values
+        try:
+            if known.template.kind == LOAD:
+                for each in outputs:
+                    failed.pop(each, None)
+                tensors = [held.get(each) for each in outputs]
+            else:
+                tensors = [held[each] for each in inputs]
+            result = self._result(region, known, tensors, values)
+        except Exception as error:
+            cause = error.cause if isinstance(error, ReplayError) else error
+            if isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause):
+                give_up_everywhere(self.meshes.generation)
+                return False
+            name = "::".join(known.template.op[:2]) or known.template.kind
+            if isinstance(error, ReplayError):
+                name, line, error = error.op, error.line, error.cause
+            failed_there = error.failure if isinstance(error, SourceFailedError) else None
+            self._fail_op(region, entry, failed_there or failure_of(error, name, line, self.rank))
+            self.halted = True
+            give_up_everywhere(self.meshes.generation)
+            return True
+        if len(outputs) == 1:
+            if outputs[0]:
+                held[outputs[0]] = result[0] if isinstance(result, list | tuple) else result
+        else:
+            for each, value in zip(outputs, result if outputs else (), strict=True):
+                if each:
+                    held[each] = value
+        return True
+
+    def _result(self, region: Region, known: _Known, tensors: list[Any], values: Any) -> Any:
+        return run_op(self.meshes.of(region), known.template, known.fill, known.op, tensors, values)
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Part)
+
+
+def _leaves(tree: Any) -> list[Part]:
+    return [each for each in tree_leaves(tree, is_leaf=_is_part) if isinstance(each, Part)]
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    return (part_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
+
+
+LOOKS: dict[str, Any] = {"item": _item, "local": plain, "results": metas_of}
+"""Questions about a part, by name."""

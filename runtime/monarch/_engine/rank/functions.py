@@ -1,0 +1,96 @@
+"""Functions of the program that make tensors of this rank, in order with its ops."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from monarch._engine.dtensor_compat import tree_flatten, tree_map_only, tree_unflatten
+from monarch._engine.encoding import Input
+from monarch._engine.rank.local import plain
+from monarch._engine.rank.operations import OPERATIONS
+from monarch._wire.pickling import loads
+from monarch.exceptions import ArgumentError, ShapeError
+
+Meta = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+_functions: dict[bytes | str, Any] = {}
+"""Functions by name, or as they came. Used by the thread of the executor."""
+
+
+class Results(NamedTuple):
+    """Results of a function, until the program knows how many tensors there are.
+
+    Attributes:
+        tree: the results with the place of each tensor instead of it.
+        leaves: tensors and None.
+    """
+
+    tree: Any
+    leaves: list[Any]
+
+
+def metas_of(results: Results) -> tuple[Any, list[Meta | None]]:
+    """Return the structure of results, and shapes, strides and dtypes."""
+    return results.tree, [meta(each) if each is not None else None for each in results.leaves]
+
+
+def meta(tensor: torch.Tensor) -> Meta:
+    """Return shape, strides and dtype of a tensor."""
+    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def named_function(name: str) -> Any:
+    """Return the function of a name with its module."""
+    module, _, own = name.rpartition(".")
+    return getattr(import_module(module), own)
+
+
+def _found(function: bytes | str) -> Any:
+    known = _functions.get(function)
+    if known is None:
+        known = named_function(function) if isinstance(function, str) else loads(function)
+        _functions[function] = known
+    return known
+
+
+def _call(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
+    packed, expected = values
+    given, named = tree_map_only(Input, lambda each: plain(tensors[each.place]), loads(packed), _is_input)
+    result = _found(args[0])(*given, **named)
+    leaves, tree = tree_flatten(result)
+    for each in leaves:
+        if each is not None and not isinstance(each, torch.Tensor):
+            raise ArgumentError(
+                f"a remote function must return tensors, not {type(each).__name__}; use its call() for other values"
+            )
+    leaves = [each.detach().to(mesh.device_type) if each is not None else None for each in leaves]
+    if expected is None:
+        return [Results(tree_unflatten(list(range(len(leaves))), tree), leaves)]
+    found = [each for each in leaves if each is not None]
+    if [meta(each)[::2] for each in found] != [each[::2] for each in expected]:
+        raise ShapeError(
+            f"a remote function returned tensors of {[meta(each)[::2] for each in found]}; from propagate=, or from an "
+            f"earlier call, {[each[::2] for each in expected]} was expected"
+        )
+    return [_strided(each, wanted) for each, wanted in zip(found, expected, strict=True)]
+
+
+def _is_input(value: Any) -> bool:
+    return isinstance(value, Input)
+
+
+def _strided(tensor: torch.Tensor, wanted: Meta) -> torch.Tensor:
+    if tuple(tensor.stride()) == wanted[1]:
+        return tensor
+    return torch.empty_strided(*wanted[:2], dtype=wanted[2], device=tensor.device).copy_(tensor)
+
+
+def _unpack(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> list[Any]:
+    return [each for each in args[0].leaves if each is not None]
+
+
+OPERATIONS["call"] = _call
+OPERATIONS["unpack"] = _unpack

@@ -1,0 +1,230 @@
+"""Tensors on their way to another mesh: the sender keeps a copy in a buffer, which the receiver reads.
+
+So a sender does not wait, and ranks of two meshes need no process group of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+from monarch._actors.actor import Actor
+from monarch._actors.endpoint import endpoint
+from monarch._core.kinds import is_dict
+from monarch._engine.failures import LOST, Failure
+from monarch._engine.rank.local import on_stream, plain
+from monarch._engine.rank.making import wrap
+from monarch._engine.rank.operations import OPERATIONS
+from monarch._node.current import current_node
+from monarch._state.rdma.buffer import RDMABuffer
+from monarch.exceptions import DeviceMeshError, GroupError, TransferError
+
+_WAIT_S = 600.0
+"""Seconds to wait for the sender, which runs its ops first."""
+_HALTED = "halted"
+
+
+class SourceFailedError(Exception):
+    """The value has failed on the rank that should send it.
+
+    Attributes:
+        failure: why.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class SourceHaltedError(GroupError):
+    """The rank that should send a value waits for the program to tell what has failed; the op runs again later."""
+
+
+class _Export(NamedTuple):
+    """A value that other ranks read.
+
+    Attributes:
+        tensor: a contiguous copy.
+        buffer: its memory for other processes; None for no elements.
+        takers: how many ranks read it; each removes one.
+    """
+
+    tensor: torch.Tensor
+    buffer: RDMABuffer | None
+    takers: list[int]
+
+
+class _Exports:
+    """The values that this process sends. Used by the threads of the executor and of the mover."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ready: dict[int, _Export] = {}
+        """By reference. Lock: ``_lock``."""
+        self._waiting: dict[int, list[Any]] = {}
+        """Ports of those that want a value that is not there yet. Lock: ``_lock``."""
+        self._halted = False
+        """Whether the executor waits for the program. Lock: ``_lock``."""
+        self.failed: dict[int, Failure] = {}
+        """The failures of the executor, which alone writes it."""
+        self.lost_before = 0
+        """For a new process, the first reference that the dead one cannot have sent. Written before it runs ops."""
+        self.lost_sources: frozenset[str] = frozenset()
+        """Meshes with dead ranks, which go on after they are healed. Thread of the executor only."""
+
+    def put(self, number: int, tensor: torch.Tensor, takers: int) -> None:
+        """Keep the present value of a tensor for some ranks."""
+        if not takers:
+            return
+        copied = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        buffer = RDMABuffer(copied.view(-1).view(torch.uint8)) if copied.numel() else None
+        if copied.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        with self._lock:
+            self._ready[number] = _Export(copied, buffer, [takers])
+            ports = self._waiting.pop(number, [])
+        for port in ports:
+            port.send(buffer)
+
+    def want(self, number: int, port: Any) -> None:
+        """Send the buffer of a value to a port, now or later; or why there is none."""
+        with self._lock:
+            found = self._ready.get(number)
+            failure = self.failed.get(number)
+            halted = self._halted
+            if found is None and failure is None and not halted and number >= self.lost_before:
+                self._waiting.setdefault(number, []).append(port)
+                return
+        if found is not None:
+            port.send(found.buffer)
+        elif failure is None and number < self.lost_before:
+            port.send(_lost(f"{current_node().proc} died before it had sent it"))
+        else:
+            port.send(failure if failure is not None else _HALTED)
+
+    def here(self, number: int) -> torch.Tensor | None:
+        """Return a value that this process sends to itself."""
+        with self._lock:
+            found = self._ready.get(number)
+        if found is None:
+            return None
+        self.taken(number)
+        return found.tensor if number not in self._ready else found.tensor.clone()
+
+    def taken(self, number: int) -> None:
+        """Note that a rank has read a value."""
+        with self._lock:
+            found = self._ready.get(number)
+            if found is None:
+                return
+            found.takers[0] -= 1
+            if found.takers[0]:
+                return
+            del self._ready[number]
+        if found.buffer is not None:
+            found.buffer.drop()
+
+    def drop(self, numbers: list[int]) -> None:
+        """Forget values that nobody reads any more."""
+        for number in numbers:
+            with self._lock:
+                found = self._ready.pop(number, None)
+            if found is not None and found.buffer is not None:
+                found.buffer.drop()
+
+    def halt(self, halted: bool) -> None:
+        """Tell those who wait that the executor has halted."""
+        with self._lock:
+            self._halted = halted
+            waiting = list(self._waiting.values()) if halted else []
+            if halted:
+                self._waiting.clear()
+        for ports in waiting:
+            for port in ports:
+                port.send(_HALTED)
+
+    def count(self) -> int:
+        """Return how many values wait to be read."""
+        return len(self._ready)
+
+
+exports = _Exports()
+"""Of this process."""
+
+
+def _lost(text: str) -> Failure:
+    rank = current_node().rank
+    return Failure("to_mesh", 0, (rank,), LOST, f"the value is missing: {text}", "")
+
+
+class Mover(Actor):
+    """Answers ranks of other meshes while the executor of this rank computes."""
+
+    monarch_unstopped = frozenset({"want", "taken", "drop"})
+    """Calls that a Stop of the notebook leaves alone."""
+
+    @endpoint(explicit_response_port=True)
+    def want(self, port: Any, number: int) -> None:
+        """Send the buffer of a value as soon as it is there; None for a value without elements."""
+        exports.want(number, port)
+
+    @endpoint
+    def taken(self, number: int) -> None:
+        """Note that a rank has read a value."""
+        exports.taken(number)
+
+    @endpoint
+    def drop(self, numbers: list[int]) -> None:
+        """Forget values that nobody reads any more."""
+        exports.drop(numbers)
+
+
+def _send(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> list[Any]:
+    tensor, takers, stream = args
+    with on_stream(mesh, stream):
+        exports.put(values[0], plain(tensor), takers.get(current_node().rank, 0))
+    return [None]
+
+
+def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
+    uid, sources, movers, stream = args
+    number, shape, dtype, divided = values
+    rank = current_node().rank
+    source = sources[rank]
+    if is_dict(shape):
+        shape = shape[rank]
+    with on_stream(mesh, stream):
+        value = exports.here(number) if movers[source] is None else None
+        if value is None:
+            value = _read(number, uid, movers[source], torch.empty(shape, dtype=dtype, device=mesh.device_type))
+    if divided is None:
+        return value
+    placements, whole = divided
+    return wrap(value, mesh, placements, whole)
+
+
+def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tensor:
+    if mover is None:
+        raise SourceFailedError(_lost("this rank has not sent it to itself"))
+    try:
+        answer = mover.want.call_one(number).get(_WAIT_S)
+        if answer == _HALTED:
+            if uid in exports.lost_sources:
+                raise SourceFailedError(_lost(f"ranks of {uid} died before others had sent it; heal that mesh first"))
+            raise SourceHaltedError("the rank that sends a value waits for others of its mesh")
+        if isinstance(answer, Failure):
+            raise SourceFailedError(answer)
+        if answer is not None:
+            answer.read_into(value.view(-1).view(torch.uint8)).get()
+    except (SourceHaltedError, SourceFailedError):
+        raise
+    except (DeviceMeshError, TransferError) as error:
+        raise SourceFailedError(_lost(f"the rank that sends it has died: {error}")) from error
+    mover.taken.broadcast(number)
+    return value
+
+
+OPERATIONS["send"] = _send
+OPERATIONS["to_mesh"] = _receive

@@ -1,0 +1,93 @@
+"""A rank that replaces a dead one gets the tensors that other ranks hold too, and the ops that wait."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from monarch._core.shapes.region import Region
+from monarch._engine.encoding import NEW
+
+_AT_ONCE = 32
+"""Tensors in one message between ranks."""
+_WAIT_S = 600.0
+"""Seconds to wait for a message of tensors."""
+
+
+class HasTensors(Protocol):
+    """The executor of a rank, which is above this file."""
+
+    values: dict[int, Any]
+    kept: list[tuple[Region, Any]]
+
+
+class Account(NamedTuple):
+    """The state of a halted rank.
+
+    Attributes:
+        held: references of its tensors.
+        kept: the entries that wait, with the mesh or slice of each.
+    """
+
+    held: set[int]
+    kept: list[tuple[Region, Any]]
+
+
+class Restored(NamedTuple):
+    """A tensor for a new rank.
+
+    Attributes:
+        number: its reference.
+        region: its mesh or slice.
+        shape: of the whole tensor.
+        stride: likewise.
+        placements: of the whole tensor.
+    """
+
+    number: int
+    region: Region
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    placements: tuple[Any, ...]
+
+
+def is_op(entry: Any) -> bool:
+    """Return whether an entry is an op, which all ranks of its mesh get in the same order."""
+    return not isinstance(entry, int) and entry[0] not in (NEW, "put")
+
+
+def is_put(entry: Any) -> bool:
+    """Return whether an entry is a part of a tensor that the program has sent."""
+    return not isinstance(entry, int) and entry[0] == "put"
+
+
+def account(executor: HasTensors) -> Account:
+    """Return the state of a rank."""
+    return Account(set(executor.values), list(executor.kept))
+
+
+def fetched(sources: list[tuple[Any, list[Restored]]]) -> dict[int, tuple[Restored, torch.Tensor]]:
+    """Return the parts that other ranks have of tensors."""
+    found: dict[int, tuple[Restored, torch.Tensor]] = {}
+    for view, wanted in sources:
+        for start in range(0, len(wanted), _AT_ONCE):
+            some = wanted[start : start + _AT_ONCE]
+            (parts,) = view.give.call([each.number for each in some]).get(_WAIT_S).values()
+            # Copies, since the memory of a message is shared.
+            found.update({each.number: (each, part.clone()) for each, part in zip(some, parts, strict=True)})
+    return found
+
+
+def wrapped(restored: Restored, part: torch.Tensor, mesh: Any) -> DTensor:
+    """Return the tensor of a part."""
+    local = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device=mesh.device_type).copy_(part)
+    return DTensor.from_local(
+        local,
+        mesh,
+        restored.placements,
+        run_check=False,
+        shape=torch.Size(restored.shape),
+        stride=restored.stride,
+    )

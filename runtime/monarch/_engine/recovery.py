@@ -1,0 +1,216 @@
+"""After an op has failed on some ranks: all ranks agree on what has no value, and go on with the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from monarch._engine.failures import Failure, error_of, merged
+from monarch._engine.recording.observer import current
+from monarch._engine.stream import Stream
+from monarch.exceptions import DeviceMeshError, MonarchError
+
+_ROUNDS = 5
+"""Rounds without a new failure after which the ranks are given up: each ends at once with a broken collective."""
+_REPORTED = 100
+_WAIT_S = 600.0
+"""Seconds to wait for the ranks, which end the op that runs."""
+
+
+recovering = threading.RLock()
+"""Held by the thread that recovers; others that need it wait for its calls to the ranks."""
+
+
+class Recovery:
+    """The failures of one mesh.
+
+    Args:
+        stream: that may halt.
+        name: of the mesh.
+        whole: the executors of the whole mesh of processes, since slices share ranks.
+        uid: of the mesh of processes.
+        heal: gives new processes, by their positions in the whole mesh, the tensors that others have, and tells the
+            rest what has failed by then; returns whether all ranks go on.
+    """
+
+    def __init__(
+        self, stream: Stream, name: str, whole: Any, uid: str, heal: Callable[[list[int], dict[int, Failure]], bool]
+    ) -> None:
+        self.stream = stream
+        self._name = name
+        self.whole = whole
+        self.uid = uid
+        self._heal = heal
+        self.linked: set[Recovery] = set()
+        """Meshes that tensors move to or from. Only grows; single operations, from any thread."""
+        self.is_due = False
+        """Whether some ranks have halted. Set by any thread of the program, cleared by the one that recovers."""
+        self.unreported: deque[Failure] = deque(maxlen=_REPORTED)
+        """Failures that no look has raised yet; single operations of a deque."""
+
+    def note(self, future: Any) -> None:
+        """Note what a batch has answered; a death is raised by the next look."""
+        try:
+            reports = future.get()
+        except MonarchError:
+            self.is_due = True
+            return
+        if any(report.halted for report in reports.values()):
+            self.is_due = True
+
+    def look(self, number: int, what: str, view: Any, *args: Any) -> list[Any]:
+        """Return what the ranks of a view say of a tensor, in their order.
+
+        Raises:
+            TensorError: it has no value.
+            DeviceMeshError: a rank has died.
+        """
+        return [report.value for report in self.ask(lambda: view.look.call(number, what, *args).get()).values()]
+
+    def ask(self, send: Callable[[], Any]) -> Any:
+        """Return the reports of ranks, asked again once they have agreed on what has failed.
+
+        Raises:
+            TensorError: a tensor has no value.
+            DeviceMeshError: a rank has died.
+        """
+        self.before_look()
+        while True:
+            self.stream.flush()
+            self._flush_linked()
+            reports = send()
+            if any(report.halted for report in reports.values()):
+                self.recover()
+                continue
+            failure: Failure | None = None
+            for report in reports.values():
+                if report.failure is not None:
+                    failure = merged(failure, report.failure)
+            if failure is not None:
+                self._told(failure)
+                raise error_of(failure, self._name)
+            return reports
+
+    def before_look(self) -> None:
+        """Send the ops that a value depends on; raise in a step that is being recorded."""
+        if current.observer is not None:
+            current.observer.looked()
+        self.stream.flush()
+
+    def _told(self, failure: Failure) -> None:
+        for each in list(self.unreported):
+            if (each.op, each.line, each.kind) == (failure.op, failure.line, failure.kind):
+                self.unreported.remove(each)
+
+    def link(self, other: Recovery) -> None:
+        """Note that tensors move between two meshes: a rank of one may wait for one of the other."""
+        if other is not self:
+            self.linked.add(other)
+            other.linked.add(self)
+
+    def _members(self) -> list[Recovery]:
+        """Return the meshes between which tensors move, one for each mesh of processes, this one first."""
+        found: dict[str, Recovery] = {}
+        seen: set[Recovery] = set()
+        pending: list[Recovery] = [self]
+        while pending:
+            each = pending.pop()
+            if each not in seen:
+                seen.add(each)
+                found.setdefault(each.uid, each)
+                pending.extend(list(each.linked))
+        return list(found.values())
+
+    def _flush_linked(self) -> None:
+        """Send the ops of meshes whose tensors this one may wait for."""
+        seen: set[Recovery] = {self}
+        pending = list(self.linked)
+        while pending:
+            each = pending.pop()
+            if each not in seen:
+                seen.add(each)
+                pending.extend(list(each.linked))
+                with suppress(MonarchError):
+                    # A death there is told by what this mesh gets.
+                    each.stream.flush()
+
+    def recover(self) -> None:
+        """Let all ranks go on, with the same view of what has failed, also those of meshes that it waits for.
+
+        Raises:
+            DeviceMeshError: a rank has died, or collectives keep failing.
+        """
+        with recovering:
+            idle = 0
+            known: dict[int, Failure] = {}
+            while True:
+                found, members, lost, new = self._agree_all()
+                idle = 0 if found else idle + 1
+                # Ranks tell a failure once, and a heal tells it to the ranks of its own mesh only.
+                known.update(found)
+                if new:
+                    for each, positions in new:
+                        each._heal(positions, known)
+                elif not self._resumed(members, known, lost):
+                    return
+                if idle >= _ROUNDS:
+                    raise DeviceMeshError(
+                        f"the collectives of {self._name} fail again and again, without an error of their "
+                        f"own: look at the output of its ranks, and heal or restart the mesh",
+                        mesh=self._name,
+                    )
+
+    def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
+        """Let the ranks of some meshes run ops again; return whether some have halted once more."""
+        waiting = [(each, each.whole.resume.call(known, True, None, lost)) for each in members]
+        for each, future in waiting:
+            try:
+                reports = future.get(_WAIT_S)
+            except MonarchError:
+                if each is self:
+                    raise
+                continue
+            each.is_due = any(report.halted for report in reports.values())
+        return any(each.is_due for each in members)
+
+    def _agree_all(
+        self,
+    ) -> tuple[dict[int, Failure], list[Recovery], frozenset[str], list[tuple[Recovery, list[int]]]]:
+        """Halt the ranks of all meshes; return what has failed, the meshes that live, uids of the others, new ranks."""
+        found: dict[int, Failure] = {}
+        living: list[Recovery] = []
+        lost: set[str] = set()
+        new: list[tuple[Recovery, list[int]]] = []
+        for each in self._members():
+            each.is_due = False
+            try:
+                failures, positions = each.agree()
+            except MonarchError:
+                if each is self:
+                    raise
+                lost.add(each.uid)
+                continue
+            living.append(each)
+            if positions:
+                new.append((each, positions))
+            for number, failure in failures.items():
+                found[number] = merged(found.get(number), failure)
+        return found, living, frozenset(lost), new
+
+    def agree(self) -> tuple[dict[int, Failure], list[int]]:
+        """Halt all ranks.
+
+        Returns:
+            The failures on any of them, by reference; and the positions of new ones, in the whole mesh.
+        """
+        found: dict[int, Failure] = {}
+        halts = list(self.whole.halt.call().get(_WAIT_S).values())
+        for halt in halts:
+            for number, failure in halt.failures.items():
+                found[number] = merged(found.get(number), failure)
+        for failure in {(each.op, each.line, each.kind): each for each in found.values()}.values():
+            self.unreported.append(failure)
+        return found, [position for position, halt in enumerate(halts) if halt.is_new]

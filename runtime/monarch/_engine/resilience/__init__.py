@@ -1,0 +1,1 @@
+"""Tensors of a mesh after deaths of ranks."""

@@ -1,0 +1,156 @@
+"""After dead ranks were replaced: new ranks get the tensors that others hold too; the others are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch.distributed.tensor import Replicate
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.shapes.region import Region
+from monarch._engine.failures import LOST, Failure
+from monarch._engine.rank.restoring import Account, Restored, is_op, is_put
+from monarch._engine.stream import new_number
+from monarch._engine.tensor_mesh import TensorMesh
+from monarch._meshes.inside import view_at
+
+_WAIT_S = 600.0
+"""Seconds to wait for the ranks, which send each other tensors."""
+
+
+def heal_tensors(
+    meshes: Sequence[TensorMesh], whole: Any, shape: Region, replaced: Sequence[int], found: dict[int, Failure]
+) -> bool:
+    """Let the ranks of some meshes go on after some of them were replaced.
+
+    Args:
+        meshes: all that hold tensors on these processes.
+        whole: the executors of the whole mesh of processes.
+        shape: of the whole mesh.
+        replaced: base ranks of the new processes.
+        found: what is known to have failed.
+
+    Returns:
+        Whether all ranks go on.
+    """
+    with ExitStack() as stack:
+        for mesh in meshes:
+            stack.enter_context(mesh.stream.held(_WAIT_S))
+        return _Healing(meshes, whole, shape, replaced, found).run()
+
+
+class _Healing:
+    def __init__(
+        self,
+        meshes: Sequence[TensorMesh],
+        whole: Any,
+        shape: Region,
+        replaced: Sequence[int],
+        found: dict[int, Failure],
+    ) -> None:
+        self._meshes = {mesh.region: mesh for mesh in meshes}
+        self._whole = whole
+        self._shape = shape
+        self._new = set(replaced)
+        self._accounts: dict[int, Account] = {}
+        self._failures = dict(found)
+
+    def run(self) -> bool:
+        recovery = next(iter(self._meshes.values())).recovery
+        failures, new = recovery.agree()
+        for number, failure in failures.items():
+            self._failures.setdefault(number, failure)
+        self._new.update(self._shape.base_rank(position) for position in new)
+        found = self._whole.account.call().get(_WAIT_S).values()
+        self._accounts = dict(zip(self._shape.base_ranks(), found, strict=True))
+        self._cancel_ops()
+        self._whole.drop_ops.call().get(_WAIT_S)
+        waiting = [self._view(rank).restore.call(*self._restored(rank)) for rank in sorted(self._new)]
+        for future in waiting:
+            future.get(_WAIT_S)
+        for mesh in self._meshes.values():
+            mesh.stream.forget_ranks()
+        reports = self._whole.resume.call(self._failures, True, list(self._meshes)).get(_WAIT_S)
+        recovery.is_due = any(report.halted for report in reports.values())
+        return not recovery.is_due
+
+    def _view(self, rank: int) -> Any:
+        point = self._shape.extent.point(self._shape.position_of(rank) or 0)
+        return view_at(self._whole, self._shape.slice(**{axis: point[axis] for axis in self._shape.extent.labels}))
+
+    def _living(self, mesh: TensorMesh) -> list[int]:
+        return [rank for rank in mesh.ranks if rank not in self._new]
+
+    def _cancel_ops(self) -> None:
+        """Cancel the ops that wait, so that the state is that after the last op that all ranks have run.
+
+        An op that only some ranks have run has changed tensors on these, which have no value then.
+        """
+        for region, mesh in self._meshes.items():
+            waiting = [
+                [entry for each, entry in self._accounts[rank].kept if each == region and is_op(entry)]
+                for rank in self._living(mesh)
+            ]
+            least = min(map(len, waiting), default=0)
+            longest = max(waiting, key=len) if waiting else []
+            some = len(longest) - least
+            for entry in longest[:some]:
+                self._fail_op(mesh, entry, True)
+            for entry in (*longest[some:], *mesh.stream.take_ops()):
+                self._fail_op(mesh, entry, False)
+
+    def _fail_op(self, mesh: TensorMesh, entry: Any, ran_somewhere: bool) -> None:
+        number, inputs, _, outputs, line = entry
+        template = mesh.stream.templates.get(number)
+        # A recorded step that the program has dropped may have changed any of its inputs.
+        written = inputs if template is None else [inputs[at] for at in template.writes]
+        changed = written if ran_somewhere else []
+        ranks = tuple(sorted(self._new))
+        text = (
+            f"the value is missing: {describe_ranks(list(ranks))} of {mesh.procs.name} died before the op that makes "
+            f"or changes it had run on all ranks; make it again, or load it from a checkpoint"
+        )
+        for each in (*outputs, *changed):
+            if each:
+                self._failures.setdefault(each, Failure("", line, ranks, LOST, text, ""))
+
+    def _restored(self, rank: int) -> tuple[Any, ...]:
+        """Return what a new rank needs: tensors by the rank that gives them."""
+        sources: dict[int, list[Restored]] = {}
+        meshes = [mesh for mesh in self._meshes.values() if rank in mesh.ranks]
+        # Parts from the program that have waited for this.
+        arrived = {entry[1] for _, entry in self._accounts[rank].kept if is_put(entry)}
+        for mesh in meshes:
+            live: list[tuple[int, Any]] = list(mesh.stream.live.items())
+            for number, layout in live:
+                if number in self._failures or number in arrived:
+                    continue
+                giver = next((each for each in self._replicas(mesh, layout, rank) if self._holds(each, number)), None)
+                if giver is None:
+                    self._lose(mesh, number, layout)
+                    continue
+                restored = Restored(number, mesh.region, tuple(layout.shape), layout.stride, layout.placements)
+                sources.setdefault(giver, []).append(restored)
+        return [(self._view(each), wanted) for each, wanted in sources.items()], new_number()
+
+    def _holds(self, rank: int, number: int) -> bool:
+        return number in self._accounts[rank].held
+
+    def _replicas(self, mesh: TensorMesh, layout: Any, rank: int) -> list[int]:
+        """Return living ranks with the same part of a tensor."""
+        if layout.is_local:
+            return []
+        divided = [at for at, each in enumerate(layout.placements) if not isinstance(each, Replicate)]
+        own = mesh.coordinates(rank)
+        return [other for other in self._living(mesh) if all(mesh.coordinates(other)[at] == own[at] for at in divided)]
+
+    def _lose(self, mesh: TensorMesh, number: int, layout: Any) -> None:
+        ranks = tuple(sorted(self._new & set(mesh.ranks)))
+        text = (
+            f"the value is missing: a part of this tensor of shape {tuple(layout.shape)} was only on "
+            f"{describe_ranks(list(ranks))} of {mesh.procs.name}, which died; make it again, or load it from a "
+            f"checkpoint"
+        )
+        self._failures[number] = Failure("", 0, ranks, LOST, text, "")

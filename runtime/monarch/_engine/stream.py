@@ -1,0 +1,259 @@
+"""The ops of one mesh on their way to its ranks: collected, sent in batches, and what has become of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any
+
+from monarch._engine.encoding import NEW, Entry, Template, pack
+from monarch._engine.layout import Layout
+from monarch._engine.local.layout import RankLayout
+from monarch._engine.recording.observer import current
+from monarch._meshes.inside import node_of
+from monarch._wire.held import Held
+from monarch.exceptions import DeviceMeshError
+
+BATCH = 64
+"""Entries after which a batch is sent."""
+_SOON = 0.004
+"""Seconds after which a batch is sent that is not full."""
+_IN_FLIGHT = 64
+"""Batches that the ranks may be behind; a program that is faster waits."""
+
+_TURN = 0.1
+"""Seconds that the main thread waits for the lock before it runs handlers of signals, and waits again."""
+_MAIN = threading.main_thread().ident
+_signals = Held(lambda: None)
+"""Defers handlers of signals while a batch is sent. Main thread only."""
+_numbers = count(1)
+"""References, unique in the program: ranks of overlapping slices keep theirs in one table."""
+
+
+def new_number() -> int:
+    """Return a number that no reference has."""
+    return next(_numbers)
+
+
+class Ref:
+    """A reference to a tensor on the ranks, which forget it when this is garbage."""
+
+    __slots__ = ("__weakref__", "number", "stream")
+
+    def __init__(self, stream: Stream, layout: Layout | RankLayout) -> None:
+        self.stream = stream
+        self.number = number = next(_numbers)
+        stream.live[number] = layout
+
+    def __del__(self) -> None:
+        # Runs in any thread and also while a lock is held, so it only appends.
+        stream = self.stream
+        stream.live.pop(self.number, None)
+        stream.pending.append(self.number)
+
+
+class Order:
+    """Keeps the ops of all slices of a mesh of processes in the order of the program, since they share ranks.
+
+    Attributes:
+        last: the stream that issued the last op. Any thread sets it: ops of several threads have no order.
+    """
+
+    def __init__(self) -> None:
+        self.last: Stream | None = None
+
+    def next(self, stream: Stream) -> None:
+        """Send what the stream before has not sent yet."""
+        last, self.last = self.last, stream
+        if last is not None:
+            with suppress(DeviceMeshError):
+                # Told by the next look.
+                last.flush(wait=False)
+
+
+class Stream:
+    """The ops of one mesh or slice, in the order in which the program issues them.
+
+    Args:
+        actors: the executors on the ranks of the mesh.
+        order: of all slices of the mesh of processes.
+    """
+
+    def __init__(self, actors: Any, order: Order | None = None) -> None:
+        self.actors = actors
+        self.order = order or Order()
+        self.pending: deque[Entry] = deque()
+        """Entries that were not sent. Any thread appends; ``flush`` takes, with the lock."""
+        self.live: dict[int, Layout | RankLayout] = {}
+        """Layouts of the tensors that the program holds, by reference; single operations of a dict, from any thread."""
+        self.sent: deque[Any] = deque()
+        """Futures of batches that may be running, oldest first. Lock: ``_lock``."""
+        self.on_done: Callable[[Any], None] = lambda future: None
+        """Called with the future of each batch that is done, in the thread of the program. Set once."""
+        self.templates: dict[int, Template] = {}
+        """All templates by number; single operations of a dict."""
+        self._retired: dict[int, int] = {}
+        """Templates that are of no use once another one was sent, by the number of that one. Likewise."""
+        self._known: set[int] = set()
+        """Templates that the ranks have. Lock: ``_lock``."""
+        self._next_template = count(1)
+        self._lock = threading.RLock()
+        """Held while a batch is sent, so that batches stay in order."""
+        self._scheduled = False
+        """Whether a timer will send what is pending. Set with an append, cleared by the sender."""
+        self._node = node_of(actors)
+
+    def template(self, template: Template) -> int:
+        """Return the number of a new template."""
+        number = next(self._next_template)
+        self.templates[number] = template
+        return number
+
+    def retire(self, number: int, last: Template, values: tuple[Any, ...]) -> None:
+        """Append a last op, after which a template is of no use. Only appends: runs in any thread, with any lock."""
+        final = self.template(last)
+        self._retired[final] = number
+        self.pending.append((final, (), values, (), 0))
+
+    def issue(
+        self, number: int, inputs: tuple[int, ...], values: tuple[Any, ...], outputs: tuple[int, ...], line: int
+    ) -> None:
+        """Append an op. It is sent with a batch, or after some milliseconds."""
+        observer = current.observer
+        if observer is not None:
+            values = observer.issued(self, number, inputs, values, outputs, line)
+        if self.order.last is not self:
+            self.order.next(self)
+        pending = self.pending
+        pending.append((number, inputs, values, outputs, line))
+        if len(pending) >= BATCH:
+            self.flush()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._node.receive_loop.call_later(_SOON, self._post)
+
+    def _post(self) -> None:
+        """Send in a thread that may wait; the receiving thread must not."""
+        self._node.lanes.post("tensors", self._send_late)
+
+    def _send_late(self) -> None:
+        try:
+            self.flush(wait=False)
+        except Exception as error:
+            # The program is told at its next op or look, which asks again.
+            del error
+
+    def flush(self, wait: bool = True) -> None:
+        """Send what is pending.
+
+        Args:
+            wait: whether to wait if the ranks are far behind.
+
+        Raises:
+            DeviceMeshError: a rank has died.
+        """
+        with self._quiet():
+            self._send()
+            done = [self.sent.popleft() for _ in range(self._finished())]
+            late = [self.sent.popleft()] if wait and len(self.sent) > _IN_FLIGHT else []
+            for future in done:
+                self.on_done(future)
+        for future in late:
+            future.exception()
+            self.on_done(future)
+
+    @contextmanager
+    def _quiet(self) -> Generator[None]:
+        """Hold the lock. The program's handlers of signals run before or after, so that they may use tensors too.
+
+        A Stop in the middle would also reach some ranks with a batch, and others without.
+        """
+        if threading.get_ident() != _MAIN:
+            with self._lock:
+                yield
+            return
+        held = _signals.begin()
+        try:
+            while not self._lock.acquire(timeout=_TURN):
+                _signals.end_and_run(held)
+                held = _signals.begin()
+            try:
+                yield
+            finally:
+                self._lock.release()
+        finally:
+            _signals.end_and_run(held)
+
+    def _send_batch(self, batch: list[Entry]) -> None:
+        try:
+            self.sent.append(self.actors.run.call(pack(batch)))
+        except Exception:
+            # Nothing was sent: a rank has died. Healing cancels the ops, see resilience/healing.py.
+            self.pending.extendleft(reversed([each for each in batch if isinstance(each, int) or each[0] != NEW]))
+            self._known.clear()
+            raise
+
+    def take_ops(self) -> list[tuple[Any, ...]]:
+        """Return the ops that were not sent, which are forgotten."""
+        with self._lock:
+            entries = [self.pending.popleft() for _ in range(len(self.pending))]
+            self.pending.extend(each for each in entries if isinstance(each, int))
+            return [each for each in entries if not isinstance(each, int)]
+
+    @contextmanager
+    def held(self, wait_s: float) -> Generator[None]:
+        """Let other threads send nothing in a block.
+
+        Args:
+            wait_s: seconds to wait for a thread that sends.
+
+        Raises:
+            DeviceMeshError: it has not ended.
+        """
+        if not self._lock.acquire(timeout=wait_s):
+            raise DeviceMeshError(
+                f"another thread has been sending ops on tensors for {wait_s:.0f} s; interrupt it, or restart the mesh"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _send(self) -> None:
+        """Send what is pending, with the lock."""
+        self._scheduled = False
+        batch: list[Entry] = []
+        pending, known = self.pending, self._known
+        while pending:
+            entry = pending.popleft()
+            if not isinstance(entry, int) and entry[0] not in known:
+                known.add(entry[0])
+                batch.append((NEW, entry[0], self.templates[entry[0]]))
+            batch.append(entry)
+        if batch:
+            self._send_batch(batch)
+        for entry in batch if self._retired else ():
+            if not isinstance(entry, int) and entry[0] in self._retired:
+                self.templates.pop(self._retired.pop(entry[0]), None)
+                self.templates.pop(entry[0], None)
+
+    def follow(self, future: Any) -> None:
+        """Look later at what a message of its own has answered."""
+        with self._quiet():
+            self.sent.append(future)
+
+    def _finished(self) -> int:
+        number = 0
+        for future in self.sent:
+            if not future.done:
+                break
+            number += 1
+        return number
+
+    def forget_ranks(self) -> None:
+        """Send all templates again, since some ranks are new."""
+        with self._lock:
+            self._known.clear()

@@ -1,0 +1,1 @@
+"""Modules whose parameters are tensors of a mesh."""

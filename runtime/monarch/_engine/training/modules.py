@@ -1,0 +1,180 @@
+"""``module_to_mesh``: a module whose parameters and buffers are tensors of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from monarch._engine import wiring
+from monarch._engine.distributing import distribute_to
+from monarch._engine.dtensor_compat import resetter_of
+from monarch._engine.making import made_with_placements
+from monarch._engine.redistribution import moved, to_placements
+from monarch._engine.specs import Placements, replicated
+from monarch._engine.tensor import Tensor
+from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.training.plans import check_patterns, placements_for, split_plan
+from monarch._engine.training.styles import apply_hooks, check_style, dim_of, divided
+from monarch.exceptions import ArgumentError, AxisError
+
+M = TypeVar("M", bound=nn.Module)
+
+wiring.wire()
+
+
+def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str | None = None) -> M:
+    """Move the parameters and buffers of a module to a mesh, in place, and return it.
+
+    Gradients are combined over the mesh without being asked, and are divided as their parameters are; so is the state
+    of an optimizer.
+
+    Args:
+        module: any module. Parameters that are shared stay shared. Those on the device ``meta`` are made on the ranks,
+            by the ``reset_parameters`` of their modules.
+        mesh: a Mesh, or a mesh of processes or a slice of one.
+        plan: ``"replicate"``: each rank has all parameters. ``"shard"``: each parameter is divided over all ranks, and
+            gathered when its module runs. ``"auto"``: ``"shard"`` for parameters from 65,536 elements on. A dict: specs
+            as for ``monarch.distribute``, or one of these names, by pattern of names of parameters, such as
+            ``{"*.up.weight": ["mp", None]}``; or styles of ``torch.distributed.tensor.parallel`` by pattern of names of
+            modules, such as ``{"*.up": ColwiseParallel()}``. Others are replicated.
+        axis: that along which parallel styles divide; the last one of the mesh by default.
+
+    Raises:
+        ArgumentError: the plan does not fit the module, or a module on ``meta`` has no ``reset_parameters``.
+        AxisError: the mesh has no axis of a spec.
+        DeviceMeshError: a rank has died.
+    """
+    target = tensor_mesh_of(mesh)
+    _Mover(module, target, plan, _axis(target, axis)).run()
+    return module
+
+
+def _axis(mesh: TensorMesh, axis: str | None) -> int:
+    if axis is not None and axis not in mesh.axes:
+        raise AxisError(f"axis: the mesh has no axis {axis!r}; it has {', '.join(mesh.axes)}")
+    return mesh.axes.index(axis) if axis is not None else len(mesh.axes) - 1
+
+
+class _Mover:
+    """Moves one module. Nothing is changed before the plan is checked."""
+
+    def __init__(self, module: nn.Module, mesh: TensorMesh, plan: Any, axis: int) -> None:
+        self._module, self._mesh, self._axis = module, mesh, axis
+        self._plan, self._styles = split_plan(plan)
+        self._known: dict[int, Any] = {}
+        self._gathered: dict[int, list[str]] = {}
+
+    def run(self) -> None:
+        names = [name for name, _ in self._module.named_parameters(remove_duplicate=False)]
+        check_patterns(self._plan, names, "parameter")
+        modules: dict[str, nn.Module] = dict(cast("Any", self._module.named_modules(remove_duplicate=False)))
+        check_patterns(self._styles, [name for name in modules if name], "module")
+        for pattern, style in self._styles.items():
+            for name, each in modules.items():
+                if fnmatchcase(name, pattern):
+                    check_style(style, each, name)
+        placed = {
+            name: self._placements(modules, name, parameter)
+            for name, parameter in self._module.named_parameters(remove_duplicate=False)
+        }
+        empty = [(name, each) for name, each in modules.items() if _is_meta(each)]
+        for name, each in empty:
+            if resetter_of(each) is None:
+                raise ArgumentError(
+                    f"module_to_mesh: {name or type(each).__name__} ({type(each).__name__}) has tensors on the device "
+                    f"meta and no reset_parameters() that makes their values"
+                )
+        for prefix, part in modules.items():
+            self._move(prefix, part, placed)
+        with torch.no_grad():
+            for _, each in dict((id(each), (name, each)) for name, each in empty).values():
+                cast("Callable[[], Any]", resetter_of(each))()
+        for pattern, style in self._styles.items():
+            for name, each in modules.items():
+                if fnmatchcase(name, pattern):
+                    apply_hooks(style, each, self._axis)
+
+    def _placements(
+        self, modules: Mapping[str, nn.Module], name: str, parameter: torch.Tensor
+    ) -> tuple[Placements, bool]:
+        placements, gathers = placements_for(self._plan or "replicate", self._mesh, name, parameter)
+        owner, _, own = name.rpartition(".")
+        for pattern, style in self._styles.items():
+            if fnmatchcase(owner, pattern):
+                return divided(placements, self._axis, dim_of(style, modules[owner], own)), False
+        return placements, gathers
+
+    def _move(self, prefix: str, part: nn.Module, placed: dict[str, tuple[Placements, bool]]) -> None:
+        gathered: list[str] = []
+        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            full = f"{prefix}.{name}" if prefix else name
+            if isinstance(parameter, Tensor):
+                continue
+            placements, gathers = placed[full]
+            setattr(part, name, self._parameter(parameter, placements))
+            if gathers:
+                gathered.append(name)
+        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            if not isinstance(buffer, Tensor):
+                setattr(part, name, self._buffer(buffer))
+        if gathered:
+            _gather_when_run(part, gathered)
+
+    def _parameter(self, parameter: nn.Parameter, placements: Placements) -> nn.Parameter:
+        found = self._known.get(id(parameter))
+        if found is None:
+            made = nn.Parameter(self._moved(parameter, placements), requires_grad=parameter.requires_grad)
+            # The old one is kept too, so that no other gets its id.
+            found = self._known[id(parameter)] = made, parameter
+            if parameter.requires_grad:
+                cast("Any", made).register_hook(_synchronizer(placements))
+        return found[0]
+
+    def _buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        found = self._known.get(id(buffer))
+        if found is None:
+            whole = placements_for("replicate", self._mesh, "", buffer)[0]
+            found = self._known[id(buffer)] = self._moved(buffer, whole), buffer
+        return found[0]
+
+    def _moved(self, tensor: torch.Tensor, placements: Placements) -> Tensor:
+        if tensor.is_meta:
+            return made_with_placements(self._mesh, "empty", tuple(tensor.shape), tensor.dtype, placements, ())
+        return distribute_to(self._mesh, tensor.detach(), placements)
+
+
+def _is_meta(module: nn.Module) -> bool:
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return any(each.is_meta for each in own)
+
+
+def _synchronizer(placements: Placements) -> Any:
+    """Return a hook that combines a gradient once, where it arises, instead of at each use."""
+
+    def synchronize(grad: torch.Tensor) -> torch.Tensor:
+        if isinstance(grad, Tensor) and grad.monarch_layout.placements != placements:
+            return moved(grad, placements)
+        return grad
+
+    return synchronize
+
+
+def _gather_when_run(module: nn.Module, names: list[str]) -> None:
+    """Let a module see whole parameters while it runs."""
+
+    def before(module: nn.Module, args: Any) -> None:
+        for name in names:
+            parameter: Any = dict(module.named_parameters(recurse=False, remove_duplicate=False))[name]
+            # An attribute of the object comes before a parameter of the same name.
+            module.__dict__[name] = to_placements(parameter, replicated(parameter.placements))
+
+    def after(module: nn.Module, args: Any, result: Any) -> None:
+        for name in names:
+            module.__dict__.pop(name, None)
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)

@@ -1,0 +1,73 @@
+"""A picture of a tensor of a mesh: which rank holds which part, with the same as text."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._engine.fetching import part_of
+from monarch._engine.tensor import Tensor, described
+
+_WIDTH, _HEIGHT = 360.0, 200.0
+"""Size of the picture in pixels."""
+_MOST = 256
+"""Parts that are drawn; a tensor with more is described by text."""
+
+
+def parts_of(tensor: Tensor) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """Return the base ranks that hold each part, by its sizes and offsets."""
+    layout = tensor.monarch_layout
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for rank in layout.mesh.ranks:
+        found.setdefault(part_of(layout.mesh, layout.shape, layout.placements, rank), []).append(rank)
+    return found
+
+
+def picture(tensor: Tensor) -> str:
+    """Return the picture as HTML; asks no rank for values."""
+    parts = parts_of(tensor)
+    text = f"monarch.Tensor({described(tensor)})"
+    if len(parts) > _MOST or tensor.dim() == 0:
+        return f"<pre>{escape(text)}\n{escape(as_text(tensor))}</pre>"
+    # The first two divided dims are drawn, the last of them from left to right.
+    divided = [dim for dim, entry in enumerate(tensor.spec) if entry is not None][:2]
+    across = divided[-1] if divided else tensor.dim() - 1
+    down = divided[0] if len(divided) > 1 else None
+    boxes = "".join(_box(tensor, sizes, offsets, ranks, across, down) for (sizes, offsets), ranks in parts.items())
+    label = escape(f"{text}; {as_text(tensor)}", quote=True)
+    return (
+        f"<div><code>{escape(text)}</code></div>"
+        f'<svg role="img" aria-label="{label}" width="{_WIDTH:.0f}" height="{_HEIGHT:.0f}" '
+        f'viewBox="-1 -1 {_WIDTH + 2:.0f} {_HEIGHT + 2:.0f}" font-family="sans-serif" font-size="12">'
+        f"<title>{label}</title>{boxes}</svg>"
+    )
+
+
+def as_text(tensor: Tensor) -> str:
+    """Return which ranks hold which part, as text."""
+    lines: list[str] = []
+    for (sizes, offsets), ranks in list(parts_of(tensor).items())[:_MOST]:
+        place = ", ".join(f"{offset}:{offset + size}" for size, offset in zip(sizes, offsets, strict=True))
+        lines.append(f"{describe_ranks(ranks)}: [{place}]")
+    return "; ".join(lines)
+
+
+def _box(tensor: Tensor, sizes: Any, offsets: Any, ranks: list[int], across: int, down: int | None) -> str:
+    if 0 in sizes:
+        return ""
+    left, width = _span(tensor, sizes, offsets, across, _WIDTH)
+    top, height = (0.0, _HEIGHT) if down is None else _span(tensor, sizes, offsets, down, _HEIGHT)
+    # Hues far apart for neighbours; the text says the same.
+    hue = ranks[0] * 137 % 360
+    return (
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'fill="hsl({hue} 60% 85%)" stroke="#555"/>'
+        f'<text x="{left + width / 2:.1f}" y="{top + height / 2:.1f}" text-anchor="middle" fill="#222" '
+        f'dominant-baseline="middle">{escape(describe_ranks(ranks))}</text>'
+    )
+
+
+def _span(tensor: Tensor, sizes: Any, offsets: Any, dim: int, length: float) -> tuple[float, float]:
+    scale = length / max(1, tensor.shape[dim])
+    return offsets[dim] * scale, sizes[dim] * scale

@@ -1,0 +1,42 @@
+"""Memory of tensors for ``%mesh``. Imports torch only if the program has tensors of a mesh."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from monarch._node.current import current_node
+
+
+class HeldRow(NamedTuple):
+    """The tensors of one name on one mesh.
+
+    Attributes:
+        mesh: its name.
+        name: that the program has for the tensors.
+        tensors: their number.
+        size: bytes of the whole tensors.
+        most: bytes on the rank that holds most of them.
+    """
+
+    mesh: str
+    name: str
+    tensors: int
+    size: int
+    most: int
+
+
+def tensors_held(names: Mapping[str, Any]) -> list[HeldRow]:
+    """Return the memory that tensors of meshes hold; asks no rank.
+
+    Args:
+        names: variables of the program.
+    """
+    if "monarch._engine.tensor_mesh" not in sys.modules:
+        return []
+    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.views.memory import held_by_name
+
+    meshes = current_node().part(TensorMeshes).known.values()
+    return [HeldRow(repr(mesh.procs.name), *held) for mesh in list(meshes) for held in held_by_name(mesh, names)]

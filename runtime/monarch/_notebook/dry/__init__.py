@@ -1,0 +1,1 @@
+"""Cells that are simulated instead of run."""

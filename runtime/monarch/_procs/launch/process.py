@@ -1,0 +1,158 @@
+"""The launcher of simulated hosts: agents that are processes of this machine, and connect as those of others do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from monarch._procs.agent.main import UNABLE
+from monarch._procs.agent.request import AgentConfig
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route
+from monarch._procs.launch.local import hand_over
+from monarch._procs.os.posix import proc_start_time
+from monarch._wire.messages import Listening
+from monarch.exceptions import ArgumentError
+
+HERE = "127.0.0.1"
+_END_S = 5.0
+
+
+def parent() -> tuple[int, int]:
+    """Return the pid and start time of this process, for agents that must end with it."""
+    return os.getpid(), proc_start_time(os.getpid()) or 0
+
+
+def start_agent(
+    config: AgentConfig,
+    prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    module: str = "monarch._procs.agent.main",
+) -> subprocess.Popen[bytes]:
+    """Start a host agent as a separate process."""
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        env={**os.environ, **(env or {})},
+    )
+    hand_over(process, msgspec.msgpack.encode(config))
+    return process
+
+
+@dataclass(frozen=True)
+class ProcessLauncher:
+    """Simulated hosts.
+
+    Attributes:
+        addresses: for each, the address to listen on; all listen at 127.0.0.1 if empty.
+        prefixes: for each, a command to start it under, such as one that enters a network namespace.
+        env: additional environment variables.
+        count: the number of hosts if the request names none.
+    """
+
+    addresses: Sequence[str] = ()
+    prefixes: Sequence[Sequence[str]] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    count: int = 0
+
+    def ask(self, request: HostRequest) -> ProcessLaunch:
+        """Start the agents.
+
+        Raises:
+            ArgumentError: no number of hosts is given.
+        """
+        count = request.count or self.count
+        if count < 1:
+            raise ArgumentError(f"process: expected a number of hosts, at least 1, got {count}")
+        return ProcessLaunch(self, count, request)
+
+
+class ProcessLaunch:
+    """Agents of this machine.
+
+    Args:
+        launcher: its settings.
+        count: the number of agents.
+        request: what was asked for.
+    """
+
+    def __init__(self, launcher: ProcessLauncher, count: int, request: HostRequest) -> None:
+        self.expected = count
+        self.forwarded, self.agent_here = False, True
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._connected = False
+        self._addresses = list(launcher.addresses) or [HERE] * count
+        try:
+            for index in range(count):
+                config = msgspec.structs.replace(request.agent, listen=f"tcp://{self._addresses[index]}")
+                config.owner_pid, config.owner_start = parent()
+                prefix = list(launcher.prefixes[index]) if launcher.prefixes else []
+                self.processes.append(start_agent(config, prefix, launcher.env, subprocess.PIPE))
+        except BaseException:
+            self.end()
+            raise
+        self._waiting = list(range(count))
+
+    def watch(self, timeout: float) -> Sequence[News]:
+        """Return what the next agent says; agents of this machine always say something."""
+        if not self._waiting:
+            return []
+        index = self._waiting.pop(0)
+        process, host = self.processes[index], f"{self._addresses[index]}"
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line or line.startswith(UNABLE.encode()):
+            if not line:
+                process.wait()
+            why = line.decode().strip() or f"exited during startup with code {process.returncode}"
+            return [Failed(f"a host agent at {host}", why)]
+        return [Joined(host, index, msgspec.json.decode(line, type=Listening))]
+
+    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+        """Return the address of an agent."""
+        self._connected = True
+        return Route(joined.listening.owner_address)
+
+    def settle(self) -> None:
+        """Do nothing: no agent is waited for longer than it takes."""
+
+    def keep_trying(self) -> bool:
+        """Return False: what has failed here fails again."""
+        return False
+
+    def left(self) -> float | None:
+        """Return None: nobody takes the hosts back."""
+        return None
+
+    def end(self) -> None:
+        """Wait until the agents have ended, which the session has told those that it connected to; kill the others."""
+        for process in self.processes:
+            if not self._connected:
+                process.terminate()
+        deadline = time.monotonic() + _END_S
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def make(where: str, count: int, options: Mapping[str, Any]) -> ProcessLauncher:
+    """Return the launcher of ``process:2``, or of ``process`` with a number of hosts."""
+    if where and not where.isdecimal():
+        raise ArgumentError(f"process: expected a number of hosts, got {where!r}")
+    return ProcessLauncher(count=int(where or count), **options)

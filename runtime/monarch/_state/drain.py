@@ -1,0 +1,209 @@
+"""``drain``: move the ranks off hosts that are taken back, with their state, or shrink the mesh."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch._core.kinds import is_a
+from monarch._core.shapes.extent import axes_text
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.ask import endpoint_of
+from monarch._meshes.host_mesh import HostMesh
+from monarch._meshes.inside import hosts_of, node_of, region_of, state_of
+from monarch._meshes.procs.changes import changing
+from monarch._meshes.procs.proc_mesh import ProcMesh
+from monarch._meshes.procs.queries import actor_meshes_on, reaches
+from monarch._meshes.procs.replace import replace
+from monarch._meshes.procs.resize import resize
+from monarch._meshes.registry import meshes_of
+from monarch._node.future import Future, to_its_end
+from monarch._node.services.registry import name_of
+from monarch._state.handoff import receiver
+from monarch._state.handoff.sender import has_hooks, member_of
+from monarch._wire import messages as m
+from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError, ShapeError
+
+Means = tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]
+"""The services that give and take the state of an actor, and arguments of the first."""
+_START_S = 60.0
+"""Seconds for new processes and actors."""
+
+
+@dataclass
+class Drained:
+    """The result of ``drain``.
+
+    Attributes:
+        moved: ranks that run on another host now.
+        gone: ranks that have left the mesh.
+        lost: moved ranks whose state is lost, with the reason.
+        reports: by moved rank, what the service that gave the state of an actor reported.
+    """
+
+    moved: list[int] = field(default_factory=list[int])
+    gone: list[int] = field(default_factory=list[int])
+    lost: dict[int, str] = field(default_factory=dict[int, str])
+    reports: dict[int, Any] = field(default_factory=dict[int, Any])
+
+
+def drain(mesh: ProcMesh, hosts: HostMesh, *, onto: HostMesh | None = None, timeout: float = 30.0) -> ProcMesh:
+    """Move the ranks of a mesh off hosts that are going away, while these still run.
+
+    Each rank gets a new process on a host of ``onto``, with its actors constructed again with their original arguments.
+    Actors with ``__getstate__`` and ``__setstate__`` keep their state: it goes from the old process to the new one, in
+    its turn among their calls. If ``onto`` has too few hosts, the mesh shrinks: its last ranks end, and the hosts that
+    these leave take the others.
+
+    Args:
+        mesh: the processes.
+        hosts: the hosts that go.
+        onto: other hosts, on which the mesh does not run.
+        timeout: seconds for the running calls of the actors to end and for their state.
+
+    Returns:
+        The same mesh.
+
+    Raises:
+        ArgumentError: ``mesh`` or ``hosts`` are not such meshes.
+        ShapeError: no host would be left.
+        CallTimeoutError: a call still runs; the mesh is as before.
+        SpawnError: a new process has failed.
+        ActorError: the constructor or a state method of an actor raised.
+    """
+    if not is_a(mesh, ProcMesh) or not is_a(hosts, HostMesh) or not (onto is None or is_a(onto, HostMesh)):
+        raise ArgumentError("drain: expected a mesh of processes, and meshes of hosts")
+    leaving = [hosts_of(hosts)[rank] for rank in region_of(hosts).base_ranks()]
+    others = [hosts_of(onto)[rank] for rank in region_of(onto).base_ranks()] if onto is not None else []
+    to_its_end(node_of(mesh), "drain", lambda: drain_hosts(mesh, leaving, others, timeout))
+    return mesh
+
+
+def drain_hosts(
+    mesh: ProcMesh,
+    leaving: Sequence[str],
+    onto: Sequence[str],
+    timeout: float,
+    means: Callable[[ActorMesh], Means | None] = lambda mesh: None,
+    between: Callable[[list[int]], object] = lambda ranks: None,
+) -> Drained:
+    """Do what ``drain`` says, by ids of hosts; those that are lost already have no state to move.
+
+    Args:
+        mesh: the processes.
+        leaving: the hosts that go.
+        onto: other hosts.
+        timeout: seconds for the running calls and for the state.
+        means: how the state of an actor mesh moves; None for its own methods, if it has them.
+        between: called with the moved ranks when their actors exist, before they get their state.
+    """
+    node, until = node_of(mesh), time.monotonic() + timeout
+    procs = state_of(mesh).procs
+    shared = meshes_of(node).shared_of(procs.uid, procs.name, "drained")
+    before, size = procs.hosts, procs.size
+    going = [host for host in dict.fromkeys(before) if host in leaving]
+    free = [host for host in dict.fromkeys(onto) if host not in (*before, *leaving) and reaches(node, host)]
+    drained = Drained()
+    fewer = max(0, len(going) - len(free))
+    if not going:
+        return drained
+    if fewer >= len(before):
+        raise ShapeError(f"{mesh.name} runs only on hosts that go ({axes_text(mesh.extent)}); it needs others")
+    if fewer and procs.host_axes != 1:
+        raise ShapeError(f"{mesh.name} has several axes of hosts ({axes_text(mesh.extent)}), so it cannot shrink")
+    kept, tail = before[: len(before) - fewer], before[len(before) - fewer :]
+    moves = dict(zip([host for host in kept if host in going],
+                     [*(host for host in tail if host not in going), *free], strict=False))  # fmt: skip
+    ranks = [rank for rank in range(len(kept) * procs.per_host) if before[rank // procs.per_host] in moves]
+    packed = _pack(shared.procs.proc, _actors(actor_meshes_on(shared, node), means), ranks, until, drained)
+    if fewer:
+        resize(mesh, None, {procs.labels[0]: len(kept)}, max(1.0, until - time.monotonic()))
+        drained.gone = list(range(procs.size, size))
+    if not ranks:
+        return drained
+    old = [(procs.host(rank), procs.proc(rank)) for rank in ranks]
+    with changing(shared, node, "healed", _START_S):
+        _await(replace(shared, node, ranks, moves), time.monotonic() + _START_S)
+        if shared.starting is not None:
+            shared.starting.fill()
+    drained.moved = ranks
+    between(ranks)
+    _unpack(packed, timeout)
+    for host in moves:
+        names = [proc for each, proc in old if each == host]
+        if reaches(node, host):
+            node.peers.to_agent(host, m.Stop(node.proc, names, 0.0))
+    node.events.healed.tell(procs.uid, ranks)
+    return drained
+
+
+@dataclass
+class _Packed:
+    """The state of one actor on a rank that moves."""
+
+    mesh: ActorMesh
+    rank: int
+    take: str
+    state: Any
+
+
+def _actors(meshes: Sequence[ActorMesh], means: Callable[[ActorMesh], Means | None]) -> list[tuple[ActorMesh, Means]]:
+    found: list[tuple[ActorMesh, Means]] = []
+    for mesh in meshes:
+        how = means(mesh)
+        if how is None and has_hooks(state_of(mesh).cls):
+            how = receiver.state_of, receiver.set_state, ()
+        if how is not None:
+            found.append((mesh, how))
+    return found
+
+
+def _pack(
+    proc: Callable[[int], str],
+    actors: Sequence[tuple[ActorMesh, Means]],
+    ranks: Sequence[int],
+    until: float,
+    drained: Drained,
+) -> list[_Packed]:
+    """Ask the ranks for the state of their actors, in its turn, and return it."""
+    asked: list[tuple[ActorMesh, int, str, Future[Any]]] = []
+    for mesh, (give, take, args) in actors:
+        for rank in ranks:
+            if state_of(mesh).region.position_of(rank) is not None:
+                try:
+                    call = endpoint_of(member_of(mesh, rank), receiver.pack)
+                    asked.append((mesh, rank, name_of(take), call.call_one(secrets.token_hex(8), name_of(give), args)))
+                except DeviceMeshError as error:
+                    drained.lost[rank] = str(error)
+    packed: list[_Packed] = []
+    for mesh, rank, take, answer in asked:
+        try:
+            state, drained.reports[rank] = answer.get(max(0.1, until - time.monotonic()))
+        except DeviceMeshError as error:
+            # It is dead already.
+            drained.lost[rank] = str(error).partition("\n")[0]
+        else:
+            packed.append(_Packed(mesh, rank, take, state))
+    return packed
+
+
+def _unpack(packed: Sequence[_Packed], timeout: float) -> None:
+    """Give the state to the new actors; raise the first error."""
+    answers: Mapping[int, Future[Any]] = {
+        number: endpoint_of(member_of(each.mesh, each.rank), receiver.unpack).call_one(each.state, each.take, timeout)
+        for number, each in enumerate(packed)
+    }
+    errors = {number: answer.exception(timeout + 5.0) for number, answer in answers.items()}
+    ranks = [packed[number].rank for number, error in errors.items() if error is not None]
+    if ranks:
+        first = next(error for error in errors.values() if error is not None)
+        raise MonarchError(f"{describe_ranks(sorted(set(ranks)))} moved without their state: {first}") from first
+
+
+def _await(made: Sequence[Future[Any]], until: float) -> None:
+    for each in made:
+        each.get(max(0.0, until - time.monotonic()))

@@ -1,0 +1,1 @@
+"""Figures, metrics and progress of ranks, and the events of meshes."""

@@ -1,0 +1,93 @@
+"""Collectives of gloo that have not ended here, from the record that torch keeps of the last ones.
+
+A wait for a ``Work``, such as that of the backward pass of a parallel module, does not name its collective. The record
+does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from monarch._core.diagnosis.facts import Entered
+from monarch._core.kinds import is_list
+from monarch._tensors.collectives.waiting import ALIKE, labels
+from monarch._tensors.torch_compat import begun, default_group, group_names, recorded_collectives, recorded_name
+
+_GLOO = "gloo:"
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Int": "int32", "Long": "int64",
+    "Byte": "uint8", "Bool": "bool", "Short": "int16", "Char": "int8",
+}  # fmt: skip
+"""Names of dtypes, by those in the record."""
+
+
+class Recorded(NamedTuple):
+    """A collective that has not ended here."""
+
+    operation: str
+    group: Any
+    number: int
+    """How many collectives of the group had begun with it."""
+    tensors: str
+
+
+def records_of(group: Any, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of the collectives of a group."""
+    name = recorded_name(group)
+    own = [each for each in entries if each["process_group"][0] == name]
+    # Groups of the same name have been made one after another.
+    newest = max((each["pg_id"] for each in own), default=0)
+    return [each for each in own if each["pg_id"] == newest]
+
+
+def recorded_by_gloo() -> list[dict[str, Any]]:
+    """Return the records of the last collectives of gloo, the oldest first; none where torch keeps none."""
+    found: dict[str, Any] = json.loads(recorded_collectives() or "{}")
+    entries: list[dict[str, Any]] = found.get("entries") or []
+    return [each for each in entries if str(each["profiling_name"]).startswith(_GLOO)]
+
+
+def operation_in(record: dict[str, Any]) -> str:
+    """Return the operation of a record, as in ``all_reduce``."""
+    return str(record["profiling_name"]).removeprefix(_GLOO)
+
+
+def awaited(entered: Entered) -> Entered:
+    """Return a wait for a ``Work`` with what torch has recorded of it: the oldest collective that has not ended here.
+
+    It takes up to 0.1 s, so it is meant for waits that last.
+    """
+    entries = recorded_by_gloo()
+    found: list[tuple[int, Recorded]] = []
+    for group, _ in group_names() if entries else ():
+        unended = [each for each in records_of(group, entries) if not each["retired"]]
+        try:
+            count = begun(group)
+        except RuntimeError:
+            # It is being destroyed.
+            continue
+        for at, each in enumerate(unended):
+            number = count - (len(unended) - 1 - at)
+            found.append((each["time_created_ns"], Recorded(operation_in(each), group, number, _tensors(each))))
+    alike = [each for each in found if entered.operation in ("", each[1].operation)]
+    if not alike:
+        return entered
+    _, one = min(alike, key=lambda each: each[0])
+    members = tuple(dist.get_process_group_ranks(one.group))
+    name = dict(group_names()).get(one.group, "")
+    return entered._replace(
+        operation=one.operation, group=name, members=members, is_default=one.group is default_group(),
+        number=one.number, tensors=one.tensors, is_alike=one.operation in ALIKE, label=labels().get(name, ""),
+    )  # fmt: skip
+
+
+def _tensors(record: dict[str, Any]) -> str:
+    """Return dtype and shape of the tensor of a collective; empty if there are several, or none."""
+    dtypes, sizes = record.get("input_dtypes"), record.get("input_sizes")
+    if not is_list(dtypes) or not is_list(sizes) or len(dtypes) != 1 or len(sizes) != 1 or not is_list(sizes[0]):
+        return ""
+    dtype = _DTYPES.get(str(dtypes[0]), str(dtypes[0]).lower())
+    return f"{dtype}[{', '.join(map(str, sizes[0]))}]"

@@ -1,0 +1,107 @@
+"""Process groups that work on: the next generation gives the groups of the last one new connections.
+
+A program keeps groups in many places: DDP, a DeviceMesh, an optimizer. They stay the same objects, so a model trains on
+after a Stop has closed the connections of its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from monarch._tensors.torch_compat import (
+    backends_of,
+    default_group,
+    group_count,
+    group_names,
+    replace_backends,
+    set_group_count,
+)
+
+_MOST = 100
+"""How often groups get new connections; later ones are new groups."""
+_BETWEEN = ";"
+
+
+class Former(NamedTuple):
+    """A group of a generation that has ended."""
+
+    name: str
+    """The same on all its members."""
+    ranks: tuple[int, ...]
+    backend: str
+    group: Any
+    purpose: str | None
+    """None for a group of the user's code, and empty for one of the mesh that user code may have."""
+
+
+class Formers:
+    """The groups of the last generation of this process; empty if it ended in another way than by a failure.
+
+    Used by the thread that forms a generation.
+    """
+
+    def __init__(self) -> None:
+        self.default: Any = None
+        self.others: dict[str, Former] = {}
+        self.times = 0
+        """How often groups have got new connections here."""
+        self.renewed: list[Any] = []
+        """Groups that have got new connections."""
+        self.count = 0
+        """How many groups torch had named by numbers."""
+
+    def note(self, purposes: Mapping[int, str]) -> None:
+        """Note the groups of this process, which are about to be destroyed.
+
+        Args:
+            purposes: by the identity of a group that the mesh has made, its purpose.
+        """
+        self.default, self.others, self.count = default_group(), {}, group_count()
+        for group, name in group_names():
+            if group is not self.default:
+                ranks = tuple(dist.get_process_group_ranks(group))
+                self.others[name] = Former(name, ranks, backends_of(group), group, purposes.get(id(group)))
+
+    def take(self) -> Formers:
+        """Return the noted groups, and forget them here."""
+        taken = Formers()
+        if self.times < _MOST:
+            self.times += 1
+            taken.default, taken.others, taken.times, taken.count = self.default, self.others, self.times, self.count
+        self.default, self.others = None, {}
+        return taken
+
+    def text(self) -> str:
+        """Return the groups that this rank can renew, for the other ranks."""
+        return _BETWEEN.join([str(self.count), *sorted(self.others)])
+
+    def renew_default(self, size: int) -> None:
+        """Make the former default group the default one, with the connections of the new one."""
+        if self.default is not None and self.default.size() == size:
+            replace_backends(self.default, default_group(), self.times)
+            self.renewed.append(self.default)
+
+    def renew_others(self, texts: Sequence[str], make: Callable[[Former], Any]) -> list[Former]:
+        """Renew the groups that all their members have; in the same order on each rank, so that none waits in vain.
+
+        Args:
+            texts: what each rank has to say, by rank.
+            make: creates a group like a former one, together with its other members.
+
+        Returns:
+            The renewed groups.
+        """
+        said = [text.split(_BETWEEN) for text in texts]
+        has = [frozenset(names) for _, *names in said]
+        renewed: list[Former] = []
+        for name, former in sorted(self.others.items()):
+            if all(rank < len(has) and name in has[rank] for rank in former.ranks):
+                replace_backends(former.group, make(former), self.times)
+                self.renewed.append(former.group)
+                renewed.append(former)
+        # A rank that has replaced another one has named none; the next name must be new, and the same on all.
+        set_group_count(max(group_count(), *(int(count) for count, *_ in said)))
+        return renewed

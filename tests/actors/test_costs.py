@@ -1,0 +1,67 @@
+"""The steps that a small call takes, which decide its CPU time when the caches are cold."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from monarch.actor import Actor, endpoint
+
+_MOST_IN_RANK = 26
+"""Python functions that a rank may run for a message. There were 44; each takes 2 to 7 us when calls are rare."""
+
+
+class Counter(Actor):
+    """Counts the functions of Python that its thread runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def echo(self, value: int) -> int:
+        return value
+
+    @endpoint
+    def begin(self) -> None:
+        def count(_frame: Any, event: str, _arg: Any) -> None:
+            self.count += event == "call"
+
+        sys.setprofile(count)
+
+    @endpoint
+    def reset(self) -> int:
+        counted, self.count = self.count, 0
+        return counted
+
+    @endpoint
+    def end(self) -> None:
+        sys.setprofile(None)
+
+
+def _count(counter: Any) -> int:
+    """Return how many functions a rank runs from one message to the next, if no timer is due meanwhile."""
+    counter.reset.call_one().get(timeout=20)
+    # So that the process is idle, as between the calls of a notebook.
+    time.sleep(0.01)
+    return counter.reset.call_one().get(timeout=20)
+
+
+def test_rank_takes_few_steps_for_a_message(procs: Any) -> None:
+    counter = procs(1).spawn("counter", Counter)
+    counter.begin.call_one().get(timeout=20)
+    counts = [_count(counter) for _ in range(20)]
+    counter.end.call_one().get(timeout=20)
+    assert min(counts) <= _MOST_IN_RANK, counts
+
+
+def test_printed_text_comes_before_the_answer_without_a_newline(procs: Any, capfd: Any) -> None:
+    class Printer(Actor):
+        @endpoint
+        def show(self, number: int) -> None:
+            print(f"part {number}", end=" ")
+
+    printer = procs(1).spawn("printer", Printer)
+    for number in range(5):
+        printer.show.call_one(number).get(timeout=20)
+        assert f"part {number}" in capfd.readouterr().out

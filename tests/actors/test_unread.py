@@ -1,0 +1,69 @@
+"""Errors of calls whose futures nobody reads are told, once."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch._wire.receiving import aside
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError
+
+SOON = 20.0
+
+
+class Fails(Actor):
+    @endpoint
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    @endpoint
+    def wait(self) -> None:
+        time.sleep(1000)
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    texts: list[str] = []
+
+    def read() -> str:
+        gc.collect()
+        aside.flush(SOON)
+        texts.append(capsys.readouterr().err)
+        return "".join(texts)
+
+    return read
+
+
+def test_error_of_a_dropped_call_is_told(procs: Any, told: Callable[[], str]) -> None:
+    actors = procs(2).spawn("fails", Fails)
+    actors.fail.call("bad sample")
+    assert wait_until(lambda: "dropped" in told())
+    text = told()
+    assert text.count("dropped without get()") == 1, text
+    assert "monarch: fails.fail() failed on rank" in text and "ValueError: bad sample" in text
+    assert "test_unread.py" in text
+
+
+def test_error_that_is_read_is_not_told(procs: Any, told: Callable[[], str]) -> None:
+    actors = procs(2).spawn("fails", Fails)
+    with pytest.raises(ActorError, match="bad sample"):
+        actors.fail.call("bad sample").get(timeout=SOON)
+    assert isinstance(actors.fail.call("bad").exception(timeout=SOON), ActorError)
+    for future in actors.fail.stream("bad"):
+        with pytest.raises(ActorError):
+            future.get(timeout=SOON)
+    assert "dropped" not in told()
+
+
+def test_kept_future_is_not_told(procs: Any, told: Callable[[], str]) -> None:
+    futures = [procs(1).spawn("fails", Fails).fail.call("kept")]
+    assert wait_until(lambda: futures[0].done)
+    assert "dropped" not in told()
+    futures.clear()
+    assert "ValueError: kept" in told()

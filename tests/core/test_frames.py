@@ -1,0 +1,59 @@
+"""Writing the local variables of a function that is being called."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from monarch._notebook.looking.writing import declared_global, write_locals
+
+
+def changed_by(change: Callable[[], None], value: int) -> tuple[object, ...]:
+    """Return variables of this function after a change: plain, shared with an inner function, and deleted."""
+    plain, shared, gone = value, value, value
+
+    def inner() -> int:
+        return shared
+
+    change()
+    return plain, shared, inner(), "gone" in locals() and gone
+
+
+def test_variables_of_a_caller_are_written() -> None:
+    def change() -> None:
+        frame = sys._getframe(1)
+        write_locals(frame, {"plain": "new", "shared": 2, "unknown": 3}, {"gone"})
+        assert frame.f_locals["unknown"] == 3
+
+    assert changed_by(change, 1) == ("new", 2, 2, sys.version_info >= (3, 13) and 1)
+
+
+def test_variables_are_written_while_others_look_at_the_frame() -> None:
+    ended = threading.Event()
+    frame = sys._getframe()
+    count = 0
+
+    def look() -> None:
+        while not ended.is_set():
+            assert "ended" in frame.f_locals
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for number in range(2000):
+            write_locals(frame, {"count": number}, set())
+            assert count == number
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [("x = 1", set()), ("global x, y\nx = 1", {"x", "y"}), ("def f():\n global z", {"z"}), ("(", set())],
+)
+def test_global_names_are_those_declared(source: str, names: set[str]) -> None:
+    assert declared_global(source) == names

@@ -1,0 +1,23 @@
+"""A mesh of 2 x 2 ranks that the tests of a file share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch.distributed import Mesh
+
+
+@pytest.fixture(scope="module")
+def shared_mesh() -> Iterator[Any]:
+    made = Mesh(shape=(2, 2), mesh_dim_names=("dp", "mp"))
+    assert made.procs.initialized.get(60)
+    yield made
+    made.stop().get(30)
+
+
+@pytest.fixture
+def mesh(shared_mesh: Any, leaks: Any) -> Any:
+    return shared_mesh

@@ -1,0 +1,210 @@
+"""Failures of ops on ranks, deaths and stops: what has no value says why, and the rest goes on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import monarch
+from leaks import wait_until
+from monarch._engine import recovery
+from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError, TensorError
+
+TABLE = torch.arange(8.0)[:, None].expand(8, 4).contiguous()
+
+
+def looked_up(mesh: Any, wrong: int) -> Any:
+    """Rows of a table; a wrong index fails on the ranks with that part of the indices only."""
+    indices = torch.tensor([0, 1, 2, wrong])
+    return F.embedding(monarch.distribute(indices, mesh, ["dp"]), monarch.distribute(TABLE, mesh, None))
+
+
+def test_op_that_fails_on_some_ranks_names_line_and_ranks(mesh: Any) -> None:
+    other = monarch.ones(4, mesh=mesh, spec=["dp"])
+    rows = looked_up(mesh, 99)
+    later, independent = rows.sum() + 1, (other * 3).sum()
+    with pytest.raises(TensorError, match=r"aten::embedding failed on ranks 2-3 of mesh: IndexError") as raised:
+        later.item()
+    assert "test_failures.py" in str(raised.value) and "in looked_up" in str(raised.value)
+    assert raised.value.ranks == (2, 3)
+    # What does not depend on it has a value, also if it needs a collective after the failure.
+    assert independent.item() == 12 and other.sum().item() == 4
+    with pytest.raises(TensorError, match="embedding failed"):
+        rows.full_tensor()
+    assert "no value: " in repr(rows)
+    assert looked_up(mesh, 3).sum().item() == 24
+
+
+def test_failed_op_fails_what_it_would_have_changed(mesh: Any) -> None:
+    changed, kept = monarch.zeros(4, 4, mesh=mesh, spec=["dp", None]), monarch.zeros(4, 4, mesh=mesh, spec=["dp", None])
+    changed += looked_up(mesh, 99)
+    kept += looked_up(mesh, 3)
+    for _ in range(100):
+        kept += 0.5
+    assert kept.sum().item() == 24 + 50 * 16
+    with pytest.raises(TensorError, match="embedding failed"):
+        changed.sum().item()
+
+
+def test_several_failures_each_say_their_own_cause(mesh: Any) -> None:
+    first, second = looked_up(mesh, 99), looked_up(mesh, -7).sum()
+    good = [looked_up(mesh, at).sum() for at in range(8)]
+    assert [int(each.item()) for each in good] == [12 + 4 * at for at in range(8)]
+    with pytest.raises(TensorError, match="embedding failed on ranks 2-3"):
+        second.item()
+    with pytest.raises(TensorError, match="embedding failed on ranks 2-3"):
+        first.sum().item()
+
+
+def test_dropped_tensors_leave_the_ranks(mesh: Any) -> None:
+    def held() -> list[int]:
+        return mesh.execute(count_parts, monarch.zeros(1, mesh=mesh)).values()
+
+    before = held()
+    kept = [monarch.zeros(10, mesh=mesh) for _ in range(50)]
+    assert held() == [each + 50 for each in before]
+    kept.clear()
+    assert held() == before
+
+
+def count_parts(_: torch.Tensor) -> int:
+    """Return how many tensors this rank holds."""
+    import gc
+
+    from torch.distributed.tensor import DTensor
+
+    return sum(type(each) is DTensor for each in gc.get_objects())
+
+
+def test_death_of_a_rank_fails_looks_and_healing_goes_on(leaks: Any) -> None:
+    mesh = Mesh(shape=(2, 2), mesh_dim_names=("dp", "mp"))
+    pids = mesh.execute(os.getpid).values()
+    whole = monarch.distribute(torch.arange(6.0), mesh)
+    pairs = monarch.distribute(torch.arange(8.0).reshape(4, 2), mesh, ["dp", None])
+    quarters = monarch.distribute(torch.arange(8.0).reshape(4, 2), mesh, ["dp", "mp"])
+    assert whole.sum().item() == 15
+    os.kill(pids[3], signal.SIGKILL)
+    with pytest.raises(DeviceMeshError, match="rank 3"):
+        for _ in range(1000):
+            pairs.sum().item()
+    healed = monarch.heal_mesh(mesh)
+    assert healed is mesh
+    # Replicas have what the dead rank had.
+    assert whole.sum().item() == 15 and torch.equal(monarch.fetch(whole, dp=1, mp=1), torch.arange(6.0))
+    assert pairs.sum().item() == 28 and monarch.fetch(pairs, dp=1, mp=1).tolist() == [[4, 5], [6, 7]]
+    with pytest.raises(DeviceMeshError, match=r"only on rank 3 .* died"):
+        quarters.full_tensor()
+    new = monarch.randn(4, 4, mesh=mesh, spec=["dp", "mp"])
+    assert (new @ new.T).shape == (4, 4) and (new - new).abs().sum().item() == 0
+    mesh.stop().get(30)
+
+
+def test_resilient_execution_of_the_seed(leaks: Any) -> None:
+    mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
+    killed: list[int] = []
+
+    def batches() -> Any:
+        for batch in range(4):
+            if batch == 2:
+                killed.append(mesh.execute(os.getpid).values()[1])
+                os.kill(killed[0], signal.SIGKILL)
+                wait_until(lambda: not os.path.exists(f"/proc/{killed[0]}"))
+            yield batch
+
+    results: list[Any] = []
+    current = mesh
+    for batch in batches():
+        try:
+            results.append(current.execute(lambda x: x * 2, batch).values())
+        except DeviceMeshError:
+            current = monarch.heal_mesh(current)
+            results.append(current.execute(lambda x: x * 2, batch).values())
+    assert killed and results == [[0, 0], [2, 2], [4, 4], [6, 6]]
+    mesh.stop().get(30)
+
+
+def test_handlers_of_signals_may_use_tensors(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, x = tensor_mesh_of(mesh).stream, monarch.ones(4, mesh=mesh)
+    send = stream._send
+    found: list[float] = []
+
+    def look() -> None:
+        found.append(x.sum().item())
+
+    def handler(number: int, frame: Any) -> None:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(20)
+
+    def interrupted() -> None:
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        send()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        monkeypatch.setattr(stream, "_send", interrupted)
+        stream.flush()
+        assert found == [4]
+        # Also while another thread sends.
+        monkeypatch.setattr(stream, "_send", send)
+        with stream.held(10):
+            thread = threading.Thread(target=look)
+            thread.start()
+            with pytest.raises(DeviceMeshError, match="another thread has been sending"):
+                in_thread(lambda: stream.held(0.1).__enter__())
+        thread.join(20)
+        assert found == [4, 4]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def in_thread(run: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result(20)
+
+
+def test_waits_for_ranks_are_bounded(leaks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
+    pids = mesh.execute(os.getpid).values()
+    x = monarch.ones(4, mesh=mesh)
+    assert x.sum().item() == 4
+    monkeypatch.setattr(recovery, "_WAIT_S", 1.0)
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            tensor_mesh_of(mesh).recovery.recover()
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    monkeypatch.undo()
+    tensor_mesh_of(mesh).recovery.recover()
+    assert x.sum().item() == 4
+    mesh.stop().get(30)
+
+
+def test_dropped_recording_leaves_the_calls_that_were_not_sent(mesh: Any) -> None:
+    known, x = tensor_mesh_of(mesh), monarch.ones(4, mesh=mesh)
+    step = monarch.compile(lambda x: x + 1)
+    assert step(x).sum().item() == 8
+    stream, recording = known.stream, step._recorded()
+    template, result = recording._template, known.make(x.monarch_layout)
+    with stream.held(10):
+        inputs, outputs = tuple(recording.inputs), (result.monarch_ref.number,)
+        stream.issue(template, inputs, (), outputs, 0)
+        # As after healing, when new ranks know no templates.
+        stream.forget_ranks()
+        del step, recording
+        gc.collect()
+        assert template in stream.templates
+    assert result.sum().item() == 8
+    assert template not in stream.templates

@@ -1,0 +1,120 @@
+"""Making tensors of a mesh, and getting their values back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.exceptions import ArgumentError, AxisError, ShapeError
+
+AXES = st.sampled_from([None, "dp", "mp", "both"])
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> tuple[list[int], list[Any], list[Any], torch.dtype]:
+    """A shape, two specs for it and a dtype."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+
+    def spec() -> list[Any]:
+        entries: list[Any] = [None] * len(shape)
+        for axis in ("dp", "mp"):
+            dim = draw(st.integers(-1, len(shape) - 1))
+            if dim >= 0:
+                entries[dim] = axis if entries[dim] is None else (entries[dim], axis)
+        return entries
+
+    return shape, spec(), spec(), draw(st.sampled_from([torch.float32, torch.int64, torch.bfloat16, torch.bool]))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(divided())
+def test_any_shape_and_spec_goes_there_and_back(mesh: Any, case: Any) -> None:
+    shape, spec, other, dtype = case
+    value = (torch.arange(numpy.prod(shape)).reshape(shape) % 5).to(dtype)
+    tensor = monarch.distribute(value, mesh, spec)
+    assert tensor.spec == spec and torch.equal(tensor.full_tensor(), value)
+    moved = tensor.redistribute(other)
+    assert moved.spec == other and torch.equal(moved.full_tensor(), value)
+
+
+def test_arrays_and_mapped_files_are_distributed(mesh: Any, tmp_path: Path) -> None:
+    array = numpy.arange(24.0).reshape(6, 4)
+    assert (monarch.distribute(array, mesh, ["dp", None]).numpy() == array).all()
+    torch.save(torch.from_numpy(array), tmp_path / "values.pt")
+    mapped = torch.load(tmp_path / "values.pt", mmap=True)
+    assert (monarch.distribute(mapped, mesh, [None, "mp"]).numpy() == array).all()
+    arrow = pytest.importorskip("pyarrow")
+    assert monarch.distribute(arrow.array([1, 2, 3, 4]), mesh, ["dp"]).tolist() == [1, 2, 3, 4]
+
+
+def test_tensors_are_made_on_the_ranks(mesh: Any) -> None:
+    assert torch.equal(monarch.zeros(5, 3, mesh=mesh, spec=["dp", None]).full_tensor(), torch.zeros(5, 3))
+    assert torch.equal(monarch.ones((4,), mesh=mesh, spec=["mp"], dtype=torch.int32).full_tensor(), torch.ones(4).int())
+    assert torch.equal(monarch.full((3, 5), 7, mesh=mesh, spec=[None, "dp"]).full_tensor(), torch.full((3, 5), 7))
+    for arguments in ((11,), (3, 20, 4), (0, 1, 0.125)):
+        tensor = monarch.arange(*arguments, mesh=mesh, spec=[("dp", "mp")])
+        assert torch.equal(tensor.full_tensor(), torch.arange(*arguments))
+    assert monarch.empty(2, 2, mesh=mesh).shape == (2, 2)
+
+
+@pytest.mark.parametrize("make", [monarch.rand, monarch.randn])
+def test_drawn_tensors_do_not_depend_on_the_spec(mesh: Any, make: Any) -> None:
+    drawn: list[torch.Tensor] = []
+    for spec in (None, ["dp", None, None], [None, "mp", "dp"], [("dp", "mp"), None, None]):
+        torch.manual_seed(5)
+        drawn.append(make(70, 33, 41, mesh=mesh, spec=spec).full_tensor())
+    assert all(torch.equal(each, drawn[0]) for each in drawn)
+    assert abs(drawn[0].mean().item() - (0.5 if make is monarch.rand else 0)) < 0.02
+    assert drawn[0].unique().numel() > 0.9 * drawn[0].numel() or make is monarch.rand
+
+
+def test_parts_are_made_by_a_function_on_ranks(mesh: Any) -> None:
+    tensor = monarch.from_local(lambda: torch.full((2, 3), float(monarch.current_rank()["dp"])), mesh, ["dp", None])
+    assert tensor.shape == (4, 3) and tensor.sum(1).tolist() == [0, 0, 3, 3]
+    with pytest.raises(ShapeError, match="rank 0 made a part of shape"):
+        monarch.from_local(lambda: torch.ones(2 + 3 * monarch.current_rank()["dp"]), mesh, ["dp"])
+
+
+def test_fetch_returns_the_part_of_a_rank(mesh: Any) -> None:
+    value = torch.arange(24.0).reshape(6, 4)
+    tensor = monarch.distribute(value, mesh, ["dp", "mp"])
+    assert torch.equal(monarch.fetch(tensor, dp=1, mp=0), value[3:, :2])
+    assert torch.equal(monarch.fetch(tensor, mp=1), value[:3, 2:])
+    assert torch.equal(monarch.fetch(tensor), value)
+    with pytest.raises(AxisError, match="no axis 'gpus'"):
+        monarch.fetch(tensor, gpus=1)
+
+
+def test_functions_get_the_parts_of_their_rank(mesh: Any) -> None:
+    tensor = monarch.distribute(torch.arange(8.0), mesh, ["dp"]) * 10
+    sums = mesh.execute(lambda part, factor: part.sum().item() * factor, tensor, factor=2)
+    assert sums.values() == [120, 120, 440, 440]
+    assert mesh.execute(lambda x: x * 2, 4).values() == [8] * 4
+
+
+def test_slices_and_process_meshes_hold_tensors(mesh: Any, procs: Any) -> None:
+    part = mesh.slice(dp=1)
+    assert part.size() == 2 and mesh.size("dp") == 2
+    tensor = monarch.distribute(torch.arange(4.0), part, ["mp"])
+    assert tensor.mesh == part and (tensor * 2).sum().item() == 12
+    other = procs({"gpus": 2})
+    assert monarch.ones(4, mesh=other, spec=["gpus"]).sum().item() == 4
+
+
+def test_wrong_meshes_and_shapes_are_named() -> None:
+    with pytest.raises(ArgumentError, match="expected a Mesh"):
+        monarch.zeros(2, mesh=None)
+    with pytest.raises(ArgumentError, match="expected 2 names"):
+        Mesh(shape=(2, 2), mesh_dim_names=("dp",))
+    with pytest.raises(ArgumentError, match="different names"):
+        Mesh(shape=(2, 2), mesh_dim_names=("dp", "dp"))
+    with pytest.raises(ArgumentError, match="positive sizes"):
+        Mesh(shape=(0, 2))

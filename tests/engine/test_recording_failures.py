@@ -1,0 +1,115 @@
+"""Failures in the middle of a recorded step: as in unrecorded streams, what has no value says why, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from leaks import wait_until
+from monarch.distributed import Mesh
+from monarch.exceptions import DeviceMeshError, TensorError
+
+
+def test_error_in_a_replay_fails_its_results_with_the_line(mesh: Any) -> None:
+    table = monarch.distribute(torch.arange(8.0)[:, None].expand(8, 4).contiguous(), mesh)
+    changed, other = monarch.zeros(4, mesh=mesh), monarch.ones(4, mesh=mesh, spec=["dp"])
+
+    @monarch.compile
+    def step(indices: Any) -> Any:
+        rows = F.embedding(indices, table)
+        changed.add_(rows.sum())
+        return rows
+
+    def indices(wrong: int) -> Any:
+        return monarch.distribute(torch.tensor([0, 1, 2, wrong]), mesh, ["dp"])
+
+    for _ in range(3):
+        assert step(indices(3)).sum().item() == 24
+    rows = step(indices(99))
+    with pytest.raises(TensorError, match=r"aten::embedding failed on ranks? [23].* of mesh: IndexError") as raised:
+        rows.sum().item()
+    assert "rows = F.embedding(indices, table)" in str(raised.value)
+    with pytest.raises(TensorError, match="embedding failed"):
+        changed.sum().item()
+    assert other.sum().item() == 4 and table.sum().item() == 112
+    # What the step changes has no value, so neither has its next call.
+    with pytest.raises(TensorError, match="embedding failed"):
+        step(indices(3)).sum().item()
+
+
+def test_failure_without_changes_leaves_the_recording_usable(mesh: Any) -> None:
+    table = monarch.distribute(torch.arange(8.0)[:, None].expand(8, 4).contiguous(), mesh)
+
+    @monarch.compile
+    def step(indices: Any) -> Any:
+        return F.embedding(indices, table).sum()
+
+    found = [step(monarch.distribute(torch.tensor([0, 1, 2, at]), mesh, ["dp"])) for at in (3, 4, 99, 5)]
+    assert [found[at].item() for at in (0, 1, 3)] == [24, 28, 32]
+    with pytest.raises(TensorError, match="embedding failed"):
+        found[2].item()
+
+
+def trainer(mesh: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    model = monarch.module_to_mesh(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 4)), mesh)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = monarch.randn(64, 256, mesh=mesh, spec=["dp", None])
+
+    @monarch.compile
+    def step(x: Any) -> Any:
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        return loss
+
+    return model, step, x
+
+
+def test_kill_in_the_middle_of_replays_is_raised(leaks: Any) -> None:
+    mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
+    pids = mesh.execute(os.getpid).values()
+    _, step, x = trainer(mesh)
+    for _ in range(5):
+        step(x).item()
+    killer = threading.Timer(0.2, os.kill, (pids[1], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(DeviceMeshError, match="rank 1"):
+        for _ in range(100_000):
+            step(x).item()
+    killer.join()
+    mesh.stop().get(30)
+
+
+def test_stop_in_the_middle_of_replays_leaves_replicas_equal(mesh: Any) -> None:
+    model, step, x = trainer(mesh)
+    for _ in range(5):
+        step(x).item()
+    before = step.graph().code
+    done: list[int] = []
+
+    def interrupt() -> None:
+        wait_until(lambda: len(done) > 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        for at in range(1_000_000):
+            step(x)
+            done.append(at)
+    thread.join()
+    assert step(x).item() > 0
+    weight = model[0].weight
+    parts = [monarch.fetch(weight.detach(), dp=dp, mp=mp) for dp in range(2) for mp in range(2)]
+    assert all(torch.equal(parts[0], each) for each in parts[1:])
+    assert step.graph().code == before

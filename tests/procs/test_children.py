@@ -1,0 +1,54 @@
+"""What child processes wait in, and whether any of them runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from leaks import wait_until
+from monarch._procs.os.children import at_other_end, doing_of_child, family_runs, process_runs
+
+
+@contextmanager
+def child(code: str, **options: Any) -> Iterator[Any]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", code], **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_waits_of_a_child_are_told() -> None:
+    with child("import time; time.sleep(60)") as asleep:
+        assert wait_until(lambda: doing_of_child(asleep.pid) == "asleep")
+    with child("print('x' * 10**6)", stdout=subprocess.PIPE) as writer:
+        assert wait_until(lambda: doing_of_child(writer.pid) == "waiting to write to a pipe")
+    with child("input()", stdin=subprocess.PIPE) as reader:
+        assert wait_until(lambda: doing_of_child(reader.pid) == "waiting to read from a pipe")
+        os.kill(reader.pid, 19)
+        assert wait_until(lambda: doing_of_child(reader.pid) == "suspended by a signal")
+        os.kill(reader.pid, 18)
+    assert doing_of_child(reader.pid) == ""
+
+
+def test_child_at_the_other_end_of_a_pipe_is_found() -> None:
+    with child("import time; time.sleep(60)", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pipe = os.readlink(f"/proc/self/fd/{process.stdout.fileno()}")
+        found = at_other_end(pipe)
+        assert found is not None and found[0] == process.pid and "-c import time" in found[1]
+    assert at_other_end(pipe) is None
+
+
+def test_child_that_computes_is_told_from_one_that_waits() -> None:
+    with child("import time; time.sleep(60)") as asleep:
+        assert wait_until(lambda: doing_of_child(asleep.pid) == "asleep" and not family_runs())
+        with child("while True: pass") as busy:
+            assert wait_until(family_runs)
+            assert all(family_runs() for _ in range(20)) and doing_of_child(busy.pid) == ""
+            assert process_runs(busy.pid) and not process_runs(asleep.pid)

@@ -1,0 +1,203 @@
+"""Messages to many hosts go from host to host, in their order, each once, and also if hosts die on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+COMMON = """
+import os, signal, threading, time
+import psutil
+from monarch._node.current import current_node
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import SupervisionError
+from monarch.testing import local_hosts
+
+class Rank(Actor):
+    def __init__(self):
+        self.seen = []
+
+    @endpoint
+    def note(self, number, data=None):
+        self.seen.append(number)
+
+    @endpoint
+    def noted(self):
+        return list(self.seen)
+
+    @endpoint
+    def agent(self):
+        process = psutil.Process()
+        while process.name() != "monarch-agent":
+            process = process.parent()
+        return process.pid
+
+    @endpoint
+    def move(self, folder):
+        os.makedirs(folder)
+        os.chdir(folder)
+
+    @endpoint
+    def wait_for(self, path, at_once):
+        while not os.path.exists(path) and os.getpid() not in at_once:
+            time.sleep(0.01)
+        return os.getpid()
+
+    @endpoint
+    def length(self, data):
+        return len(data)
+
+def until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+def gateways():
+    return current_node().hosts.gateways
+
+def goes_from_host_to_host():
+    now = time.monotonic()
+    return all(each.arrived and each.settled < now for each in gateways().values() if each.spreads is not None)
+"""
+
+ORDER = (
+    COMMON
+    + """
+if __name__ == "__main__":
+    with local_hosts(8) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 2}).spawn("ranks", Rank)
+        ranks.noted.call().get(60)
+        until(goes_from_host_to_host)
+        # Each host by ways of its own, of several hosts, and large ones by others still; from two threads.
+        expected = {host: [] for host in range(8)}
+        for number in range(120):
+            if number % 3 == 0:
+                ranks.note.broadcast(number)
+                some = range(8)
+            elif number % 3 == 1:
+                some = range(number % 3, 8)
+                ranks.slice(hosts=slice(some.start, 8)).note.broadcast(number)
+            else:
+                some = [number % 8]
+                ranks.slice(hosts=some[0]).note.broadcast(number, b"x" * (number << 10))
+            for host in some:
+                expected[host].append(number)
+            if number % 40 == 39:
+                ranks.note.broadcast(-number, b"x" * (2 << 20))
+                for host in range(8):
+                    expected[host].append(-number)
+        seen = ranks.noted.call().get(60)
+        print(all(value == expected[index // 2] for index, value in enumerate(seen.values())))
+        print(set(ranks.length.call(b"x" * (3 << 20)).get(60).values()) == {3 << 20})
+        before = [each.last for each in gateways().values() if each.spreads is not None]
+        print(len(before), min(before) > 50)
+        until(lambda: not current_node().hosts.spreads._kept)
+        print("nothing is kept")
+"""
+)
+
+
+def test_messages_by_several_ways_arrive_once_and_in_order(program: Callable[..., Any]) -> None:
+    done = program(ORDER, MONARCH_TREE_HOSTS="4", timeout=120)
+    assert done.ok() == "True\nTrue\n8 True\nnothing is kept\n"
+
+
+DEATHS = (
+    COMMON
+    + """
+if __name__ == "__main__":
+    with local_hosts(9) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
+        agents = list(ranks.agent.call().get(60).values())
+        pids = list(ranks.wait_for.call("/", []).get(60).values())
+        until(goes_from_host_to_host)
+        # The first host passes calls on to the next two. Its own rank has answered when it dies.
+        call = ranks.wait_for.call("go", [pids[0]])
+        until(lambda: call._replies[0] is not None)
+        os.kill(agents[0], signal.SIGKILL)
+        until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == 1)
+        open("go", "w").close()
+        print(list(call.get(60).values()) == pids)
+        # Broadcasts go on while the first of the remaining hosts dies, again and again.
+        sent = 0
+        for first in range(1, 5):
+            rest = ranks.slice(hosts=slice(first, 9))
+            for number in range(100):
+                if number == 30:
+                    os.kill(agents[first], signal.SIGKILL)
+                try:
+                    rest.note.broadcast(sent)
+                except SupervisionError:
+                    break
+                sent += 1
+            until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == first + 1)
+        rest = ranks.slice(hosts=slice(5, 9))
+        print(set(rest.wait_for.call("go", []).get(60).values()) == set(pids[5:]))
+        seen = list(rest.noted.call().get(60).values())
+        print(sent > 120, [each == list(range(sent)) for each in seen])
+"""
+)
+
+
+def test_death_of_a_host_on_the_way_costs_no_message(program: Callable[..., Any]) -> None:
+    """A call is answered by all others; each broadcast arrives once, in order."""
+    done = program(DEATHS, MONARCH_TREE_HOSTS="3", timeout=120)
+    assert done.out == "True\nTrue\nTrue [True, True, True, True]\n", done.err
+
+
+FILES = (
+    COMMON
+    + """
+import socket, struct
+from pathlib import Path
+from monarch._kernel_api import ask_hosts, member_at, write_piece
+from monarch_kernel.meshes.files import send_file
+
+def sent():
+    # Bytes that this process has sent by tcp, as the kernel counts them.
+    total = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket"):
+                with socket.socket(fileno=os.dup(int(fd))) as each:
+                    if each.family == socket.AF_INET:
+                        info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                        total += struct.unpack_from("Q", info, 200)[0]
+        except OSError:
+            pass
+    return total
+
+if __name__ == "__main__":
+    here = Path.cwd()
+    content = os.urandom(1 << 20) * 20 + b"end"
+    (here / "source").write_bytes(content)
+    with local_hosts(6) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
+        agents = list(ranks.agent.call().get(60).values())
+        for place in range(6):
+            ranks.slice(hosts=place).move.call(str(here / f"host{place}")).get(20)
+        places = [member_at(ranks, place) for place in range(6)]
+        before = sent()
+        send_file(places, here / "source", "target")
+        print(all((here / f"host{place}/target").read_bytes() == content for place in range(6)))
+        print(1 <= (sent() - before) / len(content) < 1.5)
+        # The host that gets the next message and passes it on hangs, and dies.
+        first = (current_node().hosts.spreads._next_entry + 1) % 6
+        os.kill(agents[first], signal.SIGSTOP)
+        asked = ask_hosts(places, write_piece, "other", 0, content, True)
+        threading.Timer(0.5, os.kill, (agents[first], signal.SIGKILL)).start()
+        try:
+            asked.wait(60)
+        except SupervisionError as error:
+            print(list(error.ranks) == [first])
+        others = [here / f"host{place}/other" for place in range(6) if place != first]
+        print(all(each.read_bytes() == content for each in others))
+"""
+)
+
+
+def test_files_leave_the_program_once_and_reach_all_hosts(program: Callable[..., Any]) -> None:
+    """The hosts pass them on; if one dies, the others get them from the program."""
+    done = program(FILES, timeout=120)
+    assert done.out == "True\nTrue\nTrue\nTrue\n", done.err

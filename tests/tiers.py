@@ -1,0 +1,61 @@
+"""Which tests run how often: ``tiers.txt`` marks tests as slow, or as soak tests, beside the marks in their code.
+
+A line is ``slow NAME``, ``soak NAME`` or ``soak NAME keep N``. NAME is a file, or a test with all its parameters; of
+these, N spread over them are no soak tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+LIST = Path(__file__).with_name("tiers.txt")
+
+
+class Rule(NamedTuple):
+    """A line of the list."""
+
+    mark: str
+    name: str
+    """Path below tests/, with or without ``::test``."""
+    keep: int
+
+    def matches(self, node: str) -> bool:
+        """Return whether a test is meant."""
+        return node.split("[")[0] == self.name or node.split("::")[0] == self.name
+
+
+def rules(text: str) -> list[Rule]:
+    """Return the lines of a list.
+
+    Raises:
+        ValueError: a line is no rule.
+    """
+    found: list[Rule] = []
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if words[0] not in ("slow", "soak") or len(words) not in (2, 4) or (len(words) == 4 and words[2] != "keep"):
+            raise ValueError(f"tiers.txt: expected 'slow NAME' or 'soak NAME [keep N]', got {line!r}")
+        found.append(Rule(words[0], words[1], int(words[3]) if len(words) == 4 else 0))
+    return found
+
+
+def kept(count: int, keep: int) -> set[int]:
+    """Return which of some tests are kept, spread over them: positions from 0 on."""
+    return {at * count // keep for at in range(keep)} if keep < count else set(range(count))
+
+
+def mark(items: Iterable[pytest.Item], of: Sequence[Rule]) -> None:
+    """Mark tests by rules."""
+    names = {item: item.nodeid.removeprefix("tests/") for item in items}
+    for rule in of:
+        meant = [item for item, name in names.items() if rule.matches(name)]
+        spared = kept(len(meant), rule.keep)
+        for at, item in enumerate(meant):
+            if at not in spared:
+                item.add_marker(rule.mark)
