@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 import warnings
 import weakref
 from collections import OrderedDict
@@ -558,3 +559,18 @@ def test_stop_is_not_error_of_pickling() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         dumps(Stopped())
+
+
+def test_code_keeps_the_name_of_its_file() -> None:
+    """By it frames, breakpoints and errors find their cell: also in methods and in functions inside of others."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    source = "class A:\n  def f(self):\n    return lambda: [x for x in 'a']\ndef g(): 1 / 0\n"
+    exec(compile(source, "a file of this test", "exec"), scope)
+    back, function = sent((scope["A"], scope["g"]))
+    inner = back().f()
+    assert inner() == ["a"]
+    for code in (back.f.__code__, inner.__code__, function.__code__, *inner.__code__.co_consts):
+        if isinstance(code, types.CodeType):
+            assert code.co_filename == "a file of this test"
+    assert function.__code__.co_firstlineno == 4
+    assert dumps(scope["g"])[0] == dumps(scope["g"])[0]

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeGuard
 import cloudpickle
 
 from monarch._core.kinds import is_dict, is_tuple
+from monarch._wire.codes import DISPATCH_TABLE
 from monarch._wire.small import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
 from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 from monarch.exceptions import SerializationError
@@ -270,6 +271,8 @@ def _headers(data: bytes | bytearray, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 class _Pickler(cloudpickle.Pickler):
+    dispatch_table = DISPATCH_TABLE
+
     def __init__(
         self,
         sink: _Sink,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 
 from monarch._node.services.registry import service
+from monarch._wire.codes import DISPATCH_TABLE
 
 if TYPE_CHECKING:
     from monarch._notebook.namespace import Namespace
@@ -105,6 +106,8 @@ def _dumped(variables: dict[str, Any]) -> bytes | str:
 
 class _Pickler(cloudpickle.Pickler):
     """Leaves out the values of tensors."""
+
+    dispatch_table = DISPATCH_TABLE
 
     def reducer_override(self, obj: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         import torch

@@ -1,0 +1,31 @@
+"""Code objects in a pickle keep the name of their file, by which frames, breakpoints and errors find their cell."""
+
+from __future__ import annotations
+
+import types
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping
+from typing import Any, cast
+
+import cloudpickle
+
+Reducer = Callable[[Any], Any]
+
+
+def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Return how a pickle makes this code object."""
+    # cloudpickle 3.1.3 and later replace the name of the file, for pickles that are equal in each session.
+    make, args = _reduce(code)
+    # A string of its own: one that others share would be memoized or not by chance, and equal functions differ in bytes.
+    return _make_code, ("".join(list(code.co_filename)), make, *args)
+
+
+def _make_code(filename: str, make: Callable[..., types.CodeType], *args: Any) -> types.CodeType:
+    code = make(*args)
+    return code if code.co_filename == filename else code.replace(co_filename=filename)
+
+
+_theirs = cast("MutableMapping[Any, Reducer]", cloudpickle.Pickler.dispatch_table)
+_reduce = _theirs[types.CodeType]
+DISPATCH_TABLE: ChainMap[Any, Reducer] = ChainMap({types.CodeType: reduce_code}, _theirs)
+"""For subclasses of ``cloudpickle.Pickler``."""
