@@ -16,7 +16,7 @@ def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     """Return how a pickle makes this code object."""
     # cloudpickle 3.1.3 and later replace the name of the file, for pickles that are equal in each session.
     make, args = _reduce(code)
-    # A string of its own: whether one that others share is memoized depends on chance, and equal functions would differ.
+    # A string of its own: whether a shared one is memoized depends on chance, and equal functions would differ.
     return _make_code, ("".join(list(code.co_filename)), make, *args)
 
 
