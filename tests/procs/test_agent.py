@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from leaks import processes, wait_until, zygotes
+from leaks import pids_named, processes, wait_until, zygotes
 from monarch._node.remote_errors import unpack_failure
 from monarch._procs import session_folder
 from monarch._procs.agent.children import Children
@@ -197,6 +197,33 @@ def test_kill_is_reported_immediately(rig: Rig) -> None:
     os.kill(pid, signal.SIGKILL)
     assert rig.dead("h/a.0").reason == "was killed by signal 9 (SIGKILL)"
     assert time.monotonic() - start < 0.5 + 0.5  # the law's bound, and slack for a loaded machine
+
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="the next pid cannot be chosen here")
+def test_death_is_reported_of_rank_with_pid_of_an_earlier_zygote(rig: Rig) -> None:
+    """Pids come again, within hours on a busy machine."""
+
+    def spares() -> list[int]:
+        return pids_named("monarch-spare", before=rig.before)
+
+    rig.is_well()
+    assert wait_until(spares)
+    (spare,) = spares()
+    os.kill(spare, signal.SIGKILL)
+    assert wait_until(lambda: not lives(spare) and spares())
+    for number in range(40):
+        # The fork server starts a helper before a rank, and other programs start processes too.
+        LAST_PID.write_text(str(spare - 1 - number % 4))
+        rig.spawn([f"h/again{number}.0"], "wait")
+        (pid,) = rig.there(1)
+        os.kill(pid, signal.SIGKILL)
+        rig.dead(f"h/again{number}.0")
+        if pid == spare:
+            return
+    pytest.skip("no rank got the pid")
 
 
 def test_missing_entry_point_is_named_in_the_death(rig: Rig) -> None:

@@ -119,6 +119,10 @@ class Children:
             return None
         return self._end(child, status)
 
+    def take_early(self, pid: int) -> bool:
+        """Return, once, whether an unknown process with this pid has ended."""
+        return self._early.pop(pid, None) is not None
+
     def forget_early(self) -> None:
         """No fork is under way, so an unknown process that ended was an orphan, not a proc."""
         self._early.clear()

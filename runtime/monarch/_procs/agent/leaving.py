@@ -34,6 +34,7 @@ class Leaving:
         end: Callable[[], None],
     ) -> None:
         self._config = config
+        self._notice_pid = config.notice_pid
         self._host = host
         self._later = later
         self._tell = tell
@@ -50,8 +51,10 @@ class Leaving:
 
     def ended(self, pid: int, status: int) -> bool:
         """Return whether a child process is the command that waits for a notice; its success is one."""
-        if not pid or pid != self._config.notice_pid:
+        if not pid or pid != self._notice_pid:
             return False
+        # A rank may get this pid.
+        self._notice_pid = 0
         if not status:
             self._notice("notice")
         return True

@@ -78,7 +78,6 @@ class Forks:
         self._died = died
         self._zygotes: dict[tuple[tuple[str, str | None], ...], Zygote] = {}
         self._waiting: dict[int, _Request] = {}
-        self._ended: set[int] = set()
         self._token = 0
         self._call_later = call_later
         self._spare: Zygote | None = None
@@ -112,9 +111,7 @@ class Forks:
         busy = {id(request.zygote) for request in self._waiting.values()}
         idle = [key for key, zygote in self._zygotes.items() if key and id(zygote) not in busy]
         if len(self._zygotes) > _COLD and idle:
-            zygote = self._zygotes.pop(idle[0])
-            self._ended.add(zygote.pid)
-            zygote.close()
+            self._zygotes.pop(idle[0]).close()
 
     def spawn(self, spawn: Spawn, fds: list[tuple[int, int]]) -> None:
         """Fork the ranks of a request."""
@@ -166,16 +163,19 @@ class Forks:
         return any(zygote.fileno() == fd and zygote.wants_write() for zygote in self._zygotes.values())
 
     def ended(self, pid: int, status: int) -> bool:
-        """Return whether an ended child process was a zygote."""
+        """Return whether an ended child process was a zygote in use, or the spare.
+
+        Those of earlier are not remembered: once they have ended, ranks may get their pids.
+        """
         for zygote in self._zygotes.values():
             if zygote.pid == pid:
                 zygote.note_exit(os.waitstatus_to_exitcode(status))
                 return True
-        if self._spare is not None and self._spare.pid == pid:
-            self._ended.add(pid)
-            self._drop_spare()
-            self._call_later(_SPARE_AFTER, self._have_spare)
-        return pid in self._ended
+        if self._spare is None or self._spare.pid != pid:
+            return False
+        self._drop_spare()
+        self._call_later(_SPARE_AFTER, self._have_spare)
+        return True
 
     def _have_spare(self) -> None:
         """Have the usual zygote fork a spare, unless it has one."""
@@ -188,7 +188,6 @@ class Forks:
     def _drop_spare(self) -> None:
         """End the spare; one that is being forked ends by itself, as its socket is closed."""
         if self._spare is not None:
-            self._ended.add(self._spare.pid)
             self._spare.close()
             self._spare = None
 
@@ -207,15 +206,14 @@ class Forks:
             if zygote.wants_write():
                 with suppress(OSError):
                     zygote.flush()
-            before, lost = zygote.pid, list[tuple[int, _Request]]()
+            lost: list[tuple[int, _Request]] = []
             for event in zygote.receive():
                 if isinstance(event, Succeeded):
-                    self._ended.add(before)
                     # The existing one has imported less.
                     self._drop_spare()
                     self._call_later(_SPARE_AFTER, self._have_spare)
                 elif isinstance(event, (Forked, Failed)) and event.token not in self._waiting:
-                    self._spare_forked(event)
+                    self._spare_forked(children, event)
                 elif isinstance(event, Forked):
                     spawn = self._waiting.pop(event.token).spawn
                     for proc, pid in zip(spawn.procs, event.pids, strict=True):
@@ -227,7 +225,6 @@ class Forks:
                     else:
                         self._failed(children, request.spawn, event.reason, event.pids)
                 elif isinstance(event, Gone):
-                    self._ended.add(zygote.pid)
                     zygote.close()
                     self._zygotes.pop(key, None)
                     if not key:
@@ -248,16 +245,19 @@ class Forks:
         self._waiting[token] = _Request(request.spawn, zygote, request.ranks, request.fds, again=True)
         zygote.fork(token, request.spawn.entry, request.ranks, request.fds)
 
-    def _spare_forked(self, event: Forked | Failed) -> None:
+    def _spare_forked(self, children: Children, event: Forked | Failed) -> None:
         spare = self._spare if event.token == self._spare_token else None
-        if spare is not None and isinstance(event, Forked):
+        # One that has ended by now has been reaped as an unknown process.
+        ended = [pid for pid in event.pids if children.take_early(pid)]
+        if spare is not None and isinstance(event, Forked) and not ended:
             (spare.pid,) = event.pids
             return
         # It is no longer needed, or could not be forked: its socket has no other end.
-        self._ended.update(event.pids)
         if spare is not None:
             spare.close()
             self._spare = None
+        if ended:
+            self._call_later(_SPARE_AFTER, self._have_spare)
 
     def _failed(self, children: Children, spawn: Spawn, reason: str, pids: list[int]) -> None:
         for proc, pid in zip(spawn.procs, pids, strict=False):
