@@ -65,11 +65,37 @@ def _freed(result: CellResult, dead: list[int]) -> CellResult:
         # A rank that entered a collective after the death names the dead rank itself.
         late = error.kind == GroupError.__name__
         return replace(result, error=replace(error, freed=True)) if late else result
-    text = f"a collective was aborted by the death of {describe_ranks(dead)}"
-    trace = error.trace.rpartition(f"{error.kind}: ")[0]
-    return replace(
-        result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}", freed=True)
+    return _instead(result, f"a collective was aborted by the death of {describe_ranks(dead)}")
+
+
+def _followed(outcomes: dict[int, CellResult]) -> dict[int, CellResult]:
+    """Return outcomes in which the broken collectives of some ranks follow from the failures of others.
+
+    Connections that a failing rank closes may be noticed before the news of its failure.
+    """
+    causes = sorted(
+        rank
+        for rank, result in outcomes.items()
+        if result.error is not None and not (has_waited(result.error) or result.error.cut_off)
     )
+    if not causes:
+        return outcomes
+    have = "has" if len(causes) == 1 else "have"
+    text = f"a connection of the collective was closed, and {describe_ranks(causes)} {have} failed"
+    return {rank: _instead(result, text) if _only_broke(result) else result for rank, result in outcomes.items()}
+
+
+def _only_broke(result: CellResult) -> bool:
+    return result.error is not None and result.error.broken and not result.error.freed
+
+
+def _instead(result: CellResult, text: str) -> CellResult:
+    """Return the result of a rank that was freed from a collective, with a reason in place of torch's error."""
+    assert result.error is not None
+    kind = GroupError.__name__
+    trace = result.error.trace.rpartition(f"{result.error.kind}: ")[0]
+    error = replace(result.error, kind=kind, text=text, trace=f"{trace}{kind}: {text}", freed=True)
+    return replace(result, error=error)
 
 
 class Task(NamedTuple):
@@ -279,7 +305,7 @@ class Run(Running):
                 outcomes[rank] = value if value is not None else self._failed(failed, death, gone)
         if dead:
             outcomes = {rank: _freed(result, sorted(dead)) for rank, result in outcomes.items()}
-        return outcomes
+        return _followed(outcomes)
 
     def _advised(self, lines: list[str]) -> str:
         """Return the lines below a death; the last one, made at the death, advises to replace the dead ranks."""

@@ -1,4 +1,4 @@
-"""Writing the local variables of a function that is being called."""
+"""Frames of other threads: whether they run bytecode, and writing the local variables of a function that is called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from leaks import wait_until
+from monarch._core.frames import frame_of, is_between_calls
 from monarch._notebook.looking.writing import declared_global, write_locals
 
 
@@ -57,3 +59,42 @@ def test_variables_are_written_while_others_look_at_the_frame() -> None:
 )
 def test_global_names_are_those_declared(source: str, names: set[str]) -> None:
     assert declared_global(source) == names
+
+
+def test_spinning_frame_is_between_calls_and_a_waiting_one_is_not() -> None:
+    spins, released = threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def spin() -> None:
+        spins.set()
+        while not ended:
+            pass
+
+    def wait() -> None:
+        released.wait()
+
+    spinning, waiting = threading.Thread(target=spin), threading.Thread(target=wait)
+    spinning.start()
+    waiting.start()
+    try:
+        spins.wait()
+        assert wait_until(lambda: in_function(spinning, spin) and seen_between_calls(spinning))
+        assert wait_until(lambda: not in_function(waiting, wait))
+        assert not seen_between_calls(waiting)
+    finally:
+        ended.append(True)
+        released.set()
+        spinning.join()
+        waiting.join()
+
+
+def in_function(thread: threading.Thread, function: Callable[[], None]) -> bool:
+    """Return whether a function is the innermost frame of a thread."""
+    frame = frame_of(thread.ident or 0)
+    return frame is not None and frame.f_code is function.__code__
+
+
+def seen_between_calls(thread: threading.Thread) -> bool:
+    """Return whether a thread runs bytecode."""
+    frame = frame_of(thread.ident or 0)
+    return frame is not None and is_between_calls(frame)

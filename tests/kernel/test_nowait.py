@@ -62,6 +62,32 @@ def test_nowait_cell_of_which_one_rank_is_interrupted_was_stopped(notebook: Note
     assert notebook.run("handle").ok().shown.endswith("was stopped>")
 
 
+LATE = """
+import signal
+def late(*_):
+    n = 0
+    while n < 20_000_000: n += 1  # longer than a stop waits before it frees ranks
+    raise KeyboardInterrupt
+if rank == 1:
+    before = signal.signal(signal.SIGINT, late)
+    try:
+        print('runs')
+        while True: pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+print('runs')
+dist.barrier()
+"""
+
+
+def test_stop_of_a_rank_that_takes_it_late_keeps_the_groups_of_others(notebook: Notebook) -> None:
+    cell = notebook.mesh(LATE, "--nowait --out handle").ok()
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    notebook.run("%mesh interrupt 1").ok()
+    text = notebook.run("handle.result()").text
+    assert "ranks 0,2-3 waited for it in a collective" in text and "Connection closed" not in text
+
+
 def test_later_cells_wait_only_for_ranks_of_a_nowait_cell(notebook: Notebook, go: Path) -> None:
     notebook.mesh(WAITS.format(go), "[0] --nowait --out handle").ok()
     assert notebook.mesh("rank", "[2]").ok().shown == "[rank 2] 2"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from monarch._notebook.execute import CellError
+from monarch._notebook.execute import CellError, CellResult
 from monarch.exceptions import MonarchError, SupervisionError
-from monarch_kernel.cells.running import _reason
+from monarch_kernel.cells.running import _followed, _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
 from monarch_kernel.output.render import MeshCellError, error_lines
 
@@ -136,3 +137,16 @@ def test_cell_error_has_errors_and_results() -> None:
     shown = "\n".join(error._render_traceback_())
     assert shown.startswith("MeshCellError: cell [3] failed on ranks 1-2")
     assert "Traceback of rank 1" in shown and "OSError: no" in shown
+
+
+@pytest.mark.parametrize("cause", ["error", "interrupt", None])
+def test_broken_collective_follows_from_failed_ranks(cause: str | None) -> None:
+    broken = replace(failure("RuntimeError", "gloo: Connection closed by peer"), broken=True)
+    errors = {0: broken, 1: replace(failure(), interrupted=cause == "interrupt") if cause else broken}
+    outcomes = _followed({rank: CellResult(None, None, error, 0.0) for rank, error in errors.items()})
+    lines = error_lines("cell [1]", {rank: each.error for rank, each in outcomes.items() if each.error}, 2)
+    if cause is None:
+        assert lines[0] == "cell [1] failed on all 2 ranks" and "Connection closed by peer" in lines[1]
+    else:
+        assert lines[0] == "cell [1] failed on rank 1; rank 0 waited for it in a collective"
+        assert "rank 0: GroupError: a connection of the collective was closed, and rank 1 has failed" in lines[-2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 from types import FrameType
 from typing import Any, cast
@@ -10,6 +11,16 @@ from typing import Any, cast
 def frame_of(ident: int) -> FrameType | None:
     """Return the innermost Python frame of a thread; None if the thread has ended."""
     return sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]
+
+
+_BETWEEN = ("JUMP", "POP_JUMP", "RESUME")
+"""Beginnings of the names of instructions that call nothing, at which Python switches threads."""
+
+
+def is_between_calls(frame: FrameType) -> bool:
+    """Return whether the innermost frame of another thread runs bytecode, and so waits for nothing but the GIL."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return 0 <= at < len(code) and dis.opname[code[at]].startswith(_BETWEEN)
 
 
 def handled_by(ident: int) -> BaseException | None:

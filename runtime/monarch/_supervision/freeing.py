@@ -15,7 +15,7 @@ from monarch._actors.cleanup import cleans_up
 from monarch._actors.pausing import gate
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
-from monarch._core.frames import frame_of
+from monarch._core.frames import frame_of, is_between_calls
 from monarch._core.stop_ladder import Freed
 from monarch._groups.breaking import spoil_generation
 from monarch._groups.rendezvous import local_rendezvous
@@ -213,8 +213,8 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
     gate.resume_beside(ident)
     if ident == threading.main_thread().ident and end_shell():
         return Freed.NOTHING
-    what = blocked(ident)
-    if _makes_group(frame_of(ident)):
+    frame, what = frame_of(ident), blocked(ident)
+    if _makes_group(frame):
         _explain(reason)
         spoil_generation(reason, number)
         _shut_waited(what)
@@ -231,6 +231,9 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
     if _wake(ident):
         return Freed.WAIT
     if what.wait is Wait.SLEEP or local_rendezvous().generation > number:
+        return Freed.NOTHING
+    if frame is not None and is_between_calls(frame):
+        # It has not taken its interrupt yet, and others may be in a collective of its groups.
         return Freed.NOTHING
     _explain(reason)
     return Freed.COLLECTIVE if spoil_generation(reason, number) else Freed.NOTHING
