@@ -26,7 +26,7 @@ MODULES := node_modules/.stamp-all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab notebooks test test-ts test-quick test-soak test-gpu test-ops chaos check lint types spelling fmt bench clean
+.PHONY: help venv demo lab notebooks test test-ts test-quick test-failed test-soak test-gpu test-ops chaos check lint types spelling fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +80,10 @@ test-ts: $(MODULES) ## run the tests of the front end
 test-quick: $(STAMP) $(RDMA) ## run the tests that are neither slow nor soak tests
 	@echo "running the quick tests"
 	@$(PY) -m pytest -m "not slow and not soak" $(BESIDE) $(ARGS)
+
+test-failed: $(STAMP) $(RDMA) ## run the tests that failed in the last run again, one after the other
+	@echo "running the failed tests again, one after the other"
+	@$(PY) -m pytest -m "not soak" --last-failed --last-failed-no-failures none $(ARGS)
 
 test-soak: $(STAMP) $(RDMA) ## run the tests that repeat promises of others with more parameters, or for longer
 	@echo "running the soak tests"

@@ -56,24 +56,57 @@ def processes(marker: str | None = None) -> dict[int, str]:
     needle = f"{MARKER}={marker or os.environ[MARKER]}".encode()
     ours: dict[int, str] = {}
     zombies: dict[int, int] = {}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    alive: set[tuple[int, str]] = set()
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        if pid == os.getpid():
             continue
         try:
-            status = Path(entry.path, "stat").read_text()
-            name, _, rest = status.partition("(")[2].rpartition(")")
-            state, parent = rest.split()[:2]
-            if state in "ZX":
-                zombies[int(entry.name)] = int(parent)
-            elif needle in Path(entry.path, "environ").read_bytes():
-                ours[_first_of(int(entry.name)) if name in _ZYGOTES + _SPARES else int(entry.name)] = name
-        except (OSError, ValueError):
+            name, _, rest = _read(f"/proc/{pid}/stat").decode().partition("(")[2].rpartition(")")
+            words = rest.split()
+            if words[0] in "ZX":
+                zombies[pid] = int(words[1])
+                continue
+            # A pid is used again, but not with the same time of start.
+            key = pid, words[19]
+            alive.add(key)
+            found = _environments.get(key)
+            if found is None:
+                environ = _read(f"/proc/{pid}/environ")
+                found = _marker_in(environ)
+                if environ:
+                    # It is empty for a moment in an exec.
+                    _environments[key] = found
+            if found == needle:
+                ours[_first_of(pid) if name in _ZYGOTES + _SPARES else pid] = name
+        except (OSError, ValueError, IndexError):
             # Gone meanwhile, or of another user.
             continue
+    for key in _environments.keys() - alive:
+        _environments.pop(key, None)
     for pid, parent in zombies.items():
         if parent in ours or parent == os.getpid():
             ours[pid] = f"zombie of {parent}"
     return ours
+
+
+_environments: dict[tuple[int, str], bytes] = {}
+"""The marker that each living process inherited, by its pid and time of start: it is read once, which takes long."""
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        pieces = [os.read(fd, 65536)]
+        while pieces[-1]:
+            pieces.append(os.read(fd, 65536))
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def _marker_in(environ: bytes) -> bytes:
+    """The marker of a run with its name, in the environment of a process; empty if that has none."""
+    return next((each for each in environ.split(b"\0") if each.startswith(f"{MARKER}=".encode())), b"")
 
 
 def _first_of(zygote: int) -> int:
