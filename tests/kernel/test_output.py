@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,17 @@ def test_rank_streams_behave_like_text_streams(notebook: Notebook) -> None:
     cell = notebook.mesh(body).ok()
     assert cell.shown == "[ranks 0-3] (1, 'utf-8', False, True)"
     assert list(cell.said().items()) == [(word, ALL) for word in "abcd"]
+
+
+def test_output_goes_on_after_an_error_in_the_reports_of_a_rank(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.mesh(
+        "import monarch._telemetry.sampler as sampler, os, time\nwhole = sampler.place_of\n"
+        "def broken(frame):\n    sampler.place_of = whole\n    raise KeyError('once')\nsampler.place_of = broken"
+    ).ok()
+    body = f"print('begins')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\nprint('goes on')\n"
+    cell = notebook.send(f"%%mesh\n{body}while not os.path.exists('{tmp_path}/end'): time.sleep(0.01)")
+    cell.until(lambda: cell.stream().count("KeyError: 'once'"))
+    (tmp_path / "go").touch()
+    cell.until(lambda: cell.said().get("goes on") == ALL)
+    (tmp_path / "end").touch()
+    cell.wait().ok()

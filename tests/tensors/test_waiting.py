@@ -1,4 +1,4 @@
-"""The method that a blocked thread is calling, from its frame."""
+"""What a blocked thread is calling or waits in, from its frame."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import threading
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from leaks import wait_until
-from monarch._tensors.collectives.waiting import called_method
+from monarch._tensors.collectives.waiting import called_method, waits_in
 
 
 class Gate:
@@ -54,3 +55,29 @@ def test_method_of_a_blocked_thread_is_known(code: str, name: str) -> None:
         gate.release()
         thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, RuntimeError])
+def test_group_that_is_being_destroyed_is_waited_in_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    gate = Gate()
+    thread = threading.Thread(target=exec, args=(compile("gate.wait()", "<program>", "exec"), {"gate": gate}))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    thread.start()
+
+    def waits() -> Any:
+        return waits_in(sys._current_frames().get(thread.ident or 0), 0, (), True)
+
+    def destroyed(group: object) -> list[int]:
+        raise error(group)
+
+    try:
+        assert wait_until(waits)
+        # As torch does for a moment in destroy_process_group.
+        monkeypatch.setattr(dist, "get_process_group_ranks", destroyed)
+        assert waits() is None
+    finally:
+        gate.release()
+        thread.join(20)
+        dist.destroy_process_group()

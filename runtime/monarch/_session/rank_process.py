@@ -216,16 +216,18 @@ class Rank:
     def _tick(self) -> None:
         """Send output in the middle of calls or outside any, from time to time."""
         self._pause = min(_FLUSH_IDLE, self._pause * 2)
-        printed, reports = self.outbox.tick(), self._reports.tick()
-        if printed or reports or self._busy_call() is not None:
-            self._pause = _FLUSH_EVERY
-        self.node.bulk.settle()
-        now = time.monotonic()
-        if now >= self._next_tend:
-            self._next_tend = now + TEND
-            self.node.tend()
-        self._next_tick = now + self._pause
-        self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
+        try:
+            printed, reports = self.outbox.tick(), self._reports.tick()
+            if printed or reports or self._busy_call() is not None:
+                self._pause = _FLUSH_EVERY
+            self.node.bulk.settle()
+            if time.monotonic() >= self._next_tend:
+                self._next_tend = time.monotonic() + TEND
+                self.node.tend()
+        finally:
+            # An error is reported by the receive loop; output must go on.
+            self._next_tick = time.monotonic() + self._pause
+            self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
 
     def _tick_at(self, when: float) -> Callable[[], None]:
         """Return a tick that does nothing if another has taken its place."""

@@ -53,6 +53,16 @@ def waits_in(
         in_futex: whether the thread waits in a futex.
         any_peer: whether to return point-to-point operations with an unknown peer too.
     """
+    try:
+        return _waits_in(frame, rank, place, in_futex, any_peer)
+    except (KeyError, ValueError, RuntimeError):
+        # Its thread goes on meanwhile, and is destroying the group.
+        return None
+
+
+def _waits_in(
+    frame: FrameType | None, rank: int, place: tuple[int, ...], in_futex: bool, any_peer: bool
+) -> Waits | None:
     if frame is None or default_group() is None:
         return None
     function = outermost(frame)
