@@ -95,8 +95,9 @@ class Run:
         return {pid: name for pid, name in processes().items() if pid not in self.before}
 
     def of_session(self) -> list[str]:
-        """Return processes except the program itself, and the shared fork server."""
-        server = ("monarch-server", "monarch-image")
+        """Return processes except the program itself, and its fork server."""
+        # It has one of its own if the shared one does not answer in time, as on a busy machine.
+        server = ("monarch-server", "monarch-warming", "monarch-image")
         return [name for pid, name in self.ours().items() if pid != self.process.pid and name not in server]
 
     def files(self) -> set[str]:
