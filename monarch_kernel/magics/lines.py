@@ -193,13 +193,16 @@ class Verbs:
             raise Usage(
                 f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
             )
-        with naming_deaths(mesh), one_line(mesh, "%mesh pull"):
+        with naming_deaths(mesh):
             if arguments.rank is not None:
                 one = member_at(mesh.cells, arguments.rank)
                 calls = [one.pull.call_one(name) for name in arguments.names]
             else:
                 calls = [mesh.cells.pull.call(name) for name in arguments.names]
-            values = [call.get() for call in calls]
+            values: list[Any] = []
+            for name, call in zip(arguments.names, calls, strict=True):
+                with one_line(mesh, "%mesh pull", name):
+                    values.append(call.get())
         targets = [arguments.target] if arguments.target else arguments.names
         self._shell.user_ns.update(zip(targets, values, strict=True))
 

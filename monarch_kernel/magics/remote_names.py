@@ -17,15 +17,28 @@ _MOST = 12
 
 
 @contextmanager
-def one_line(mesh: Mesh, doing: str) -> Generator[None]:
-    """Raise errors of ranks as one line about what was asked of them."""
+def one_line(mesh: Mesh, doing: str, name: str = "") -> Generator[None]:
+    """Raise errors of ranks as one line about what was asked of them.
+
+    Args:
+        mesh: of the ranks.
+        doing: what was asked, as in ``%mesh pull``.
+        name: of the variable whose value was asked for.
+    """
     __tracebackhide__ = True
     try:
         yield
     except ActorError as error:
         raise Usage(f"{doing}: {explain(mesh, error)}") from error
     except SerializationError as error:
-        raise Usage(f"{doing}: {error.reason or error}") from None
+        raise Usage(f"{doing}: {unpicklable(error, name)}") from None
+
+
+def unpicklable(error: SerializationError, name: str) -> str:
+    """Return which part of a variable cannot be pickled, and why."""
+    # The text begins with the path to the part, from the value on.
+    text = error.reason or str(error)
+    return name + text.removeprefix("value") if name and text.startswith("value") else text
 
 
 def explain(mesh: Mesh, error: ActorError) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from monarch._kernel_api import CellVariables, Region, ValueMesh, current_node, state_of, view_at
 from monarch.exceptions import ActorError, MonarchError, SerializationError
 from monarch_kernel.magics.joining import is_plain, is_tensor, join
-from monarch_kernel.magics.remote_names import explain, one_line
+from monarch_kernel.magics.remote_names import explain, one_line, unpicklable
 from monarch_kernel.magics.verbs import Usage
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.registry import Mesh
@@ -51,7 +51,7 @@ class _Variables:
                     raise NoVariable(text) from None
                 raise Usage(f"{self._mesh.name}[{name!r}]: {text}") from None
             except SerializationError as error:
-                raise Usage(f"{self._mesh.name}[{name!r}]: {error.reason or error}") from None
+                raise Usage(unpicklable(error, f"{self._mesh.name}[{name!r}]")) from None
 
     def set(self, region: Region, name: str, value: Any) -> None:
         """Set a variable: to the same value on all ranks, or to those of a ValueMesh."""

@@ -22,7 +22,6 @@ from monarch._kernel_api import (
     describe_unjoined,
     in_units,
     is_tuple,
-    left_out,
     ranks_of,
     show_blocks,
 )
@@ -35,6 +34,7 @@ from monarch_kernel.output.live import Lines, Live
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.owners import Owners, without_code
 from monarch_kernel.output.page import Page
+from monarch_kernel.output.portions import Portions
 from monarch_kernel.output.positions import Positions
 from monarch_kernel.output.waiting import PATIENCE, WaitingLine
 
@@ -47,11 +47,9 @@ LINES_SHOWN = 5_000
 all and the cell its end."""
 TEXT_SHOWN = 1 << 20
 """Characters of one cell that are shown as they arrive; at least one piece."""
-_LAST = 8192
-"""Characters shown from the end of a long output."""
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
-_MORE = "… more lines of this cell: %mesh log{} shows them; the last follow at its end\n"
+_MORE = "… more lines of this cell: {}; the first of other ranks follow, and the last of each at its end\n"
 _TERMINAL = 79
 """Characters of a line that any terminal holds."""
 _REASONS = 20
@@ -63,13 +61,10 @@ _UNFINISHED = 200
 class _CellOutput:
     """The output of a cell so far."""
 
-    __slots__ = ("bytes_left_out", "is_of_ranks", "last", "lines", "number", "size", "unfinished")
+    __slots__ = ("bytes_left_out", "is_of_ranks", "number", "portions", "unfinished")
 
     def __init__(self) -> None:
-        self.lines = 0
-        self.size = 0
-        self.last: Excerpt | None = None
-        """The end of the output, once it is too long to show as it arrives."""
+        self.portions = Portions(LINES_SHOWN, TEXT_SHOWN)
         self.bytes_left_out: dict[int, int] = {}
         """Bytes left out, by rank."""
         self.number = 0
@@ -78,6 +73,10 @@ class _CellOutput:
         """The unfinished line on screen; the next output overwrites it."""
         self.is_of_ranks = False
         """Whether ranks have printed it, rather than that it says which ranks still run."""
+
+    def where(self) -> str:
+        """Say what shows all of the output."""
+        return f"%mesh log{f' --cell {self.number}' if self.number else ''} shows them"
 
 
 class Streams:
@@ -330,7 +329,8 @@ class Streams:
         """Keep the end of a long output that was cleared in part."""
         with self._lock:
             cell = self._cell(parent)
-            cell.last, cell.bytes_left_out = old.last or Excerpt(0, _LAST), old.bytes_left_out
+            cell.portions, cell.bytes_left_out = old.portions, old.bytes_left_out
+            cell.portions.is_cut = True
 
     def show_display(self, content: dict[str, Any], parent: Any) -> None:
         """Show a display in a cell."""
@@ -352,7 +352,7 @@ class Streams:
                 return
         if overwrites_displays(self._kernel, parent):
             with self._lock:
-                if self._cell(parent).last is not None:
+                if self._cell(parent).portions.is_cut:
                     return
             with self._waking(parent, blocks):
                 self._live.update(port, blocks, parent)
@@ -363,7 +363,7 @@ class Streams:
         """Show unfinished lines of ranks, or which ranks a cell waits for, in the last line of a terminal."""
         with self._lock:
             cell = self._cell(parent)
-            if cell.last is not None or cell.unfinished == text or (cell.is_of_ranks and not is_of_ranks):
+            if cell.portions.is_cut or cell.unfinished == text or (cell.is_of_ranks and not is_of_ranks):
                 return
             cell.is_of_ranks = is_of_ranks
             wiped, cell.unfinished = _wipe(cell), text
@@ -403,12 +403,9 @@ class Streams:
             if cell is None:
                 return
             text = _wipe(cell)
-            if cell.last is not None:
-                pieces = cell.last.pieces()
-                if cell.last.characters:
-                    pieces[0] = f"… {left_out(cell.last.lines, cell.last.characters)} of this cell are not shown here\n"
-                text += "".join(pieces) + _of_ranks(cell.bytes_left_out)
-                cell.last, cell.bytes_left_out = Excerpt(0, _LAST), {}
+            if cell.portions.is_cut:
+                text += cell.portions.end(cell.where()) + _of_ranks(cell.bytes_left_out)
+                cell.bytes_left_out = {}
         if text:
             self.write(text, "stdout", parent)
 
@@ -427,19 +424,9 @@ class Streams:
         """Show as much of a text in a cell as fits."""
         with self._lock:
             cell = self._cell(parent)
-            rest = ""
-            if cell.last is None:
-                text, rest = _fitting(text, LINES_SHOWN - cell.lines, TEXT_SHOWN - cell.size)
-                cell.lines += text.count("\n")
-                cell.size += len(text)
+            text = cell.portions.take(text, _MORE.format(cell.where()))
+            if text:
                 text = _wipe(cell) + text
-                if rest:
-                    text += _MORE.format(f" --cell {cell.number}" if cell.number else "")
-                    cell.last = Excerpt(0, _LAST)
-                    cell.last.add(rest)
-            else:
-                cell.last.add(text)
-                text = ""
         if text:
             self.send(text, stream, parent)
 
@@ -572,17 +559,6 @@ def _wipe(cell: _CellOutput) -> str:
     """Return the characters that erase the unfinished line."""
     shown, cell.unfinished, cell.is_of_ranks = cell.unfinished, "", False
     return "\r" + " " * len(shown) + "\r" if shown else ""
-
-
-def _fitting(text: str, lines: int, characters: int) -> tuple[str, str]:
-    """Split a text at the end of a line: as much as fits, and the rest."""
-    end = len(text)
-    if end > characters:
-        # One line is always shown; its length has its own bound.
-        end = text.rfind("\n", 0, max(0, characters)) + 1 or (text.find("\n") + 1 if characters == TEXT_SHOWN else 0)
-    if text.count("\n", 0, end) > lines:
-        end = len("\n".join(text.split("\n", lines)[:lines])) + 1 if lines > 0 else 0
-    return text[:end], text[end:]
 
 
 def _of_ranks(counts: dict[int, int]) -> str:

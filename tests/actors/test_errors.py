@@ -233,7 +233,7 @@ def test_in_a_slice_ranks_are_those_of_the_slice(fails: Any) -> None:
     assert error.rank == 1 and dict(error.point) == {"gpus": 1}
     # The text numbers ranks as the mesh does, as output and tables do.
     assert "failed on rank 3; rank 2 answered" in str(error)
-    assert list(error.results.values()) == [0, None]
+    assert list(error.results.values()) == [0, None] and "rank 2 at [0]" in repr(error.results)
 
 
 def test_unpicklable_exceptions_arrive_as_text(fails: Any) -> None:

@@ -67,7 +67,9 @@ def test_ranks_pause_are_looked_at_and_resume(mesh: Any) -> None:
 def test_idle_async_actor_pauses_at_its_next_call(mesh: Any) -> None:
     server = mesh.spawn("server", Server)
     assert server.serve.call(1).get(timeout=SOON).values() == [1, 1]
-    assert [each.state for each in mesh.slice(gpus=1).pause().values()] == ["idle"]
+    part = mesh.slice(gpus=slice(1, 2))
+    assert [each.state for each in part.pause().values()] == ["idle"]
+    assert all("rank 1 at [0]" in repr(each) for each in (part.where(), part.evaluate("1"), part.threads()))
     answers = server.serve.call(2)
     assert wait_until(lambda: mesh.where().values()[1].state == "paused")
     assert not answers.done

@@ -280,3 +280,13 @@ def test_sender_waiting_for_room_always_gets_it(costs: list[int], replies: bool,
             handle()
         if chance.random() < 0.3:
             hear()
+
+
+def test_a_call_has_its_port_before_others_can_find_it() -> None:
+    world = World(1)
+    ports = world.caller.ports
+    seen: list[bool] = []
+    # As the receiving thread may, while another thread opens the port.
+    ports.opened.subscribe(lambda port: seen.append(ports.gathers[port].port == port))
+    world.call([0])
+    assert seen == [True]

@@ -40,13 +40,18 @@ def pause(mesh: ProcMeshLike) -> ValueMesh[Position]:
 @service("pausing.resume", "local")
 def resume(mesh: ProcMeshLike) -> ValueMesh[bool]:
     """Resume the ranks of a mesh, and return for each one whether it was paused, or was to be."""
-    return ValueMesh(mesh.extent, [answer is True for answer in _answers(mesh, request(resume_here))])
+    return values_of(mesh, [answer is True for answer in _answers(mesh, request(resume_here))])
 
 
 @service("pausing.where", "local")
 def where(mesh: ProcMeshLike) -> ValueMesh[Position]:
     """Return where each rank of a mesh is."""
     return _positions(mesh, request(where_here))
+
+
+def values_of(mesh: ProcMeshLike, values: list[Any]) -> ValueMesh[Any]:
+    """Return values of the ranks of a mesh, shown with the ranks of the whole mesh if it is a slice."""
+    return ValueMesh.of(mesh.extent, values, region_of(mesh).base_ranks)
 
 
 def _answers(mesh: ProcMeshLike, asked: Request) -> list[Any]:
@@ -56,4 +61,4 @@ def _answers(mesh: ProcMeshLike, asked: Request) -> list[Any]:
 def _positions(mesh: ProcMeshLike, asked: Request) -> ValueMesh[Position]:
     answers = _answers(mesh, asked)
     found = [Position.unpacked(answer) if is_tuple(answer) else Position(str(answer), []) for answer in answers]
-    return ValueMesh(mesh.extent, found)
+    return values_of(mesh, found)

@@ -13,7 +13,7 @@ from monarch._core.kinds import is_tuple
 from monarch._core.places import is_ours
 from monarch._core.position import IDLE, PAUSED, RUNNING, ThreadPosition
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._debug.asking import ask_ranks
+from monarch._debug.asking import ask_ranks, values_of
 from monarch._debug.frames import described, users_frames
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
@@ -38,7 +38,7 @@ def threads_here() -> tuple[ThreadPosition, ...]:
 def threads(mesh: ProcMeshLike) -> ValueMesh[tuple[ThreadPosition, ...]]:
     """Return where each Python thread of each rank is; nothing of ranks that give no answer."""
     answers = ask_ranks(state_of(mesh).procs, region_of(mesh).base_ranks(), request(threads_here))
-    return ValueMesh(mesh.extent, [known_threads(answer) or () for answer in answers.values()])
+    return values_of(mesh, [known_threads(answer) or () for answer in answers.values()])
 
 
 def known_threads(answer: Any) -> tuple[ThreadPosition, ...] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_leaves, tree_map
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.parts import Part
@@ -30,4 +29,8 @@ def execute(mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...
 
     packed = tree_map(part, (args, kwargs))
     values = mesh.recovery.ask(lambda: mesh.actors.execute.call(function, *packed).get())
-    return ValueMesh.of(values.extent, [report.value for report in values.values()])
+
+    def value_of(report: Any) -> Any:
+        return report.value
+
+    return values.map(value_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
@@ -348,18 +349,17 @@ class Gather(Future[R]):
             raise SupervisionError(
                 f"{self.label} failed: {self._why}",
                 mesh=self.mesh,
-                results=ValueMesh(self.extent, values) if len(self.unanswered) < len(values) else None,
+                results=self._values(values) if len(self.unanswered) < len(values) else None,
                 reason=self._why,
             )
         if failures and self.view is not None:
             self.view._has_read(failures)
         if lost or failures:
             some = len(lost) + len(failures) + len(self.unanswered) < len(values)
-            error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
+            error = self._error_of(failures, lost, self._values(values) if some else None)
             if self.unanswered and self.goes_on:
-                add_note(
-                    error, f"{describe_ranks(self._unanswered())} had not answered by then; the call continues there"
-                )
+                ranks = describe_ranks(self.base_rank(position) for position in self._unanswered())
+                add_note(error, f"{ranks} had not answered by then; the call continues there")
             raise error
         return self._finish(self, values)
 
@@ -373,6 +373,10 @@ class Gather(Future[R]):
             error = group(failures, self.extent, self.label, results, self._unanswered(), self._base())
             return _with_advice(error, split_proc(self.targets[0].proc)[0])
         return died(self.label, self.mesh, lost, self._base(), results)
+
+    def _values(self, values: list[Any]) -> ValueMesh[Any]:
+        """Return the values of the ranks that have answered."""
+        return ValueMesh.of(self.extent, values, partial(ranks_of_peers, self.targets))
 
     def _base(self) -> list[int]:
         """Return the base rank of each position."""

@@ -42,9 +42,11 @@ class PortTable:
     def open(self, sink: Any) -> int:
         """Return a new port whose replies go to a sink."""
         port = self.last = self._next()
-        self.sinks[port] = sink
         if hasattr(sink, "lost"):
+            # Other threads find it by its port from here on.
+            sink.port = port
             self.gathers[port] = sink
+        self.sinks[port] = sink
         self.opened.tell(port)
         return port
 

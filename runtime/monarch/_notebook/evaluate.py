@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from monarch._core.kinds import is_tuple
 from monarch._core.roster import Procs
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._debug.asking import ask_ranks
+from monarch._debug.asking import ask_ranks, values_of
 from monarch._debug.collectives_in import collective_in
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
@@ -32,9 +32,8 @@ def evaluate_here(source: str, level: int) -> tuple[bool, str]:
 @service("evaluate.evaluate", "local")
 def evaluate(mesh: ProcMeshLike, expression: str, up: int, force: bool) -> ValueMesh[str]:
     """Return the value of an expression on each rank of a mesh, or the error; see ``ProcMesh.evaluate``."""
-    return ValueMesh(
-        mesh.extent, evaluated(state_of(mesh).procs, region_of(mesh).base_ranks(), expression, up, force).values()
-    )
+    values = evaluated(state_of(mesh).procs, region_of(mesh).base_ranks(), expression, up, force).values()
+    return values_of(mesh, list(values))
 
 
 def evaluated(procs: Procs, ranks: Iterable[int], expression: str, up: int = 0, force: bool = False) -> dict[int, str]:

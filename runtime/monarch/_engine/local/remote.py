@@ -175,8 +175,8 @@ class Remote:
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Run the function on all ranks; return a future of what they return."""
         mesh, view, packed = self._for_values(args, kwargs)
-        extent = mesh.region.extent
-        return self._asked(mesh, view, packed, lambda found: ValueMesh.of(extent, found))
+        extent, region = mesh.region.extent, mesh.region
+        return self._asked(mesh, view, packed, lambda found: ValueMesh.of(extent, found, region.base_ranks))
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the function on the only rank of the mesh; return a future of what it returns."""

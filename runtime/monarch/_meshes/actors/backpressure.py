@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
+from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.inside import called_of, node_of, state_of
 from monarch._meshes.mesh_like import ActorMeshLike
@@ -105,7 +106,8 @@ def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:
     behind = peer.window.behind
-    receiver = f"{describe_ranks([position], count)} of {called_of(mesh)}" if count > 1 else called_of(mesh)
+    rank = split_proc(peer.proc)[1]
+    receiver = f"{describe_ranks([rank])} of {state_of(mesh).name}" if count > 1 else called_of(mesh)
     silence = node_of(mesh).find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
