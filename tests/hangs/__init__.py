@@ -5,7 +5,8 @@ from __future__ import annotations
 from hangs.collectives import COLLECTIVES
 from hangs.elsewhere import ELSEWHERE
 from hangs.hang import Hang as Hang
+from hangs.held_out import HELD_OUT
 from hangs.messages import MESSAGES
 from hangs.strangers import STRANGERS
 
-HANGS = [*COLLECTIVES, *MESSAGES, *ELSEWHERE, *STRANGERS]
+HANGS = [*COLLECTIVES, *MESSAGES, *ELSEWHERE, *STRANGERS, *HELD_OUT]

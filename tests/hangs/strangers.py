@@ -469,6 +469,52 @@ dist.barrier()""",
         ),
     ),
     Hang(
+        "a thread that waits for an event",
+        """\
+import threading
+ready = threading.Event()
+def prefetch():
+    ready.wait()
+loader = threading.Thread(target=prefetch, name='prefetch', daemon=True)
+loader.start()
+if rank != 0: ready.set()
+loader.join()
+dist.barrier()""",
+        (
+            "rank 0, which is waiting for a thread: thread 'prefetch' at line 6",
+            "line 10: loader.join()",
+        ),
+    ),
+    Hang(
+        "a socket of ZeroMQ",
+        """\
+import zmq
+if rank == 1:
+    context = zmq.Context()
+    receiver = context.socket(zmq.PULL)
+    receiver.bind_to_random_port('tcp://127.0.0.1')
+    try: receiver.recv()
+    finally: context.destroy(0)
+dist.barrier()""",
+        (
+            "rank 1, which is waiting for a socket: one of ZeroMQ",
+            "line 8: try: receiver.recv()",
+        ),
+    ),
+    Hang(
+        "a receive from any rank",
+        """\
+if rank == 0:
+    senders = [dist.irecv(torch.ones(1)).wait() for _ in range(4)]
+else:
+    dist.send(torch.ones(1), dst=0)""",
+        (
+            "rank 0 waits for ranks 1-3, which are idle",
+            "rank 0 in irecv",
+            "line 4",
+        ),
+    ),
+    Hang(
         "a signal that never comes",
         """\
 import signal

@@ -22,6 +22,7 @@ BUSY = {
     "python": "while True: pass",
     "sleep": "import time; time.sleep(600)",
     "collective": "if rank != 0: dist.barrier()\nelse:\n    import time; time.sleep(600)",
+    "receive": "if rank == 0: dist.recv(torch.ones(1))\nelse:\n    import time; time.sleep(600)",
     "await": "import asyncio; await asyncio.sleep(600)",
     "lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "program": "import subprocess; subprocess.run(['sleep', '600'])",
@@ -71,6 +72,19 @@ def test_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> Non
     assert seconds < IN_TIME
     after = notebook.mesh("assert kept == rank + 100 and pid == os.getpid()\nworld_size").ok()
     assert after.shown == "[ranks 0-3] 4" and "waiting" not in after.stream()
+
+
+@pytest.mark.slow
+def test_stopped_receive_from_any_rank_takes_no_later_message(notebook: Notebook) -> None:
+    messages = """x = torch.zeros(1)
+if rank: dist.send(torch.full((1,), 1.0 + rank), dst=0)
+else: senders = sorted((dist.recv(x), x.item())[0] for _ in range(3))
+senders if rank == 0 else None"""
+    assert notebook.mesh(messages).ok().shown == "[rank 0] [1, 2, 3]"
+    for body in ("dist.recv(x)", "dist.irecv(x).wait()"):
+        _, seconds = stopped(notebook, f"if rank == 0: {body}\nelse:\n    import time; time.sleep(600)")
+        assert seconds < IN_TIME
+        assert notebook.mesh(messages).ok().shown == "[rank 0] [1, 2, 3]"
 
 
 WAITS = {

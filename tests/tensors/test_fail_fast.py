@@ -61,6 +61,16 @@ class Trainer(Actor):
         dist.recv(torch.ones(1), failing)
 
     @endpoint
+    def receive_any(self, failing: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        group()
+        if current_rank().rank == failing:
+            raise ValueError("bad sample 17")
+        dist.recv(torch.ones(1))
+
+    @endpoint
     def meet(self, failing: int) -> None:
         import torch.distributed as dist
 
@@ -148,7 +158,7 @@ def test_ranks_that_wait_for_nobody_finish(procs: Callable[..., Any], tmp_path: 
     assert values(trainers.total.call()) == [3.0] * 3
 
 
-@pytest.mark.parametrize("wait", ["receive", "meet", "own_group"])
+@pytest.mark.parametrize("wait", ["receive", "receive_any", "meet", "own_group"])
 def test_error_frees_those_that_receive_or_make_group(procs: Callable[..., Any], wait: str) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
     assert raised(getattr(trainers, wait).call(1)).rank == 1

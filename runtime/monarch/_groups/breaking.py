@@ -24,13 +24,16 @@ def spoil(reason: str) -> int:
     own = local_rendezvous()
     if own.world is not None or own.is_forming:
         return own.spoil(reason)
-    if uses_collectives():
-        from monarch._tensors.collectives.agreeing import free_checks
+    if not uses_collectives():
+        return 0
+    from monarch._tensors.collectives.agreeing import free_checks
+    from monarch._tensors.collectives.any_rank import free_receives
 
-        free_checks(reason)
+    free_checks(reason)
+    received = free_receives(reason)
     config = current_node().config
     # A rank without groups has only the user's connections.
-    return shut_down(all_sockets(config.addresses if config is not None else ())) if uses_collectives() else 0
+    return received + shut_down(all_sockets(config.addresses if config is not None else ()))
 
 
 @service("groups.generation_now", "quick")
@@ -74,6 +77,13 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
     own.calls.doom(src, port, reason, failed)
     own.calls.free(src, port, reason)
     return own.usable_generation()
+
+
+def begin_ending_left_groups() -> None:
+    """End the groups in which a receive from any rank is left, which would take a later message; in a rank, once."""
+    from monarch._tensors.collectives import any_rank
+
+    any_rank.on_left.append(lambda: give_up_everywhere(local_rendezvous().generation))
 
 
 def give_up_everywhere(number: int) -> None:

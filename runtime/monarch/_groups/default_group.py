@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch._actors.running import current
 from monarch._groups.aborting import begin_ending_calls
-from monarch._groups.breaking import retire_elsewhere
+from monarch._groups.breaking import begin_ending_left_groups, retire_elsewhere
 from monarch._groups.convening import ensure_world
 from monarch._groups.environment import rank_gpu
 from monarch._groups.rendezvous import local_rendezvous
@@ -59,6 +59,7 @@ def hook_torch() -> None:
         begin_renewing()
         begin_ending_calls()
         begin_watching_timeouts()
+        begin_ending_left_groups()
 
 
 @contextmanager

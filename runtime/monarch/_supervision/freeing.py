@@ -134,7 +134,7 @@ def _being_checked(
 
 def place_of(frame: FrameType | None) -> tuple[int, ...]:
     """Return where a thread's code is: equal while it does not move. A wait for an answer is one place."""
-    at = _caller_of_wait(frame) or _outside_check(frame)
+    at = _caller_of_wait(frame) or _outside_check(_outside_receive(frame))
     return (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
 
 
@@ -146,6 +146,12 @@ def _outside_check(frame: FrameType | None) -> FrameType | None:
             if each is not None and each.f_code is agreeing.WAITS:
                 return each.f_back
     return frame
+
+
+def _outside_receive(frame: FrameType | None) -> FrameType | None:
+    """Return the frame outside a wait for a message from any rank, which goes on in steps."""
+    waiting = sys.modules.get("monarch._tensors.collectives.waiting")
+    return waiting.outside_receive(frame) if waiting is not None and frame is not None else frame
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:

@@ -217,6 +217,20 @@ def wrap_group_maker(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
     return True
 
 
+def wrap_any_receive(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Replace the function that begins receives from any rank by ``wrap`` of it, once.
+
+    Returns:
+        Whether it is replaced; False where torch.distributed is not imported yet.
+    """
+    kind: Any = getattr(sys.modules.get(_C10D), "ProcessGroup", None)
+    if kind is None:
+        return False
+    if not hasattr(kind.recv_anysource, "__wrapped__"):
+        kind.recv_anysource = wrap(kind.recv_anysource)
+    return True
+
+
 class _Hidden(threading.local):
     """Whether this thread reads the default group without its hook."""
 

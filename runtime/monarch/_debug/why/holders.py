@@ -95,7 +95,7 @@ def holder_of(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> He
         line = "" if awaited(frame) is lock else next(_taken(frame, lock), "")
         if owner or line:
             name = next((each.name for each in threading.enumerate() if each.ident == ident), str(ident))
-            return Held(ident, name, line, _line(frame))
+            return Held(ident, name, line, line_of(frame))
     return None
 
 
@@ -105,7 +105,7 @@ def _text(held: Held) -> str:
     return f"held by thread {held.name!r}{at}{since}"
 
 
-def _line(frame: FrameType | None) -> str:
+def line_of(frame: FrameType | None) -> str:
     """Return the innermost line of the user's code."""
     for each in _frames(frame):
         if is_users(each):

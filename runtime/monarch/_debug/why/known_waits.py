@@ -9,7 +9,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from monarch._core.diagnosis.facts import Kind
+from monarch._core.frames import frame_of
 from monarch._core.kinds import is_list, is_tuple
+from monarch._debug.why.holders import line_of
 from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool
 
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -39,8 +41,10 @@ def _of_condition(values: Values) -> str:
 
 
 def _of_thread(values: Values) -> str:
-    name = getattr(values.get("self"), "name", "")
-    return f"thread {name!r}" if type(name) is str and name else ""
+    thread = values.get("self")
+    name, ident = getattr(thread, "name", ""), getattr(thread, "ident", None)
+    at = line_of(frame_of(ident)) if type(ident) is int else ""
+    return f"thread {name!r}{f' at {at}' if at else ''}" if type(name) is str and name else ""
 
 
 def _of_child(values: Values) -> str:

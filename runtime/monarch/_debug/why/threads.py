@@ -57,6 +57,17 @@ _CALLED = {
 }
 
 
+_EVENTFD = Look(Kind.EVENT, "an eventfd")
+_INODES = {
+    "anon_inode:[eventfd]": _EVENTFD,
+    "anon_inode:[eventpoll]": Look(Kind.SOCKET, "any of several"),
+    "anon_inode:[signalfd]": Look(Kind.EVENT, "a signal"),
+    "anon_inode:[timerfd]": Look(Kind.SLEEP),
+    "anon_inode:[pidfd]": Look(Kind.CHILD),
+}
+"""By the link of a file descriptor, what waits for it wait for."""
+
+
 def look_at(ident: int, rank: int) -> Look:
     """Return what a thread does.
 
@@ -140,7 +151,10 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
     if wait.wait is Wait.SLEEP:
         return _asleep(frame)
     if wait.wait is Wait.SOCKET:
-        return _of_files(wait.files)
+        look = _of_files(wait.files)
+        # ZeroMQ receives in a thread of its own, which wakes others by an eventfd.
+        is_zmq = look is _EVENTFD and any(class_of(each).__module__.startswith("zmq.") for each in _named(frame))
+        return Look(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
     call = system_call(ident)
     if call is not None:
         return _CALLED[call]
@@ -183,6 +197,9 @@ def _of_files(files: tuple[int, ...]) -> Look:
     if pipe:
         other = at_other_end(pipe)
         return Look(Kind.PIPE, f"shared with child process {other[1]} (pid {other[0]})" if other is not None else "")
+    inode = next((each for link in links if (each := _INODES.get(link)) is not None), None)
+    if inode is not None:
+        return inode
     return Look(Kind.FILE, links[0]) if links and links[0] else Look(Kind.SOCKET)
 
 

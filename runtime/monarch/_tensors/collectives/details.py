@@ -16,6 +16,7 @@ from monarch._tensors.collectives.waiting import (
     default_group_of,
     labels,
     outermost,
+    outside_receive,
     waits_in,
 )
 from monarch._tensors.torch_compat import type_of_work
@@ -47,11 +48,12 @@ def entered(frame: FrameType | None, rank: int, in_futex: bool) -> Entered | Non
     waits = waits_in(frame, rank, (), in_futex, True)
     if waits is None or frame is None:
         return None
-    function = outermost(frame)
+    outside = outside_receive(frame)
+    function = outermost(outside)
     name = waits.operation
     values: dict[str, Any] = function.f_locals if function is not None else {}
     if not name:
-        name = _operation_of(called_object(frame))
+        name = _operation_of(called_object(outside)) if outside is frame else "irecv"
     message = name in _MESSAGES
     root = next((values[key] for key in _ROOTS if type(values.get(key)) is int), -1) if not message else -1
     if root >= 0 and type(values.get("src", values.get("dst"))) is not int:

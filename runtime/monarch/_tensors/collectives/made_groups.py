@@ -75,8 +75,9 @@ def observe_groups() -> bool:
     """Note the sockets of each group that is created from now on; return False if torch.distributed is not imported."""
     if not wrap_group_maker(_observed):
         return False
-    # Here, since the receiving thread looks for collectives with it, and must not import.
+    # Here, since the receiving thread looks for collectives with them, and must not import.
     importlib.import_module("monarch._tensors.collectives.waiting")
+    importlib.import_module("monarch._tensors.collectives.any_rank").observe_receives()
     return True
 
 

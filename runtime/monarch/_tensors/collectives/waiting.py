@@ -16,6 +16,7 @@ from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[rep
 from monarch._core.places import is_ours
 from monarch._core.unjoined import Waits
 from monarch._tensors.collectives.agreeing import is_checked_now
+from monarch._tensors.collectives.any_rank import WAITS
 from monarch._tensors.torch_compat import begun, default_group, group_names
 
 _C10D = dist.distributed_c10d.__file__
@@ -65,6 +66,7 @@ def _waits_in(
 ) -> Waits | None:
     if frame is None or default_group() is None:
         return None
+    frame = outside_receive(frame)
     function = outermost(frame)
     if function is None:
         return _work_of_default(rank, place) if in_futex and _waits_by_name(frame) else None
@@ -92,6 +94,13 @@ def tensors_in(frame: FrameType | None) -> str:
     if not isinstance(tensor, torch.Tensor):
         return ""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+
+
+def outside_receive(frame: FrameType) -> FrameType:
+    """Return the frame that waits for a receive from any rank, instead of those of this package inside it."""
+    while frame.f_code in WAITS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

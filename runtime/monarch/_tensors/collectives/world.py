@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from monarch._procs.os.helpers import in_helper
 from monarch._tensors.collectives import checks
 from monarch._tensors.collectives.agreeing import begin_again, free_checks
+from monarch._tensors.collectives.any_rank import free_receives
 from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
@@ -167,16 +168,17 @@ class World:
 
     def free(self, reason: str) -> int:
         """Free any thread that waits in a collective here, which breaks the groups; return the number of closed
-        connections.
+        connections and of receives that belong to none.
 
         Args:
             reason: for threads that are about to wait.
         """
         self.broken = self.broken or reason
         free_checks(reason)
+        received = free_receives(reason)
         making = [open_sockets() - before for before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
-        return shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
+        return received + shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
 
 
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
