@@ -51,7 +51,16 @@ def test_arrays_and_mapped_files_are_distributed(mesh: Any, tmp_path: Path) -> N
     torch.save(torch.from_numpy(array), tmp_path / "values.pt")
     mapped = torch.load(tmp_path / "values.pt", mmap=True)
     assert (monarch.distribute(mapped, mesh, [None, "mp"]).numpy() == array).all()
+    # torch takes neither negative strides nor another order of bytes.
+    assert monarch.distribute(array[::-1], mesh, ["dp", None]).tolist() == array[::-1].tolist()
+    assert monarch.distribute(array.astype(">f8"), mesh, ["dp", None]).tolist() == array.tolist()
+    for value, why in ((torch.eye(2).to_sparse(), "sparse_coo"), (torch.eye(2, device="meta"), "device meta")):
+        with pytest.raises(ArgumentError, match=f"{why} has no dense values"):
+            monarch.distribute(value, mesh, ["dp", None])
     arrow = pytest.importorskip("pyarrow")
+    pairs = arrow.FixedSizeListArray.from_arrays(arrow.array([1, 2, 3, 4]), 2)
+    assert monarch.distribute(pairs, mesh, ["dp", None]).tolist() == [[1, 2], [3, 4]]
+    assert monarch.distribute(arrow.chunked_array([pairs, pairs]), mesh, ["dp", None]).shape == (4, 2)
     assert monarch.distribute(arrow.array([1, 2, 3, 4]), mesh, ["dp"]).tolist() == [1, 2, 3, 4]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import monarch
 from leaks import wait_until
 from monarch.distributed import Mesh
-from monarch.exceptions import DeviceMeshError, TensorError
+from monarch.exceptions import ArgumentError, DeviceMeshError, TensorError
 
 
 def test_error_in_a_replay_fails_its_results_with_the_line(mesh: Any) -> None:
@@ -43,6 +43,31 @@ def test_error_in_a_replay_fails_its_results_with_the_line(mesh: Any) -> None:
     # What the step changes has no value, so neither has its next call.
     with pytest.raises(TensorError, match="embedding failed"):
         step(indices(3)).sum().item()
+
+
+def test_rank_local_tensors_in_a_step_are_refused(mesh: Any) -> None:
+    with mesh.activate():
+        own = torch.ones(4)
+
+    def multiplies(x: Any) -> Any:
+        return own * 2
+
+    def changes(x: Any) -> Any:
+        own.add_(1)
+        return x * 2
+
+    def makes(x: Any) -> Any:
+        with mesh.activate():
+            torch.zeros(4)
+        return x * 2
+
+    def converts(x: Any) -> Any:
+        return x.to_local() * 2
+
+    for step in (multiplies, changes, makes, converts):
+        with pytest.raises(ArgumentError, match=rf"{step.__name__} cannot .* rank-local .*test_recording_failures.py"):
+            monarch.compile(step)(monarch.ones(4, mesh=mesh))
+    assert torch.equal(monarch.inspect(own, dp=0, mp=0), torch.ones(4))
 
 
 def test_failure_without_changes_leaves_the_recording_usable(mesh: Any) -> None:

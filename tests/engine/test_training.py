@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 import monarch
@@ -107,25 +108,97 @@ def rows(mesh: Any) -> Callable[[torch.Tensor], Any]:
 
 
 STYLES = {"block.up": ColwiseParallel(), "block.down": RowwiseParallel()}
+FEW: list[tuple[type[nn.Module], str, Any]] = [
+    (Mlp, "AdamW", {"up.bias": ["mp"], "up.weight": ["mp", None], "down.weight": [None, "mp"]}),
+    (Conv, "SGD", "replicate"),
+    (Transformer, "Adafactor", "replicate"),
+    (Mlp, "SGD", "shard"),
+]
 PLANS: list[tuple[type[nn.Module], str, Any]] = [
     *[(kind, name, "replicate") for kind in (Mlp, Conv, Transformer) for name in OPTIMIZERS],
     *[(kind, "AdamW", "shard") for kind in (Mlp, Conv, Transformer)],
     (Mlp, "SGD", "shard"),
     (Mlp, "Adafactor", "shard"),
-    (Mlp, "AdamW", {"up.bias": ["mp"], "up.weight": ["mp", None], "down.weight": [None, "mp"]}),
+    FEW[0],
     (Transformer, "AdamW", STYLES),
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "optimizer", "plan"), PLANS, ids=[f"{each[0].__name__}-{each[1]}" for each in PLANS])
-def test_losses_are_those_of_one_process(mesh: Any, kind: type[nn.Module], optimizer: str, plan: Any) -> None:
+def compare(mesh: Any, kind: type[nn.Module], optimizer: str, plan: Any, steps: int) -> None:
     torch.manual_seed(0)
     plain = kind()
     model = monarch.module_to_mesh(copy.deepcopy(plain), mesh, plan)
-    expected = losses(plain, kind, OPTIMIZERS[optimizer](plain.parameters()), 50, lambda tensor: tensor)
-    found = losses(model, kind, OPTIMIZERS[optimizer](model.parameters()), 50, rows(mesh))
+    expected = losses(plain, kind, OPTIMIZERS[optimizer](plain.parameters()), steps, lambda tensor: tensor)
+    found = losses(model, kind, OPTIMIZERS[optimizer](model.parameters()), steps, rows(mesh))
     assert found == pytest.approx(expected, rel=2e-3, abs=2e-4) and expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize(("kind", "optimizer", "plan"), FEW, ids=[f"{each[0].__name__}-{each[1]}" for each in FEW])
+def test_losses_are_those_of_one_process(mesh: Any, kind: type[nn.Module], optimizer: str, plan: Any) -> None:
+    compare(mesh, kind, optimizer, plan, 8)
+
+
+@pytest.mark.parametrize(("kind", "optimizer", "plan"), PLANS, ids=[f"{each[0].__name__}-{each[1]}" for each in PLANS])
+def test_fifty_losses_are_those_of_one_process(mesh: Any, kind: type[nn.Module], optimizer: str, plan: Any) -> None:
+    compare(mesh, kind, optimizer, plan, 50)
+
+
+@pytest.mark.parametrize("plan", ["replicate", "shard"])
+def test_statistics_of_norms_are_those_of_one_process(mesh: Any, plan: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    model: Any = monarch.module_to_mesh(copy.deepcopy(plain), mesh, plan)
+    x = torch.randn(8, 4, 5, 5)
+    norms: list[float] = []
+    for each, inputs in ((plain, x), (model, rows(mesh)(x))):
+        each(inputs).square().mean().backward()
+        norms.append(nn.utils.clip_grad_norm_(each.parameters(), 1.0, norm_type=float("inf")).item())
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3, abs=1e-6)
+    alone = dict(plain.named_buffers()) | {name: each.grad for name, each in plain.named_parameters()}
+    spread = dict(model.named_buffers()) | {name: each.grad for name, each in model.named_parameters()}
+    for name, value in alone.items():
+        torch.testing.assert_close(spread[name].full_tensor(), value, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_lazy_modules_move_at_their_first_call(mesh: Any) -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+    monarch.module_to_mesh(model, mesh, {"0.weight": ["mp", None], "2.*": "shard"})
+    # The optimizer keeps the parameters that get their shapes later.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = rows(mesh)(torch.randn(8, 12))
+    before = model(x).square().mean()
+    before.backward()
+    weight: Any = model[0].weight
+    assert type(model[0]) is nn.Linear and weight.spec == ["mp", None] == weight.grad.spec
+    last: Any = model[2].weight
+    assert last.spec == [None, ("dp", "mp")]
+    optimizer.step()
+    assert model(x).square().mean().item() < before.item()
+
+
+def test_wrapped_modules_have_their_plain_names_in_plans(mesh: Any) -> None:
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(12, 4)), nn.Linear(4, 4))
+    monarch.module_to_mesh(model, mesh, {"0.weight": ["mp", None]})
+    weights: list[Any] = [each for each in model.parameters() if each.dim() == 2]
+    assert [each.spec for each in weights] == [["mp", None], [None, None]]
+    model(rows(mesh)(torch.randn(8, 12))).sum().backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+def test_fused_sgd_computes_as_in_one_process(mesh: Any) -> None:
+    found: list[Any] = []
+    for place in (lambda model: model, lambda model: monarch.module_to_mesh(model, mesh, "shard")):
+        torch.manual_seed(0)
+        model = place(nn.Linear(12, 4))
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(8, 12)).square().mean().backward()
+            optimizer.step()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(found[1].full_tensor(), found[0])
 
 
 def test_sharded_parameters_take_a_part_of_the_memory(mesh: Any) -> None:
@@ -186,6 +259,9 @@ def test_grad_scaler_skips_steps_with_infinite_gradients(mesh: Any, plan: str) -
 
 
 def test_wrong_plans_are_refused_with_a_reason(mesh: Any) -> None:
+    wrong: Any = 3
+    with pytest.raises(ArgumentError, match=r"expected a torch.nn.Module, got int"):
+        monarch.module_to_mesh(wrong, mesh)
     with pytest.raises(ArgumentError, match="expected one of replicate, shard, auto"):
         monarch.module_to_mesh(Mlp(), mesh, "tensor")
     with pytest.raises(ArgumentError, match=r"'\*.weights' matches no parameter"):

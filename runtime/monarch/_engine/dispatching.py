@@ -17,6 +17,7 @@ from monarch._engine.dtensor_compat import (
     local_scalar,
     same_storage_numel,
     schema_of,
+    tree_map,
     unscale,
     view_in_place,
     view_out_of_place,
@@ -26,6 +27,7 @@ from monarch._engine.fetching import item
 from monarch._engine.layout import Layout
 from monarch._engine.lines import lines
 from monarch._engine.metadata import NoRuleError, floats_matter, plan
+from monarch._engine.ops.ways import ways
 from monarch._engine.recording.observer import current
 from monarch._engine.redistribution import moved
 from monarch._engine.seeds import new_seed
@@ -166,6 +168,8 @@ def _ordinary(kind: _Kind, op: Any, args: Any, kwargs: Any) -> Any:
     for arg in args:
         add(arg)
     if kwargs:
+        if str(kwargs.get("device")) == "meta":
+            return _on_meta(op, args, kwargs)
         kwargs = _devices(signature, args, kwargs)
         for name, arg in kwargs.items():
             signature.key.append(name)
@@ -263,9 +267,8 @@ def _plan(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, tensors: list[Tenso
     except NoRuleError as error:
         what = "; ".join(described(tensor) for tensor in tensors)
         raise MeshOpError(
-            f"{op} cannot run on tensors that are divided over a mesh: {error}. Its tensors: {what}. "
-            f"Issued at {lines[lines.here()]}\nGive it whole values, as in tensor.replicate(), or fetch them by "
-            f"tensor.full_tensor()"
+            f"{op} cannot run on tensors that are divided over a mesh: {str(error).rstrip('.')}. Its tensors: {what}. "
+            f"Issued at {lines[lines.here()]}\n{error.advice}"
         ) from None
 
 
@@ -326,6 +329,17 @@ def _implicit(mesh: TensorMesh, op: Any, arg: torch.Tensor) -> Tensor:
         mesh.issue("make", ("full", tuple(arg.shape), arg.dtype, layout.placements), (), (number,), (made,))
         return made
     return distribute_to(mesh, arg.detach(), None)
+
+
+def _on_meta(op: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op whose result has no values, which torch.func and ``tensor.to("meta")`` ask for."""
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+    return op(*tree_map(bare, args), **tree_map(bare, kwargs))
 
 
 def _devices(signature: _Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -471,5 +485,6 @@ _SPECIAL: dict[Any, Any] = {
     aten.unbind.int: _unbind,
     aten.is_same_size.default: _same_size,
     aten.is_pinned.default: _not_pinned,
+    **ways(lambda op, args, kwargs: _ordinary(_kind_of(op), op, args, kwargs)),
 }
 """Ops with another way than the stream; each returns whether it is done, and its result."""

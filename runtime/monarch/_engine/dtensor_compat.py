@@ -47,6 +47,7 @@ __all__ = [
     "fake_store",
     "forget_shardings",
     "functional_collectives",
+    "fused_sgd",
     "group_of_name",
     "group_of_object",
     "inductor",
@@ -108,6 +109,8 @@ collectives_of_ranks: Any = functional
 """Functions for collectives, which return their results."""
 unscale: Any = cast("Any", torch.ops.aten)._amp_foreach_non_finite_check_and_unscale_.default
 """The op of a GradScaler."""
+fused_sgd: tuple[Any, ...] = (_attention._fused_sgd_.default, _attention._fused_sgd_.tensor_lr)
+"""The ops of SGD with ``fused=True``."""
 lazy_negative: Any = cast("Any", torch.ops.aten)._neg_view.default
 """Sets a bit of a tensor only."""
 same_storage_numel: Any = cast("Any", torch.ops.aten)._has_same_storage_numel.default

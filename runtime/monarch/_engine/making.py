@@ -54,22 +54,44 @@ def leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_meta:
+            kind = "the device meta" if value.is_meta else str(value.layout)
+            raise ArgumentError(f"distribute: a tensor of {kind} has no dense values; give one that has")
         return value
+    name = type(value).__name__
     if hasattr(value, "to_numpy"):
-        # Arrow and pandas.
-        try:
-            value = value.to_numpy(zero_copy_only=False)
-        except TypeError:
-            value = value.to_numpy()
+        value = _array_of(value)
+    value = _readable(value)
     try:
         with warnings.catch_warnings():
             # Arrow's memory cannot be written to, and is only read here.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(
-            f"distribute: expected a tensor or an array, got {type(value).__name__}: {error}"
-        ) from error
+        raise ArgumentError(f"distribute: expected a tensor or an array of numbers, got {name}: {error}") from error
+
+
+def _array_of(value: Any) -> Any:
+    """Return the array of an object of Arrow or pandas; lists of a fixed size of Arrow are its dims."""
+    sizes: list[int] = []
+    while hasattr(kind := getattr(value, "type", None), "list_size"):
+        sizes.append(int(cast("Any", kind).list_size))
+        value = (value.combine_chunks() if hasattr(value, "combine_chunks") else value).flatten()
+    try:
+        array = value.to_numpy(zero_copy_only=False)
+    except TypeError:
+        array = value.to_numpy()
+    return array.reshape(-1, *sizes) if sizes else array
+
+
+def _readable(value: Any) -> Any:
+    """Return an array as torch takes one: with strides from 0 on, and in the byte order of this machine."""
+    if not hasattr(value, "strides") or not hasattr(value, "dtype"):
+        return value
+    if any(step < 0 for step in value.strides or ()):
+        value = value.copy()
+    native = value.dtype.newbyteorder("=") if hasattr(value.dtype, "newbyteorder") else value.dtype
+    return value if value.dtype == native else value.astype(native)
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:

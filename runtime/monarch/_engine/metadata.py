@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from monarch._engine.tensor_mesh import TensorMesh
 
 aten: Any = torch.ops.aten
-_FLOATS_MATTER = ("upsample", "interpolate", "_upsample")
-"""Ops whose sizes depend on numbers with a fraction."""
+_FLOATS_MATTER = ("upsample", "interpolate", "_upsample", "linalg_vector_norm", "norm.", "_foreach_norm")
+"""Ops whose sizes depend on numbers with a fraction, or how ranks combine their terms: the order of a norm."""
 _ANY = 0.5
 """Stands for numbers with a fraction when metadata are inferred: allowed by ops that take a probability."""
 
@@ -59,7 +59,19 @@ class Plan(NamedTuple):
 
 
 class NoRuleError(Exception):
-    """torch has no sharding rule for an op with these arguments; the text says why."""
+    """torch has no sharding rule for an op with these arguments; the text says why.
+
+    Attributes:
+        advice: what to do.
+    """
+
+    advice = "Give it whole values, as in tensor.replicate(), or fetch them by tensor.full_tensor()"
+
+
+class ByValueError(NoRuleError):
+    """The result of an op depends on values, also on whole ones."""
+
+    advice = "Fetch the values by tensor.full_tensor(); torch.where(mask, a, b) and sums over a mask need no fetch"
 
 
 def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[Layout]) -> Plan:
@@ -142,9 +154,9 @@ def _propagate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: 
     except NotImplementedError as error:
         raise NoRuleError(str(error)) from error
     except DynamicOutputShapeException as error:
-        raise NoRuleError("the shape of its result depends on values") from error
+        raise ByValueError("the shape of its result depends on values") from error
     except DataDependentOutputException as error:
-        raise NoRuleError("its result depends on values") from error
+        raise ByValueError("its result depends on values") from error
     except RuntimeError:
         raise
     except Exception as error:
@@ -166,9 +178,9 @@ def _infer_whole(
             given = [put(arg, fakes.__getitem__, _ANY) for arg in args]
             made = op(*given, **{key: put(arg, fakes.__getitem__, _ANY) for key, arg in kwargs.items()})
     except DynamicOutputShapeException as error:
-        raise NoRuleError("the shape of its result depends on values; use full_tensor()") from error
+        raise ByValueError("the shape of its result depends on values") from error
     except (NotImplementedError, DataDependentOutputException) as error:
-        raise NoRuleError(f"its result cannot be told without values: {error}") from error
+        raise ByValueError(f"its result cannot be told without values: {error}") from error
     except Exception as error:
         # A mistake of the program, such as of shapes: the frames of the inference say nothing about it.
         raise error.with_traceback(None) from None
@@ -237,4 +249,5 @@ def _is_view(schema: Any) -> bool:
 
 def floats_matter(op: Any) -> bool:
     """Return whether the metadata of an op depends on numbers with a fraction."""
-    return schema_of(op).name.partition("::")[2].startswith(_FLOATS_MATTER)
+    name = schema_of(op).name.partition("::")[2]
+    return f"{name}.".startswith(_FLOATS_MATTER)

@@ -50,7 +50,10 @@ class Ref:
 
     def __del__(self) -> None:
         # Runs in any thread and also while a lock is held, so it only appends.
-        stream = self.stream
+        # torch.compile makes references without a stream.
+        stream = getattr(self, "stream", None)
+        if stream is None:
+            return
         stream.live.pop(self.number, None)
         stream.pending.append(self.number)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.layout import Layout
 from monarch._engine.specs import describe_spec, partial_axes, spec_of
+from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
     from monarch._engine.stream import Ref
@@ -136,6 +137,31 @@ class Tensor(torch.Tensor):
         """Return the whole value as nested lists."""
         values: Any = self.full_tensor()
         return values.tolist()
+
+    def share_memory_(self) -> NoReturn:
+        """Raise: the program has no memory of it."""
+        self._refuse("share_memory_")
+
+    def apply_(self, callable: Any) -> NoReturn:
+        """Raise: a function of Python does not run on the ranks; ``to_local`` and ``monarch.remote`` take one."""
+        self._refuse("apply_")
+
+    def map_(self, other: Any, callable: Any) -> NoReturn:
+        """Raise: see ``apply_``."""
+        self._refuse("map_")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        values: Any = above.full_tensor(self.detach())
+        return values.__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0).__dlpack_device__()
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise MeshOpError(
+            f"{name}: the values of a tensor of a mesh are on its ranks; full_tensor() returns them to the program, "
+            f"and mesh.execute(function, tensor) calls a function on the part of each rank"
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return above.describe(self)

@@ -18,6 +18,7 @@ from monarch._engine.local.dispatching import constant, dispatch, make
 from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.streams import streams
 from monarch._engine.local.tensor import RankTensor
+from monarch._engine.recording.observer import current
 from monarch._engine.stream import Ref
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._node.services.registry import service
@@ -88,6 +89,8 @@ def activate(mesh: Any) -> AbstractContextManager[Any]:
     Args:
         mesh: a Mesh, or a mesh of processes or a slice of one.
     """
+    if current.observer is not None:
+        current.observer.local()
     return _activated(mesh)
 
 

@@ -10,6 +10,7 @@ import torch
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.lines import lines
 from monarch._engine.local.layout import RankLayout
+from monarch._engine.recording.observer import current
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class RankTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: Any, ref: Ref, layout: RankLayout, stream: Any = None) -> RankTensor:
+        if current.observer is not None:
+            current.observer.local()
         made = wrapper(cls, layout.shape, layout.stride, layout.dtype, layout.mesh.device, False)
         made.monarch_ref = ref
         made.monarch_layout = layout

@@ -29,6 +29,7 @@ from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_v
 from monarch._engine.rank.moving import SourceFailedError, exports
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
+from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
@@ -83,6 +84,7 @@ class Executor(Actor):
 
     def __init__(self) -> None:
         register_attention()
+        hide_advice()
         self.rank = current_node().rank
         self.values: dict[int, Any] = {}
         """DTensors and plain tensors by reference."""
@@ -173,7 +175,9 @@ class Executor(Actor):
             return Report(True)
         value = function(*args)
         if not isinstance(value, torch.Tensor):
-            raise ArgumentError(f"from_local: expected a tensor from the function, got {type(value).__name__}")
+            if not hasattr(value, "__array__"):
+                raise ArgumentError(f"from_local: expected a tensor from the function, got {type(value).__name__}")
+            value = torch.as_tensor(value)
         made[number] = value.detach().to(self.meshes.of(region_of_view()).device_type).contiguous()
         return Report(False, (tuple(value.shape), value.dtype))
 
@@ -368,7 +372,7 @@ class Executor(Actor):
             self._free_others()
             return
         rest = iter(entries)
-        with shield():
+        with shield(), quiet():
             for region, entry in rest:
                 if isinstance(entry, int):
                     self.values.pop(entry, None)

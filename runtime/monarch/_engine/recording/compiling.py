@@ -171,6 +171,11 @@ class Compiled(Generic[P, R]):
             raise ArgumentError(f"{self._name}: another thread is recording a step; call it again afterwards")
         try:
             result = self._run(recorder, before, args, kwargs)
+        except TypeError as error:
+            # Operators of torch replace an error in one of them by this one.
+            if recorder.refusal is None or isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(recorder.refusal) from None
         finally:
             current.stop()
         result = tree_map(_detached, result)

@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from monarch._engine.dtensor_compat import DispatchMode, tree_leaves, tree_map_only
+from monarch._engine.local.tensor import RankTensor
 from monarch._engine.recording.tape import Number
 from monarch._engine.tensor import Tensor
 
@@ -76,6 +77,8 @@ class Ops(DispatchMode):
         if recorder.inside:
             return func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if any(isinstance(each, RankTensor) for each in tensors):
+            recorder.local()
         if not any(isinstance(each, Tensor) for each in tensors):
             return recorder.values.run(func, args, kwargs)
         with recorder.mesh_op(tensors):

@@ -23,6 +23,10 @@ class Observer(Protocol):
         """An op is issued; see ``Stream.issue``. Returns its numbers."""
         ...
 
+    def local(self) -> None:
+        """A rank-local tensor is made or used. Raises."""
+        ...
+
     def looked(self) -> None:
         """The program wants a value. Raises."""
         ...

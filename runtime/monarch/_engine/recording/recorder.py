@@ -141,6 +141,13 @@ class Recorder:
         self.ops.append(Issued(number, inputs, tuple(named), outputs, line, is_random))
         return tuple([each.example if isinstance(each, Named) else each for each in named])
 
+    def local(self) -> None:
+        """Refuse a rank-local tensor."""
+        self.refuse(
+            f"it uses a rank-local tensor at {self.here()}\nRecorded steps compute with tensors that are divided "
+            f"over a mesh, as monarch.from_local(tensor, mesh, spec) makes them. Compute with rank-local ones outside."
+        )
+
     def looked(self) -> None:
         """Refuse a look at a value."""
         self.refuse(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,11 +18,15 @@ from monarch._engine.redistribution import moved, to_placements
 from monarch._engine.specs import Placements, replicated
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.training.lazy import is_lazy, lazy_parts, move_when_run, put_in_place
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
 from monarch._engine.training.styles import apply_hooks, check_style, dim_of, divided
 from monarch.exceptions import ArgumentError, AxisError
 
 M = TypeVar("M", bound=nn.Module)
+
+_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
+"""Parts of names of modules that wrappers of torch add."""
 
 wiring.wire()
 
@@ -34,7 +39,7 @@ def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str |
 
     Args:
         module: any module. Parameters that are shared stay shared. Those on the device ``meta`` are made on the ranks,
-            by the ``reset_parameters`` of their modules.
+            by the ``reset_parameters`` of their modules; those of lazy modules move at the first call.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         plan: ``"replicate"``: each rank has all parameters. ``"shard"``: each parameter is divided over all ranks, and
             gathered when its module runs. ``"auto"``: ``"shard"`` for parameters from 65,536 elements on. A dict: specs
@@ -48,6 +53,9 @@ def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str |
         AxisError: the mesh has no axis of a spec.
         DeviceMeshError: a rank has died.
     """
+    given: Any = module
+    if not isinstance(given, nn.Module):
+        raise ArgumentError(f"module: expected a torch.nn.Module, got {type(given).__name__}")
     target = tensor_mesh_of(mesh)
     _Mover(module, target, plan, _axis(target, axis)).run()
     return module
@@ -69,34 +77,41 @@ class _Mover:
         self._gathered: dict[int, list[str]] = {}
 
     def run(self) -> None:
-        names = [name for name, _ in self._module.named_parameters(remove_duplicate=False)]
-        check_patterns(self._plan, names, "parameter")
         modules: dict[str, nn.Module] = dict(cast("Any", self._module.named_modules(remove_duplicate=False)))
-        check_patterns(self._styles, [name for name in modules if name], "module")
+        parameters = dict(_parameters(modules))
+        check_patterns(self._plan, [*parameters], "parameter")
+        check_patterns(self._styles, [_plain(name) for name in modules if name], "module")
         for pattern, style in self._styles.items():
             for name, each in modules.items():
-                if fnmatchcase(name, pattern):
+                if fnmatchcase(_plain(name), pattern):
                     check_style(style, each, name)
-        placed = {
-            name: self._placements(modules, name, parameter)
-            for name, parameter in self._module.named_parameters(remove_duplicate=False)
-        }
-        empty = [(name, each) for name, each in modules.items() if _is_meta(each)]
+        lazy = lazy_parts(modules)
+        placed = {name: self._placements(modules, name, each) for name, each in parameters.items() if not is_lazy(each)}
+        empty = [(name, each) for name, each in modules.items() if name not in lazy and _is_meta(each)]
         for name, each in empty:
             if resetter_of(each) is None:
                 raise ArgumentError(
                     f"module_to_mesh: {name or type(each).__name__} ({type(each).__name__}) has tensors on the device "
-                    f"meta and no reset_parameters() that makes their values"
+                    f"meta and no reset_parameters() that makes their values; define one, or make it without meta"
                 )
         for prefix, part in modules.items():
-            self._move(prefix, part, placed)
+            if prefix not in lazy:
+                self._move(prefix, part, placed)
         with torch.no_grad():
             for _, each in dict((id(each), (name, each)) for name, each in empty).values():
                 cast("Callable[[], Any]", resetter_of(each))()
+        for prefix, part in dict((id(each), (name, each)) for name, each in lazy.items()).values():
+            move_when_run(part, partial(self._move_late, modules, prefix, part))
         for pattern, style in self._styles.items():
             for name, each in modules.items():
-                if fnmatchcase(name, pattern):
+                if fnmatchcase(_plain(name), pattern):
                     apply_hooks(style, each, self._axis)
+
+    def _move_late(self, modules: Mapping[str, nn.Module], prefix: str, part: nn.Module) -> Any:
+        """Move a lazy module, whose parameters have shapes now."""
+        names = dict(_parameters({prefix: part}))
+        placed = {name: self._placements(modules, name, each) for name, each in names.items()}
+        return self._move(prefix, part, placed, in_place=True)
 
     def _placements(
         self, modules: Mapping[str, nn.Module], name: str, parameter: torch.Tensor
@@ -105,29 +120,34 @@ class _Mover:
         owner, _, own = name.rpartition(".")
         for pattern, style in self._styles.items():
             if fnmatchcase(owner, pattern):
-                return divided(placements, self._axis, dim_of(style, modules[owner], own)), False
+                part = next(each for whole, each in modules.items() if _plain(whole) == owner)
+                return divided(placements, self._axis, dim_of(style, part, own)), False
         return placements, gathers
 
-    def _move(self, prefix: str, part: nn.Module, placed: dict[str, tuple[Placements, bool]]) -> None:
+    def _move(
+        self, prefix: str, part: nn.Module, placed: dict[str, tuple[Placements, bool]], in_place: bool = False
+    ) -> Any:
+        """Move the own tensors of a module; return the hook that gathers them at each call, or None."""
         gathered: list[str] = []
-        for name, parameter in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            full = f"{prefix}.{name}" if prefix else name
+        for full, parameter in _parameters({prefix: part}):
+            name = full.rpartition(".")[2]
             if isinstance(parameter, Tensor):
                 continue
             placements, gathers = placed[full]
-            setattr(part, name, self._parameter(parameter, placements))
+            setattr(part, name, self._parameter(parameter, placements, in_place))
             if gathers:
                 gathered.append(name)
         for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
             if not isinstance(buffer, Tensor):
                 setattr(part, name, self._buffer(buffer))
-        if gathered:
-            _gather_when_run(part, gathered)
+        return _gather_when_run(part, gathered) if gathered else None
 
-    def _parameter(self, parameter: nn.Parameter, placements: Placements) -> nn.Parameter:
+    def _parameter(self, parameter: nn.Parameter, placements: Placements, in_place: bool) -> nn.Parameter:
         found = self._known.get(id(parameter))
         if found is None:
             made = nn.Parameter(self._moved(parameter, placements), requires_grad=parameter.requires_grad)
+            if in_place:
+                made = put_in_place(parameter, made)
             # The old one is kept too, so that no other gets its id.
             found = self._known[id(parameter)] = made, parameter
             if parameter.requires_grad:
@@ -147,6 +167,18 @@ class _Mover:
         return distribute_to(self._mesh, tensor.detach(), placements)
 
 
+def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the own parameters of modules with their plain names, also of wrappers that hide themselves in names."""
+    for prefix, part in modules.items():
+        for name, each in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            yield (f"{_plain(prefix)}.{name}" if _plain(prefix) else name), each
+
+
+def _plain(name: str) -> str:
+    """Return the name of a module without wrappers of torch, such as that of ``checkpoint_wrapper``."""
+    return ".".join(each for each in name.split(".") if each not in _WRAPPERS)
+
+
 def _is_meta(module: nn.Module) -> bool:
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return any(each.is_meta for each in own)
@@ -163,8 +195,8 @@ def _synchronizer(placements: Placements) -> Any:
     return synchronize
 
 
-def _gather_when_run(module: nn.Module, names: list[str]) -> None:
-    """Let a module see whole parameters while it runs."""
+def _gather_when_run(module: nn.Module, names: list[str]) -> Callable[[nn.Module, Any], None]:
+    """Let a module see whole parameters while it runs; return the hook before a call."""
 
     def before(module: nn.Module, args: Any) -> None:
         for name in names:
@@ -178,3 +210,4 @@ def _gather_when_run(module: nn.Module, names: list[str]) -> None:
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)
+    return before

@@ -1,0 +1,1 @@
+"""Ops that take another way than the stream."""
