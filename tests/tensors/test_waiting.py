@@ -63,7 +63,8 @@ def test_group_that_is_being_destroyed_is_waited_in_by_nobody(
 ) -> None:
     gate = Gate()
     thread = threading.Thread(target=exec, args=(compile("gate.wait()", "<program>", "exec"), {"gate": gate}))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     thread.start()
 
     def waits() -> Any:
