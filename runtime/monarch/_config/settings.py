@@ -140,5 +140,5 @@ TAIL_LINES = Count("MONARCH_TAIL_LINES", 10)
 TREE_HOSTS = Count("MONARCH_TREE_HOSTS", 16)
 """The number of hosts from which on a message to many goes from host to host; 0 for never. Read in the program."""
 PRELOAD = Choice("MONARCH_PRELOAD", "all", "torch", "none")
-"""What hosts import before ranks start: torch, and while idle also what optimizers and FSDP import; only torch; or
+"""The imports of hosts before ranks start: torch, and while idle also those of optimizers and FSDP; only torch; or
 neither, where ranks do not use torch. Read in the program, and by workers."""

@@ -1,4 +1,4 @@
-"""What the zygotes of a session import before they fork, so that ranks find it there."""
+"""The modules that the zygotes of a session import before they fork, so that ranks find them there."""
 
 from __future__ import annotations
 
