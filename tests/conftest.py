@@ -45,6 +45,8 @@ _FOLDER = mark_this_run()
 _WEDGED = 150.0
 """Seconds beyond its time limit after which a test can no longer end by itself: the process says where, and exits."""
 _BROWSER = "browser"
+_LATER = 6
+"""Files that begin before the first one with a browser."""
 _SLOWEST = ("engine", "procs", "notebooks", "chaos", "kernel", "tensors", "actors", "telemetry", "views")
 """Folders, by seconds per file; the rest is quick."""
 _start: Snapshot | None = None
@@ -78,7 +80,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     apart = [[*each] for _, each in groupby(browser, key=lambda item: item.path)]
     every = max(1, len(files) // 2 // max(1, len(apart)))
     for at, each in enumerate(apart):
-        files.insert(at * (every + 1), each)
+        # Not first, when each process imports torch.
+        files.insert(_LATER + at * (every + 1), each)
     items[:] = [item for each in files for item in each]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from typing import Any
 
-from monarch._kernel_api import duration_text, member_at
+from monarch._kernel_api import describe_ranks, duration_text, member_at, parse_ranks
 from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.compat import display
 from monarch_kernel.magics.config import up_words
@@ -36,9 +36,9 @@ _LOG_MOST = 16 << 20
 """Characters of the log that are shown at most."""
 
 
-def _nothing(rank: int | None, cell: int | None) -> str:
+def _nothing(ranks: Collection[int], cell: int | None) -> str:
     """Return why a log is empty."""
-    whose = "ranks have" if rank is None else f"rank {rank} has"
+    whose = f"{describe_ranks(ranks) if ranks else 'ranks'} {'has' if len(ranks) == 1 else 'have'}"
     return f"{whose} printed nothing{'' if cell is None else f' in cell [{cell}]'}\n"
 
 
@@ -211,8 +211,12 @@ class Verbs:
         options = parse("log", words)
         if options.tail is not None and options.tail < 1:
             raise Usage(f"%mesh log: --tail: expected at least 1, got {options.tail}")
+        try:
+            ranks = frozenset(parse_ranks(options.rank))
+        except MonarchError as error:
+            raise Usage(f"%mesh log: --rank: {error}") from None
         log = self._streams().log
-        lines: Iterator[str] = log.lines(options.rank, options.cell)
+        lines: Iterator[str] = log.lines(ranks, options.cell)
         if options.tail is not None:
             lines = iter(deque(lines, options.tail))
         if options.save:
@@ -221,7 +225,7 @@ class Verbs:
             return
         first = next(lines, None)
         if first is None:
-            sys.stderr.write(_nothing(options.rank, options.cell))
+            sys.stderr.write(_nothing(ranks, options.cell))
             return
         lines = chain([first], lines)
         for piece in ending(lines, _LOG_SHOWN if options.tail is None else _LOG_MOST):

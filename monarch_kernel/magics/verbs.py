@@ -412,7 +412,8 @@ def _put() -> Parser:
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
     parser.add_argument("--tail", type=int, metavar="N", help="the last N lines only")
-    parser.add_argument("--rank", type=int, metavar="RANK", help="what this rank printed", offers=(Offer.RANK,))
+    ranks = "the output of these ranks only, such as 2 or 0-3,7"
+    parser.add_argument("--rank", default="", metavar="RANKS", help=ranks, offers=(Offer.RANK,))
     parser.add_argument("--cell", type=int, metavar="N", help="what cell [N] printed")
     parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead", offers=(Offer.PATH,))
     return parser

@@ -7,7 +7,7 @@ import re
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from threading import Lock
 from typing import IO, NamedTuple
 
@@ -121,8 +121,8 @@ class OutputLog:
         """Yield the kept output in pieces, oldest first; the first piece counts what was dropped."""
         return (_CELL.sub("", piece) for piece in self._read())
 
-    def lines(self, rank: int | None = None, cell: int | None = None) -> Iterator[str]:
-        """Yield the lines of a rank or a cell, oldest first; of all if it is None."""
+    def lines(self, ranks: Collection[int] = (), cell: int | None = None) -> Iterator[str]:
+        """Yield the lines of ranks or a cell, oldest first; of all if there are none."""
         now: int | None = None
         for piece in self._read():
             # Not splitlines, which takes other characters for ends of lines too.
@@ -130,7 +130,7 @@ class OutputLog:
                 mark = _CELL.match(line)
                 if mark is not None:
                     now, line = int(mark[1]), line[mark.end() :]
-                if cell in (None, now) and (rank is None or rank in _ranks_of(line)):
+                if cell in (None, now) and (not ranks or not _ranks_of(line).isdisjoint(ranks)):
                     yield line
 
     def newest(self, wanted: Callable[[Line], bool], most: int, whole: bool = True) -> tuple[list[Line], bool]:
@@ -211,8 +211,8 @@ def ending(pieces: Iterable[str], characters: int) -> Iterator[str]:
             lines, skipped = lines + oldest.count("\n"), skipped + len(oldest)
     if skipped:
         yield (
-            f"… {left_out(lines, skipped)} before this are not shown; %mesh log takes --tail N, --rank R and --cell N, "
-            f"and --save FILE writes all\n"
+            f"… {left_out(lines, skipped)} before this are not shown; %mesh log takes --tail N, --rank RANKS and "
+            f"--cell N, and --save FILE writes all\n"
         )
     yield from last
 

@@ -83,6 +83,11 @@ def test_empty_log_says_so(notebook: Notebook) -> None:
     spoken = notebook.mesh("if rank == 1: print('here')").ok().reply["execution_count"]
     text = notebook.run(f"%mesh log --cell {spoken} --rank 2").ok().stream("stderr")
     assert text == f"rank 2 has printed nothing in cell [{spoken}]\n"
+    text = notebook.run(f"%mesh log --cell {spoken} --rank 2-3,0").ok().stream("stderr")
+    assert text == f"ranks 0,2-3 have printed nothing in cell [{spoken}]\n"
+    assert notebook.run(f"%mesh log --cell {spoken} --rank 0,1").ok().stream("stdout") == "[rank 1] here\n"
+    wrong = notebook.run("%mesh log --rank 1,x")
+    assert wrong.status == "error" and "%mesh log: --rank: invalid ranks '1,x'; write them like 0-3,7" in wrong.text
 
 
 def test_long_output_is_kept_and_shown_in_part(notebook: Notebook) -> None:

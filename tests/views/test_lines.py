@@ -40,4 +40,4 @@ def test_older_lines_come_from_files_only_if_asked() -> None:
 def test_the_log_itself_shows_no_marks() -> None:
     log = filled(2)
     assert "".join(log.read()) == "[ranks 0-0] line 0\n[ranks 0-1] line 1\n"
-    assert list(log.lines(rank=1)) == ["[ranks 0-1] line 1\n"]
+    assert list(log.lines(ranks=[1])) == ["[ranks 0-1] line 1\n"]
