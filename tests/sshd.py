@@ -68,7 +68,6 @@ class SSHHosts:
             MARKER: os.environ[MARKER],
             "XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"],
             "OMP_NUM_THREADS": "1",
-            "MONARCH_PRELOAD": os.environ.get("MONARCH_PRELOAD", "all"),
         }
         known = {
             "Port": str(port),

@@ -17,9 +17,9 @@ _IMPORT = 120.0
 
 def usual_preload() -> list[str]:
     """Return what the zygote of a program imports that asks for nothing else."""
-    from monarch._session import preload
+    from monarch._session.session import PRELOAD
 
-    return [name for name in preload.at_first() if name not in OWN]
+    return [name for name in PRELOAD if name not in OWN]
 
 
 def hold_server() -> socket.socket:
@@ -32,13 +32,13 @@ def hold_server() -> socket.socket:
     from monarch._procs.session_folder import base_folder
     from monarch._procs.zygote.fork_server import READY
     from monarch._procs.zygote.identity import session_key
-    from monarch._session.preload import later
+    from monarch._session.session import LATER
 
     base, preload = str(base_folder()), usual_preload()
-    key = session_key(preload, later())
+    key = session_key(preload, LATER)
     found, starter = _connect(base, key), None
     if found is None:
-        found, starter = _start_server(base, key, AgentConfig("", "", "", os.getpid(), 0, preload, later=later()))
+        found, starter = _start_server(base, key, AgentConfig("", "", "", os.getpid(), 0, preload, later=LATER))
     connection, folder = found
     if not wait_until(Path(folder, READY).exists, _IMPORT):
         connection.close()

@@ -13,19 +13,6 @@ import pytest
 from monarch._procs.os import posix
 from small_agents import Agent
 
-LIGHT = {"hosts", "jobs", "kubernetes", "launchers", "lost_hosts", "slurm", "spreading", "ssh", "workers"}
-"""Files of tests whose ranks do not use torch. Their hosts would each import it, as in reality."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def light(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Spares the hosts of some tests the import of torch."""
-    patch = pytest.MonkeyPatch()
-    if request.module.__name__.rpartition(".test_")[2] in LIGHT:
-        patch.setenv("MONARCH_PRELOAD", "none")
-    yield
-    patch.undo()
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:

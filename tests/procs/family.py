@@ -9,6 +9,7 @@ import subprocess
 import sys
 from multiprocessing import shared_memory
 
+import monarch._session.session as client
 from monarch.actor import Actor, endpoint, this_host
 
 SLEEP = ["sleep", "1000"]
@@ -66,7 +67,9 @@ class Parent(Actor):
 
 def main() -> None:
     # Nothing here needs torch.
-    os.environ["MONARCH_PRELOAD"] = "none"
+    for name in ("torch", "monarch._tensors.collectives.waiting", "monarch._tensors.collectives.world"):
+        client.PRELOAD.remove(name)
+    client.LATER.clear()
     procs = this_host().spawn_procs({"gpus": 2})
     parents = procs.spawn("parents", Parent)
     pids = [value for _, value in parents.pid.call().get()]

@@ -84,34 +84,6 @@ class Count:
         return f"Count({self.variable!r}, {self.default})"
 
 
-class Choice:
-    """One of some words.
-
-    Args:
-        variable: the environment variable.
-        options: the words; the first one is the default.
-    """
-
-    def __init__(self, variable: str, *options: str) -> None:
-        self.variable = variable
-        self.options = options
-
-    def __call__(self) -> str:
-        """Return the current word."""
-        text = os.environ.get(self.variable, "").strip().lower() or self.options[0]
-        if text in self.options:
-            return text
-        warnings.warn(
-            f"{self.variable}: expected {', '.join(self.options[:-1])} or {self.options[-1]}, got {text!r}; using "
-            f"{self.options[0]}",
-            stacklevel=2,
-        )
-        return self.options[0]
-
-    def __repr__(self) -> str:
-        return f"Choice({self.variable!r}, {', '.join(map(repr, self.options))})"
-
-
 STOP_REACT = Seconds("MONARCH_STOP_REACT_S", 3.0)
 """For a stopped process to report that it is stopping; one that does not, because C code holds the GIL, is then
 killed."""
@@ -139,6 +111,3 @@ TAIL_LINES = Count("MONARCH_TAIL_LINES", 10)
 """How many lines of stderr of a dead process its report has."""
 TREE_HOSTS = Count("MONARCH_TREE_HOSTS", 16)
 """The number of hosts from which on a message to many goes from host to host; 0 for never. Read in the program."""
-PRELOAD = Choice("MONARCH_PRELOAD", "all", "torch", "none")
-"""The imports of hosts before ranks start: torch, and while idle also those of optimizers and FSDP; only torch; or
-neither, where ranks do not use torch. Read in the program, and by workers."""

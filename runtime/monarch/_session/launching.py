@@ -29,10 +29,9 @@ from monarch._procs.launch.interface import (
     Starting,
 )
 from monarch._procs.session_folder import host_of
-from monarch._session import preload
 from monarch._session.draining import Notices, Preemption
 from monarch._session.growing import Growth
-from monarch._session.session import Session, session_of
+from monarch._session.session import LATER, PRELOAD, Session, session_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
@@ -130,15 +129,7 @@ def launch_hosts(
         node.hosts.lease = silence
     keys = keys or node.hosts.keys or KeyPair.new()
     agent = AgentConfig(
-        "",
-        "",
-        node.proc,
-        0,
-        0,
-        preload.at_first(),
-        owner_public=keys.public.decode(),
-        lease=node.hosts.lease,
-        later=preload.later(),
+        "", "", node.proc, 0, 0, PRELOAD, owner_public=keys.public.decode(), lease=node.hosts.lease, later=LATER
     )
     show = tell or _say_nothing
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))

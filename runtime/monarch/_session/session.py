@@ -40,7 +40,6 @@ from monarch._procs.session_folder import (
     remove_socket,
     restore_folder,
 )
-from monarch._session import preload
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
@@ -61,6 +60,29 @@ _SWEEPS = (0.0, 0.05, 0.2, 1.0)
 """Seconds between searches for processes left by the ranks of a killed agent."""
 _LOOK = 200
 """Milliseconds between checks for newly attached hosts."""
+PRELOAD = [
+    "torch",
+    "numpy",
+    "multiprocessing.resource_tracker",
+    "monarch.actor",
+    "monarch._session.rank_process",
+    "monarch._state.checkpoint.api",
+    "monarch._state.heal",
+    "monarch._telemetry.collector",
+    "monarch._telemetry.reporter",
+    "monarch.distributed",
+    "monarch._tensors.collectives.waiting",
+    "monarch._tensors.collectives.world",
+]
+"""Modules that the zygote imports before it forks."""
+LATER = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+]
+"""Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second."""
 
 
 class Session:
@@ -154,9 +176,7 @@ class Session:
             node = self.node
             # A new agent has the name of a dead one, so forget the dead one's state; ranks have new names.
             start = proc_start_time(os.getpid()) or 0
-            config = AgentConfig(
-                node.host, self.folder, node.proc, os.getpid(), start, preload.at_first(), later=preload.later()
-            )
+            config = AgentConfig(node.host, self.folder, node.proc, os.getpid(), start, PRELOAD, later=LATER)
             node.peers.known.pop(node.agent, None)
             node.peers.get(node.agent, starting=True)
             # An agent ended by a signal has removed it.

@@ -14,8 +14,8 @@ from monarch._procs.agent.main import UNABLE
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent, start_agent
 from monarch._procs.launch.tcp import WorkerLauncher
-from monarch._session import preload
 from monarch._session.launching import launch_hosts, local_address
+from monarch._session.session import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
@@ -131,9 +131,7 @@ def run_worker_loop_forever(
     _address(address)
     public, secret = keys.public.decode(), keys.secret.decode()
     while True:
-        config = AgentConfig(
-            "", "", "", *parent(), preload.at_first(), address, public, (public, secret), lease, preload.later()
-        )
+        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease, LATER)
         process = start_agent(config, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
