@@ -143,5 +143,6 @@ def test_output_goes_on_after_an_error_in_the_reports_of_a_rank(notebook: Notebo
     cell.until(lambda: cell.stream().count("KeyError: 'once'"))
     (tmp_path / "go").touch()
     cell.until(lambda: cell.said().get("goes on") == ALL)
+    assert not cell.idle
     (tmp_path / "end").touch()
     cell.wait().ok()

@@ -90,9 +90,10 @@ class AnyReceive(dist.Work):
         """
         if self._wait is None:
             self._wait = _Wait(self._work, timeout)
-        with _lock:
-            _open.append(self._wait)
         try:
+            # An interrupt may come at any step.
+            with _lock:
+                _open.append(self._wait)
             return self._wait.join()
         except BaseException:
             if not self._wait.ended and not self._wait.reason:
@@ -101,7 +102,8 @@ class AnyReceive(dist.Work):
             raise
         finally:
             with _lock:
-                _open.remove(self._wait)
+                if self._wait in _open:
+                    _open.remove(self._wait)
 
     def synchronize(self) -> None:
         """Wait until a message has come."""
