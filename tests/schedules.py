@@ -229,12 +229,12 @@ class Inbox:
         if self._found_nothing:
             self._found_nothing, self.readable = False, True
 
-    def is_empty(self) -> bool:
+    def pending(self) -> int:
         self._enter()
         self.readable = False
         self._found_nothing = not self.frames
         self._reader = 0
-        return self._found_nothing
+        return len(self.frames)
 
     def recv(self) -> bytes:
         self._enter()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from monarch._wire.options import QuickOptions
+from monarch._wire.options import TimeLimit, pending_in
 
 
 @pytest.fixture
@@ -23,26 +23,26 @@ def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
 
 def test_events_match_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, sender = pair
-    options = QuickOptions(receiver)
-    assert options.has_no_events()
+    pending = pending_in(receiver)
+    assert not pending()
     sender.send(b"one")
     sender.send(b"two")
     for _ in range(2):
-        assert not options.has_no_events() and receiver.get(zmq.EVENTS) == zmq.POLLIN
+        assert pending() and receiver.get(zmq.EVENTS) == zmq.POLLIN
         receiver.recv()
-    assert options.has_no_events() and not receiver.get(zmq.EVENTS)
+    assert not pending() and not receiver.get(zmq.EVENTS)
 
 
 def test_receive_ends_after_its_timeout(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, sender = pair
-    options = QuickOptions(receiver)
-    options.set_receive_timeout(50)
+    limit = TimeLimit(receiver)
+    limit.set(50)
     assert receiver.get(zmq.RCVTIMEO) == 50
     begun = time.monotonic()
     with pytest.raises(zmq.Again):
         receiver.recv()
     assert time.monotonic() - begun >= 0.045
-    options.set_receive_timeout(-1)
+    limit.set(-1)
     assert receiver.get(zmq.RCVTIMEO) == -1
     sender.send(b"late")
     assert receiver.recv() == b"late"
@@ -50,6 +50,6 @@ def test_receive_ends_after_its_timeout(pair: tuple[zmq.Socket[bytes], zmq.Socke
 
 def test_errors_match_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, _ = pair
-    options = QuickOptions(receiver)
+    limit = TimeLimit(receiver)
     with pytest.raises(zmq.ZMQError):
-        options.set_receive_timeout(-2)
+        limit.set(-2)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,6 +63,10 @@ _SWITCH_S = 0.001
 
 class Reports(Protocol):
     """Reports what this rank does; see ``monarch._telemetry.reporter``."""
+
+    measuring: bool
+    values: Sized
+    bars: Sized
 
     def tick(self) -> bool: ...
     def flush(self) -> None: ...
@@ -242,7 +246,10 @@ class Rank:
     def _flush(self) -> None:
         """Send what was printed and logged; for a thread that is about to answer or to wait."""
         self.outbox.flush()
-        self._reports.flush()
+        reports = self._reports
+        # Before each answer, so the usual case is no call.
+        if not reports.measuring or reports.values or reports.bars:
+            reports.flush()
 
     def is_busy(self) -> bool:
         """Return whether an actor runs a call."""

@@ -1,6 +1,6 @@
 """The calls of a process, written to the logs of their meshes.
 
-Sending a call only notes it. Calls that are pending at the next look, at most a second later, are written with their
+Sending a call only notes it. Calls that are pending at the next look, at most two seconds later, are written with their
 answers as they come. Of those that have ended by then some are written, and the rest are counted: a loop of quick calls
 costs little and does not fill the log.
 """

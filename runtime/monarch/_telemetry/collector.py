@@ -34,7 +34,7 @@ from monarch._wire.receiving.aside import tell_error
 from monarch._wire.receiving.leadership import Gate
 from monarch.exceptions import MonarchError
 
-PERIOD, UNWATCHED = 0.1, 1.0
+PERIOD, UNWATCHED = 0.1, 2.0
 """Seconds between two looks at what has happened, and without subscribers."""
 _EARLY = 1000
 """Reports of ranks of unknown meshes that are kept."""
@@ -161,16 +161,22 @@ class Collector:
                 self._thread.start()
 
     def _run(self) -> None:
+        quiet = True
         while not self._closing:
-            self._asleep = True
-            pending = self._noted or self._calls.are_open or (self._own and self._own.pending)
-            if not pending and not self._behind():
-                self._gate.wait(None)
-            self._asleep = False
+            if quiet:
+                self._asleep = True
+                if not self._has_news() and not self._behind():
+                    self._gate.wait(None)
+                self._asleep = False
             # Opened early for a new subscriber, and at the end.
             self._gate.wait(PERIOD if self._is_watched() else UNWATCHED)
+            # After news it looks once more before it sleeps: for a call now and then, that wakes it half as often.
+            quiet = not self._has_news()
             self.settle()
             self._tell()
+
+    def _has_news(self) -> bool:
+        return bool(self._noted or self._calls.are_open or (self._own and self._own.pending))
 
     def _is_watched(self) -> bool:
         return any(log.subscribers for log in list(self._logs.values()))

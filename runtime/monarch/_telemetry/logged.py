@@ -51,7 +51,7 @@ class Logged:
     def __init__(self, node: Node) -> None:
         self._node = node
         # Steps of both are atomic: appended by any thread.
-        self._values: deque[tuple[str, int, float | Late]] = deque()
+        self.values: deque[tuple[str, int, float | Late]] = deque()
         self.bars: deque[Bar] = deque()
         self._steps: dict[str, int] = {}
         """The last step of each metric."""
@@ -67,9 +67,9 @@ class Logged:
         if step is None:
             step = self._steps.get(name, -1) + 1
         self._steps[name] = step
-        self._values.append((name, step, value))
+        self.values.append((name, step, value))
         self.wake()
-        if len(self._values) > MOST:
+        if len(self.values) > MOST:
             self.flush()
 
     def add_bar(self, bar: Bar) -> None:
@@ -78,30 +78,25 @@ class Logged:
         self.wake()
 
     @property
-    def any(self) -> bool:
-        """Whether there may be something to report; quick."""
-        return bool(self._values or self.bars)
-
-    @property
     def pending(self) -> bool:
         """Whether there is something to report."""
-        return bool(self._values) or any(bar.told != (bar.done, bar.total, bar.ended) for bar in list(self.bars))
+        return bool(self.values) or any(bar.told != (bar.done, bar.total, bar.ended) for bar in list(self.bars))
 
     def settle(self) -> None:
         """Wait for values of GPUs, within a bound."""
         deadline = time.monotonic() + _PATIENCE
-        while self._values and not _is_there(self._values[0][2]) and time.monotonic() < deadline:
+        while self.values and not _is_there(self.values[0][2]) and time.monotonic() < deadline:
             time.sleep(_LOOK)
 
     def take(self, rank: int) -> list[Metrics | Progress]:
         """Take all that is ready, in order. Values behind one that a GPU still computes wait for it."""
         found: list[Metrics | Progress] = []
         columns: dict[str, tuple[list[int], list[float]]] = {}
-        while self._values:
-            name, step, value = self._values[0]
+        while self.values:
+            name, step, value = self.values[0]
             if not _is_there(value):
                 break
-            self._values.popleft()
+            self.values.popleft()
             steps, values = columns.setdefault(name, ([], []))
             steps.append(step)
             values.append(_read(value))

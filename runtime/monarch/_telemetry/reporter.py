@@ -55,6 +55,8 @@ class Reporter:
         self._node = node
         self._running = running
         self._logged = node.part(Logged)
+        self.values, self.bars = self._logged.values, self._logged.bars
+        """What was logged and is not reported yet; both stay the same objects."""
         self._logged.wake, self._logged.flush = self._wake, self._send_logged
         # Receiving thread only, down to _woken.
         self._sampler = Sampler()
@@ -66,9 +68,10 @@ class Reporter:
         self._sent: RankReport | None = None
         self._next = self._next_figures = self._next_place = 0.0
         self._was_busy = self._woken = False
-        # Written by any thread: when to measure next, and whether that is arranged.
+        # Written by any thread.
         self._next_measure = 0.0
-        self._measuring = False
+        self.measuring = False
+        """Whether the next look at tensors is arranged."""
         # Held while logged values are taken and sent, so that they stay in order; no user code runs under it.
         self._sending = RLock()
         self._next_urgent = 0.0
@@ -148,9 +151,9 @@ class Reporter:
 
     def flush(self) -> None:
         """Send what was logged before the answer of a call, in its thread, and look at tensors soon."""
-        if not self._measuring:
+        if not self.measuring:
             self._measure()
-        if self._logged.any:
+        if self.values or self.bars:
             self._logged.settle()
             self._send_logged()
 
@@ -177,14 +180,14 @@ class Reporter:
 
     def _measure(self) -> None:
         """Look at tensors and the GPU soon, but not often."""
-        if not self._measuring:
-            self._measuring = True
+        if not self.measuring:
+            self.measuring = True
             wait = max(_SOON, self._next_measure - time.monotonic())
             self._node.receive_loop.call_later(wait, self._post_measure)
 
     def _post_measure(self) -> None:
         self._next_measure = time.monotonic() + self._pause
-        self._measuring = False
+        self.measuring = False
         with suppress(RuntimeError):
             # Without a thread, they are measured after the next call.
             self._node.lanes.post("figures", self._measure_now)

@@ -19,7 +19,7 @@ from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held
 from monarch._wire.keys import KeyPair
-from monarch._wire.options import QuickOptions
+from monarch._wire.options import TimeLimit, pending_in
 from monarch._wire.split import PIECE, split
 from monarch._wire.tcp import LEASE_S, over_network
 
@@ -79,9 +79,11 @@ class Inbox:
         self.socket = context.socket(zmq.PULL)
         _plain(self.socket)
         # Leader only.
-        self._options = QuickOptions(self.socket)
-        self.is_empty = self._options.has_no_events
-        """Whether there is nothing to receive now; for the receiving thread."""
+        self._limit = TimeLimit(self.socket)
+        self.limit = self._limit.set
+        """Make the next receive end with zmq.Again after some milliseconds; -1 for never. For the receiving thread."""
+        self.pending = pending_in(self.socket)
+        """Return something true if there is something to receive now; for the receiving thread."""
         self.address = address
         self._path = address.removeprefix("ipc://")
         # Leader only.
@@ -152,13 +154,9 @@ class Inbox:
             os.utime(self._path)
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found
+        """Return a descriptor that becomes readable when a message comes after ``pending`` or a receive has found
         none."""
         return int(self.socket.get(zmq.FD))
-
-    def limit(self, milliseconds: int) -> None:
-        """Make the next receive end with zmq.Again after so long; -1 for never. For the receiving thread."""
-        self._options.set_receive_timeout(milliseconds)
 
     def close(self) -> None:
         """Close it; only when no thread receives any more."""

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import zmq
+from zmq.backend import zmq_poll
 
 
-def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """Return what reads and sets an option in libzmq; functions that fail where pyzmq has no such library."""
+def pending_in(socket: zmq.Socket[bytes]) -> Callable[[], list[tuple[Any, int]]]:
+    """Return a function that returns an empty list if there is nothing to receive; for the thread that uses the socket.
+
+    It is no function of Python: at each message to an idle process its code is cold, and others take up to twice as
+    long.
+    """
+    return partial(zmq_poll, [(socket, int(zmq.POLLIN))], 0)
+
+
+def _function() -> Callable[..., int]:
+    """Return what sets an option in libzmq; a function that fails where pyzmq has no such library."""
     try:
         from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 
-        # They take less than a microsecond, so they keep the GIL.
-        library = ctypes.PyDLL(_zmq.__file__)
-        read, write = library.zmq_getsockopt, library.zmq_setsockopt
+        # It takes less than a microsecond, so it keeps the GIL.
+        write = ctypes.PyDLL(_zmq.__file__).zmq_setsockopt
     except (ImportError, OSError, AttributeError):
-        return (lambda *_: -1), (lambda *_: -1)
-    read.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        return lambda *_: -1
     write.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-    return read, write
+    return write
 
 
-_get, _set = _functions()
-_EVENTS, _RCVTIMEO = int(zmq.EVENTS), int(zmq.RCVTIMEO)
+_set = _function()
+_RCVTIMEO = int(zmq.RCVTIMEO)
 _SIZE = ctypes.sizeof(ctypes.c_int)
 
 
-class QuickOptions:
-    """Two options of one socket, for the thread that uses it, as long as it is open.
+class TimeLimit:
+    """The timeout of receiving from one socket, for the thread that uses it, as long as it is open.
 
     Args:
         socket: its caller keeps it alive.
@@ -38,18 +48,12 @@ class QuickOptions:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._handle = int(socket.underlying)
-        self._value, self._length = ctypes.c_int(), ctypes.c_size_t(_SIZE)
-        self._at, self._length_at = ctypes.addressof(self._value), ctypes.addressof(self._length)
+        self._value = ctypes.c_int()
+        self._at = ctypes.addressof(self._value)
 
-    def has_no_events(self) -> bool:
-        """Return whether there is nothing to receive."""
-        if _get(self._handle, _EVENTS, self._at, self._length_at):
-            # This reports the problem.
-            return not self._socket.get(zmq.EVENTS)
-        return not self._value.value
-
-    def set_receive_timeout(self, milliseconds: int) -> None:
+    def set(self, milliseconds: int) -> None:
         """Make the next receive end after so long; -1 for never."""
         self._value.value = milliseconds
         if _set(self._handle, _RCVTIMEO, self._at, _SIZE):
+            # This reports the problem.
             self._socket.set(zmq.RCVTIMEO, milliseconds)

@@ -69,7 +69,7 @@ class Mail(Protocol):
     """The part of an inbox that this needs."""
 
     def fileno(self) -> int: ...
-    def is_empty(self) -> bool: ...
+    def pending(self) -> object: ...
     def wake(self) -> None: ...
 
 
@@ -202,7 +202,7 @@ class Leadership:
         # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
-        quiet = not busy and not self.closing and self._mail.is_empty()
+        quiet = not (busy or self.closing or self._mail.pending())
         with self._mutex:
             if self.closing:
                 self.leader, self.waiter, self.background = 0, None, False

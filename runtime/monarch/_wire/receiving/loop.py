@@ -209,7 +209,7 @@ class ReceiveLoop:
                     for action in timers.due():
                         self._run(action)
                     if waiter is None:
-                        if self._inbox.is_empty():
+                        if not self._inbox.pending():
                             # Asleep, it need not hand the lead over to a waiting thread.
                             return
                     elif waiter.done:
