@@ -338,3 +338,32 @@ def test_a_closed_server_leaves_no_file() -> None:
     assert not os.path.exists(os.path.join(desk.folder, NAME))
     desk.close()
     assert session_folders() == before
+
+
+SHUT_DOWN = """
+import threading, time
+from monarch._node.current import current_node
+from monarch._telemetry import collector, serving
+collector.UNWATCHED, serving._TEND, serving.REQUEST_S = 0.01, 3600.0, 3600.0
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+class Trainer(Actor):
+    @endpoint
+    def step(self):
+        return 1
+
+mesh = this_host().spawn_procs()
+mesh.spawn("trainer", Trainer).step.call().get()
+assert {"monarch-telemetry", "monarch-shown"} <= {thread.name for thread in threading.enumerate()}
+while not current_node().part(collector.Collector)._asleep:
+    time.sleep(0.01)
+# From here on, a thread that nobody wakes outlives the session.
+collector.UNWATCHED = 3600.0
+shutdown_context().get(timeout=60)
+print([thread.name for thread in threading.enumerate()])
+"""
+
+
+def test_shutdown_wakes_the_threads_of_telemetry() -> None:
+    ended = subprocess.run([sys.executable, "-c", SHUT_DOWN], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "['MainThread']\n", ended.stdout + ended.stderr

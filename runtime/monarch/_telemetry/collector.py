@@ -167,6 +167,8 @@ class Collector:
                 self._asleep = True
                 if not self._has_news() and not self._behind():
                     self._gate.wait(None)
+                    if self._closing:
+                        break
                 self._asleep = False
             # Opened early for a new subscriber, and at the end.
             self._gate.wait(PERIOD if self._is_watched() else UNWATCHED)
@@ -198,11 +200,12 @@ class Collector:
     def _close(self) -> None:
         """End with the session."""
         now = time.time()
+        # First, since the thread looks at it after each wait: an opening that another one has preceded may be lost.
+        self._closing = True
         for uid in list(self.lives):
             self.note(self._end, uid, "the session was shut down", now)
-        self.settle()
-        self._closing = True
         self._gate.open()
+        self.settle()
         with self._writing:
             server = self._server
         if server is not None:

@@ -123,9 +123,10 @@ class Server:
     def close(self) -> None:
         """End the thread and remove the socket."""
         self._closed.set()
-        with suppress(OSError):
-            # This wakes the thread.
-            self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker:
+            # This wakes the thread, on each kernel, unlike a shutdown of the listener.
+            waker.setblocking(False)
+            waker.connect(self._path)
         self._thread.join(REQUEST_S + ANSWER_S)
         self._listener.close()
         with suppress(OSError):
