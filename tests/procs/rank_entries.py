@@ -94,3 +94,9 @@ def say(config: bytes) -> None:
 def has(config: bytes) -> int:
     """Whether a module is loaded without an import."""
     return int(config.decode() in sys.modules)
+
+
+def collections(config: bytes) -> int:
+    """Print how often all objects were collected in this process and those it is a fork of, and whether they may be."""
+    print(gc.get_stats()[2]["collections"], gc.isenabled())
+    return 0

@@ -133,6 +133,11 @@ def test_torch_is_preimported(start: Callable[..., Agent], monkeypatch: pytest.M
     assert end["stdout"] == "8.0 1 1\n"
 
 
+def test_ranks_do_not_wait_for_collections_of_garbage(start: Callable[..., Agent]) -> None:
+    (end,) = start(preload=["torch"]).run("collections", [""])
+    assert end["stdout"] == "0 True\n"
+
+
 def test_more_ranks_than_descriptors_in_a_packet(start: Callable[..., Agent]) -> None:
     ends = start().run("leave", [str(rank) for rank in range(130)])
     assert [end["code"] for end in ends] == list(range(130))

@@ -194,6 +194,8 @@ def stand_by(config: bytes) -> int:
 def _preload(setup: Setup) -> Ready:
     """Import what the ranks will need, and prepare memory for sharing with them."""
     problems: list[str] = []
+    # While ranks wait for the imports, a tenth of their time would go into collections, which find next to nothing.
+    gc.disable()
     for name in setup.preload:
         try:
             importlib.import_module(name)
@@ -215,10 +217,8 @@ def _preload(setup: Setup) -> Ready:
         problems.append("an import has initialized CUDA; ranks, which are forks, cannot use the GPUs")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
-    # A collection writes to every object, and a write unshares its page.
-    gc.collect()
+    # A collection in a rank would write to every object, and a write unshares its page.
     gc.freeze()
-    gc.disable()
     return Ready(problems, fit=threads == 1 and not touched)
 
 
