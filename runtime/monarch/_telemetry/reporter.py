@@ -56,7 +56,7 @@ class Reporter:
         self._running = running
         self._logged = node.part(Logged)
         self.values, self.bars = self._logged.values, self._logged.bars
-        """What was logged and is not reported yet; both stay the same objects."""
+        """Logged values and bars that are not reported yet; both stay the same objects."""
         self._logged.wake, self._logged.flush = self._wake, self._send_logged
         # Receiving thread only, down to _woken.
         self._sampler = Sampler()
