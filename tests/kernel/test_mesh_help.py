@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -75,7 +77,6 @@ def test_help_is_plain_text_in_a_terminal() -> None:
     assert "usage: %mesh log [" in shown.stdout and "<table>" not in shown.stdout, shown.stderr
 
 
-SOURCES = {path: ast.parse(path.read_text()) for path in Path(monarch_kernel.__file__).parent.rglob("*.py")}
 BY_HAND = {("run", "on"), ("run", "script"), ("run", "arguments"), ("definitions", "change"), ("print", "expression")}
 BY_HAND |= {
     ("break", "place"),
@@ -88,24 +89,34 @@ BY_HAND |= {
 """Arguments that their verbs take from the words of the line; tests/kernel has tests of each."""
 
 
-def reads(tree: ast.AST) -> set[str]:
-    """Return the names of attributes that code reads."""
-    found = {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)}
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+class Source(NamedTuple):
+    """What a file of the package does."""
+
+    path: Path
+    reads: set[str]
+    """Names of the attributes that it reads."""
+    parses: set[object]
+    """Its constants if it parses the words of verbs, among them their names."""
+
+
+@functools.cache
+def sources() -> list[Source]:
+    return [source(path) for path in Path(monarch_kernel.__file__).parent.rglob("*.py")]
+
+
+def source(path: Path) -> Source:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    reads = {each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load)}
+    calls = [each for each in nodes if isinstance(each, ast.Call)]
     named = [each.args[1] for each in calls if getattr(each.func, "id", "") == "getattr"]
-    return found | {str(each.value) for each in named if isinstance(each, ast.Constant)}
-
-
-def parses(tree: ast.AST, verb: str) -> bool:
-    """Return whether code parses the words of a verb."""
-    names = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
-    constants = [each.value for each in ast.walk(tree) if isinstance(each, ast.Constant)]
-    return any(getattr(each, "id", "") == "parse" for each in names) and verb in constants
+    reads |= {str(each.value) for each in named if isinstance(each, ast.Constant)}
+    parses = any(getattr(each.func, "id", "") == "parse" for each in calls)
+    return Source(path, reads, {each.value for each in nodes if isinstance(each, ast.Constant)} if parses else set())
 
 
 @pytest.mark.parametrize("verb", PARSERS)
 def test_every_argument_of_a_verb_is_read(verb: str) -> None:
-    read = set[str]().union(*(reads(tree) for tree in SOURCES.values() if parses(tree, verb)))
+    read = set[str]().union(*(each.reads for each in sources() if verb in each.parses))
     arguments = [each.dest for each in PARSERS[verb].arguments if (verb, each.dest) not in BY_HAND]
     assert [each for each in arguments if each not in read] == []
 
@@ -116,5 +127,5 @@ def test_every_option_of_cells_is_read_outside_its_parser(option: str) -> None:
     before, after = (vars(parse_header(line)) for line in ("", option + value))
     # --stream is the default.
     (changed,) = {name for name, each in after.items() if each != before[name]} or {"stream"}
-    users = [path for path, tree in SOURCES.items() if path.name != "header.py" and changed in reads(tree)]
+    users = [each.path for each in sources() if each.path.name != "header.py" and changed in each.reads]
     assert users, f"nothing reads {changed}, which {option} sets"
