@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +32,8 @@ from monarch.exceptions import MonarchError
 
 _LONGEST = 1 << 16
 """Bytes of a line that is typed."""
+_LAST_WORDS = 1.0
+"""Seconds that the end of a program waits for the answers to its clients."""
 _HELP = f"""pause             stop ranks at their next Python line
 {HELP}
 why               what ranks wait for, and why
@@ -44,8 +47,32 @@ _TELLS = (*STEPS, "continue")
 @service("attached.serve", "local")
 def serve(connection: socket.socket) -> None:
     """Serve a client in a thread of its own, which closes the connection."""
-    session = _Session(current_node(), connection)
+    node = current_node()
+    session = _Session(node, connection)
+    node.part(_Clients).add(session)
     threading.Thread(target=session.run, name="monarch-debugged", daemon=True).start()
+
+
+class _Clients:
+    """The clients of this program: an answer that is under way when it ends is still sent."""
+
+    def __init__(self, node: Node) -> None:
+        self._lock = threading.RLock()
+        # Lock of this: _lock.
+        self._sessions: list[_Session] = []
+        node.events.closing.subscribe(self._finish)
+
+    def add(self, session: _Session) -> None:
+        with self._lock:
+            self._sessions = [each for each in self._sessions if not each.gone]
+            self._sessions.append(session)
+
+    def _finish(self) -> None:
+        with self._lock:
+            sessions = self._sessions
+        deadline = time.monotonic() + _LAST_WORDS
+        for each in sessions:
+            each.answered.wait(max(0.0, deadline - time.monotonic()))
 
 
 class _Session:
@@ -64,6 +91,11 @@ class _Session:
         """The ranks that it has paused."""
         self._told: dict[str, int] = {}
         """By stopped rank, its turn when the client was told."""
+        self.answered = threading.Event()
+        """Clear while the client waits for an answer."""
+        self.answered.set()
+        self.gone = False
+        """Whether the client has gone. Set by its thread."""
 
     def run(self) -> None:
         """Answer until the client has gone, and let go of what it has paused."""
@@ -73,13 +105,17 @@ class _Session:
                 lines = self._connection.makefile("rb")
                 self._send(self._greeting())
                 while line := lines.readline(_LONGEST):
+                    self.answered.clear()
                     message: Any = json.loads(line)
                     typed = str(message.get("line", "")) if is_dict(message) else ""
                     word, rest = self._reader.read(typed)
                     if word == "quit":
                         break
                     self._send(self._answered(word, rest))
+                    self.answered.set()
         finally:
+            self.gone = True
+            self.answered.set()
             if self._paused and not self._node.closed:
                 ask_soon(sorted(self._paused), request(resume_here), PATIENCE)
 
