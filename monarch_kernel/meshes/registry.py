@@ -459,6 +459,8 @@ class Meshes:
         """Make a mesh the one in use."""
         mesh = self.get(name)
         self.used = name
+        # It may have been deleted.
+        self._variables.setdefault(mesh.name, mesh.procs)
         return mesh
 
     def down(self, name: str | None) -> Mesh:
