@@ -51,6 +51,9 @@ class Parser(argparse.ArgumentParser):
             then: words that completion offers after the first one; the same if omitted.
         """
         action = super().add_argument(*names, **options)
+        if action.nargs == "*":
+            # argparse names it among those that are missing, though it may be empty.
+            action.required = False
         self.arguments.append(action)
         self._offers[action.dest] = (offers, offers if then is None else then)
         return action

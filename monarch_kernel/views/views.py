@@ -12,6 +12,7 @@ from monarch_kernel.compat import publish, watch_output
 from monarch_kernel.magics.config import header_defaults
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.header import parse as parse_header
+from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.short_forms import asks_for_help
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.interrupt import Interrupting
@@ -161,7 +162,7 @@ class Views:
 
     def target_of(self, cell: str, line: str) -> CellTarget:
         """Return the ranks that a cell with this first line addresses."""
-        words = line.strip().removeprefix("%%mesh")
+        words = without_comment(line.strip().removeprefix("%%mesh"))
         running = dict(self._meshes.by_name)
         if not running:
             return CellTarget(cell, "", "")
