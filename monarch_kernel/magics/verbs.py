@@ -106,7 +106,7 @@ def _up() -> Parser:
     add("--on-preempt", default="", metavar="RULE", help=rule)
     add("--reverse", action="store_true", help="reach hosts of ssh through the ssh connection only")
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
-    add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
+    add("--device", default="", choices=DEVICES, metavar="cpu|cuda", help="device of the ranks")
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
     restart = "replace ranks that die, at most N times a minute"
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)

@@ -60,6 +60,9 @@ def test_mistakes_with_values_of_a_mesh_show_no_frame_of_the_package(notebook: N
     notebook.run("%%mesh --out r\nrank").ok()
     text = failed(notebook.run("sum(r)"))
     assert "use .values() for the values" in text and "pairs.py" not in text
+    for code in ("mesh[0]", "mesh[0] = 1", "mesh.scatter('x', 5)"):
+        text = failed(notebook.run(code))
+        assert "expected" in text and "variables.py" not in text
 
 
 def test_error_whose_text_raises_leaves_others_as_they_were(notebook: Notebook) -> None:

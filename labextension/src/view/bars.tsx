@@ -9,7 +9,9 @@ const STAYS = 6;
 /** Progress of the ranks: one bar for each piece of work, with its slowest and fastest rank. */
 export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
   const now = model.now();
-  const bars = [...model.bars.values()].map(bar => stopped(bar, model)).filter(bar => !bar.ended || now < bar.ended + STAYS);
+  const bars = [...model.bars.values()]
+    .map(bar => stopped(bar, model))
+    .filter(bar => !bar.ended || now < bar.ended + STAYS);
   if (!bars.length || model.mesh?.ended) {
     return null;
   }

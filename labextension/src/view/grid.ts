@@ -143,7 +143,13 @@ export class Grid {
     this.root.style.cssText = `--mk-w:${width}px;--mk-h:${height}px;--mk-gap:${gap}px`;
     this.root.replaceChildren(...this.layout.boxes.map(box => this.buildBox(box.title, box.ranks, box.columns)));
     if (!this.tiles[this.focused]) {
-      this.focused = this.lines.flat().filter(rank => rank <= this.focused).at(-1) ?? this.lines[0]?.[0] ?? 0;
+      this.focused =
+        this.lines
+          .flat()
+          .filter(rank => rank <= this.focused)
+          .at(-1) ??
+        this.lines[0]?.[0] ??
+        0;
     }
     this.tiles[this.focused]?.element.setAttribute('tabindex', '0');
   }
