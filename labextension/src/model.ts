@@ -124,7 +124,7 @@ export class MeshModel {
     }
     for (const row of rows.calls ?? []) {
       const call = this.part({ ...DEFAULTS.CallRow, ...row });
-      // What all of them have answered is over for these ranks.
+      // A call that all of them have answered is over for these ranks.
       if (call.ranks.length && (call.ended || call.left.length || !this.isPart)) {
         this.calls.set(row.call, call);
       } else {

@@ -37,7 +37,7 @@ def narrowed(shown: Snapshot, ranks: Sequence[int], sizes: dict[str, int]) -> Sn
         hosts=[shown.mesh.hosts[row.rank] for row in rows],
     )
     calls = [_narrowed(call, members) for call in shown.calls if members.intersection(call.ranks)]
-    # What all of them have answered is over for these ranks.
+    # A call that all of them have answered is over for these ranks.
     calls = [call for call in calls if call.ended or call.left]
     spans = [span for span in shown.spans if span.rank in members]
     points = [each for each in shown.points if each.rank in members or each.rank < 0]

@@ -34,7 +34,7 @@ def state_of_source(source: Source) -> Snapshot:
 
 
 class Part(NamedTuple):
-    """What a view shows of a mesh."""
+    """The part of a mesh that a view shows."""
 
     source: Source
     ranks: tuple[int, ...]

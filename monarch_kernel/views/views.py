@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from monarch._kernel_api import ActorMesh, ProcMesh, describe_ranks, is_actor_mesh, state_of, telemetry_of
@@ -31,6 +32,16 @@ from monarch_kernel.views.others import Others
 from monarch_kernel.views.outlet import Outlet, Speaker
 from monarch_kernel.views.outputs import CellRecords
 from monarch_kernel.views.protocol import TARGET, Action, CellOutputs, CellTarget, PromptOver
+
+
+WIDGETS = "jupyter.widget.control"
+"""The target of comms by which a page asks for the widgets of a kernel when it opens."""
+
+
+def _open_widgets(comm: Any, message: Any) -> None:
+    """Answer a page before the notebook has shown a widget; otherwise a running cell would show that nobody does."""
+    # The import takes this function's place.
+    import_module("ipywidgets.widgets.widget").Widget.handle_control_comm_opened(comm, message)
 
 
 class Views:
@@ -78,6 +89,8 @@ class Views:
             self._opened_by(kernel, comm)
 
         kernel.comm_manager.register_target(TARGET, opened)
+        if WIDGETS not in kernel.comm_manager.targets:
+            kernel.comm_manager.register_target(WIDGETS, _open_widgets)
 
     def _opened(self, kernel: Any, lane: Lane, comm: str) -> Handler:
         conversation = Conversation(self, Outlet(kernel, comm))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _BACK = f"__import__({__name__!r}, None, None, ['bring_back']).bring_back()"
-"""The code that follows a ``del`` of such a name."""
+"""The code that follows a ``del`` of a name of the mesh."""
 _NOTED = {"rank", "world_size", "mesh", "point", "dist", "display"}
 """Names whose replacement is reported; programs replace ``device`` and ``torch`` as a matter of course."""
 
