@@ -33,7 +33,6 @@ from monarch_kernel.views.outlet import Outlet, Speaker
 from monarch_kernel.views.outputs import CellRecords
 from monarch_kernel.views.protocol import TARGET, Action, CellOutputs, CellTarget, PromptOver
 
-
 WIDGETS = "jupyter.widget.control"
 """The target of comms by which a page asks for the widgets of a kernel when it opens."""
 

@@ -73,7 +73,7 @@ def test_page_is_answered_before_the_notebook_has_shown_a_widget(own: Callable[.
     page = Front(own())
     name, answers = "control", list[Any]()
     page.comms[name] = control = Comm(page, name, True)
-    control.take = answers.append
+    control.take = lambda data: answers.append(data)
     page.send("comm_open", comm_id=name, target_name="jupyter.widget.control", data={})
     page.send("comm_msg", comm_id=name, data={"method": "request_states"})
     page.notebook.take(lambda: answers, "the states of widgets, of which there are none")
