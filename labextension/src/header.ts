@@ -11,7 +11,7 @@ export function firstLine(source: string): string {
   return end < 0 ? source : source.slice(0, end);
 }
 
-const TARGET = /^(%%mesh)(\s+(?!-)[^\s[]*(?:\[[^\]]*\])?|\s*\[[^\]]*\])?/;
+const TARGET = /^(%%mesh)(\s+(?![-#])[^\s[]*(?:\[[^\]]*\])?|\s*\[[^\]]*\])?/;
 
 /** A cell that spawns actors, and the ranks that it names. */
 const SPAWN = /^%%mesh\s+spawn\s+[^-[\s]/;

@@ -41,8 +41,35 @@ export class MeshModel {
   metricsVersion = 0;
   /** Raised by each snapshot: ranks may have other places. */
   snapshots = 0;
+  private readonly members: ReadonlySet<number>;
   /** How far the kernel's clock is ahead of this one, in seconds. */
   private ahead = 0;
+
+  /**
+   * @param members the ranks that the view is of; none for all.
+   */
+  constructor(members: readonly number[] = []) {
+    this.members = new Set(members);
+  }
+
+  /** Whether the view is of some ranks only. */
+  get isPart(): boolean {
+    return this.members.size > 0;
+  }
+
+  /** Return the ranks that the view shows, in order. */
+  shown(): number[] {
+    const found: number[] = [];
+    // It skips the places of ranks that the view is not of.
+    this.ranks.forEach((_, rank) => {
+      found.push(rank);
+    });
+    return found;
+  }
+
+  private has(rank: number): boolean {
+    return !this.isPart || rank === NOTEBOOK || this.members.has(rank);
+  }
 
   /** Return the time on the kernel's clock; that of its end for an ended mesh. */
   now(): number {
@@ -91,21 +118,43 @@ export class MeshModel {
 
   private apply(rows: Snapshot | Patch): void {
     for (const row of rows.ranks ?? []) {
-      this.ranks[row.rank] = { ...DEFAULTS.RankRow, ...row } as Required<RankRow>;
+      if (this.has(row.rank)) {
+        this.ranks[row.rank] = { ...DEFAULTS.RankRow, ...row } as Required<RankRow>;
+      }
     }
     for (const row of rows.calls ?? []) {
-      this.calls.set(row.call, { ...DEFAULTS.CallRow, ...row });
+      const call = this.part({ ...DEFAULTS.CallRow, ...row });
+      // A call that all of them have answered is over for these ranks.
+      if (call.ranks.length && (call.ended || call.left.length || !this.isPart)) {
+        this.calls.set(row.call, call);
+      } else {
+        this.calls.delete(row.call);
+      }
     }
     for (const row of rows.bars ?? []) {
       this.bars.set(row.bar, { ...DEFAULTS.BarRow, ...row });
     }
     for (const row of rows.spans ?? []) {
-      this.addSpan({ ...DEFAULTS.SpanRow, ...row });
+      if (this.has(row.rank)) {
+        this.addSpan({ ...DEFAULTS.SpanRow, ...row });
+      }
     }
     for (const points of rows.points ?? []) {
-      this.addPoints(points);
+      if (this.has(points.rank)) {
+        this.addPoints(points);
+      }
     }
     this.forgetSpans(rows.now - SPAN_SECONDS);
+  }
+
+  /** Return a call as the ranks of the view take part in it. */
+  private part(call: Required<CallRow>): Required<CallRow> {
+    if (!this.isPart) {
+      return call;
+    }
+    const ours = (ranks: number[]) => ranks.filter(rank => this.members.has(rank));
+    const errors = Object.fromEntries(Object.entries(call.errors).filter(([rank]) => this.members.has(Number(rank))));
+    return { ...call, ranks: ours(call.ranks), left: ours(call.left), stopped: ours(call.stopped), errors };
   }
 
   private addSpan(span: Required<SpanRow>): void {

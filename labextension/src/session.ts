@@ -46,7 +46,7 @@ export function nextAction(): number {
 }
 
 export class MeshSession {
-  readonly model = new MeshModel();
+  readonly model: MeshModel;
   link: Link = 'connecting';
   /** Why the link is gone or lost. */
   reason = '';
@@ -67,11 +67,14 @@ export class MeshSession {
 
   /**
    * @param uid the mesh; empty for a widget, which has one.
+   * @param members the ranks that the view is of; none for all.
    */
   constructor(
     readonly channel: Channel,
-    readonly uid = ''
+    readonly uid = '',
+    readonly members: readonly number[] = []
   ) {
+    this.model = new MeshModel(members);
     this.stop = channel.listen(message => this.handle(message));
     this.alive = setInterval(() => this.sayAlive(), ALIVE_SECONDS * 1000);
     this.open();
@@ -128,13 +131,14 @@ export class MeshSession {
     this.channel.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms });
   }
 
-  /** Do something with ranks; with all if there are none. */
+  /** Do something with ranks; with all of the view if there are none. */
   act(action: Action, ranks: number[]): void {
     const id = nextAction();
     this.pending.set(id, action);
     this.holds = action === 'pause' || (this.holds && action !== 'resume');
     this.show(null);
-    this.channel.send({ kind: 'act', id, action, ranks, uid: this.uid });
+    const chosen = ranks.length ? ranks : [...this.members];
+    this.channel.send({ kind: 'act', id, action, ranks: chosen, uid: this.uid });
     this.tell();
   }
 

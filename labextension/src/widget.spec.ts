@@ -6,6 +6,10 @@ import widget from './widget';
 class TestModel {
   sent: FromView[] = [];
   handlers = new Map<string, Set<(message: unknown) => void>>();
+  constructor(readonly ranks: number[] = []) {}
+  get() {
+    return this.ranks;
+  }
   send(message: unknown) {
     this.sent.push(message as FromView);
   }

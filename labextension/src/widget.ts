@@ -6,6 +6,7 @@ import { mountMesh } from './view/mount';
 
 /** The part of anywidget's model that this needs. */
 interface Model {
+  get(name: 'ranks'): unknown;
   send(message: unknown): void;
   on(event: 'msg:custom' | 'destroy', handler: (message: unknown) => void): void;
   off(event: 'msg:custom' | 'destroy', handler: (message: unknown) => void): void;
@@ -49,7 +50,7 @@ function hideStatic(session: MeshSession): () => void {
 }
 
 function share(model: Model): Shared {
-  const session = new MeshSession(channel(model));
+  const session = new MeshSession(channel(model), '', (model.get('ranks') as number[] | undefined) ?? []);
   const showStatic = hideStatic(session);
   model.on('destroy', showStatic);
   return { session, views: 0, showStatic };

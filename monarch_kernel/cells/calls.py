@@ -122,6 +122,11 @@ class Calls:
         ports = {call.port for call in calls}
         return [each for each in ahead_of(self._node, calls) if each.call.port not in ports]
 
+    def is_setup(self, call: Gather[Any]) -> bool:
+        """Return whether a call prepares ranks for cells, whose progress the verb that starts them shows."""
+        cls = call.view._state.cls if call.view is not None else None
+        return call.method == "__init__" and cls is not None and cls.__module__.startswith("monarch._notebook.")
+
     def is_stoppable(self, call: Gather[Any]) -> bool:
         """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors go on."""
         return not (self.handle(call) or _is_special(call))

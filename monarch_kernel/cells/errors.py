@@ -23,16 +23,19 @@ from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 
-_MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
+_MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError, ShapeError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
+# HeaderError is a ValueError, like the other errors about invalid lines.
+_KINDS = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterrupt, asyncio.CancelledError)
+"""Errors that are worded here; others are shown as IPython does."""
+
+
 def install(shell: Any) -> None:
-    """Make the shell show Monarch errors in this way."""
-    # HeaderError is a ValueError, like the other errors about invalid lines.
-    kinds = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterrupt, asyncio.CancelledError)
-    shell.set_custom_exc(kinds, show)
+    """Make the shell show errors in this way."""
+    shell.set_custom_exc((Exception, *_KINDS), show)
 
 
 def show(
@@ -48,6 +51,14 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
     if magics is not None:
         # In a terminal, the line about running ranks would be in front of the error.
         magics.wipe()
+    if not isinstance(error, _KINDS):
+        try:
+            shell.showtraceback((kind, error, _without_hidden(tb)), running_compiled_code=True)
+        except Exception as failure:
+            # Raised by its own __str__, which ipykernel calls.
+            text = f"its text cannot be shown: {type(failure).__name__} in __str__"
+            show_traceback(shell, kind, RuntimeError(text), [f"{kind.__name__}: {text}"])
+        return
     if isinstance(error, CellSyntaxError):
         show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
         return
@@ -99,6 +110,22 @@ def _hint(shell: Any, error: BaseException) -> str:
     magics = shell.magics_manager.registry.get("MeshMagics")
     hint = magics.hints.of_endpoint(error) if magics is not None and isinstance(error, ActorError) else ""
     return f"\n{hint}" if hint else ""
+
+
+def _without_hidden(tb: TracebackType | None) -> TracebackType | None:
+    """Return the traceback up to the last frame that is not a hidden one of this package.
+
+    IPython hides frames with ``__tracebackhide__`` too, but never the innermost one.
+    """
+    last, each = None, tb
+    while each is not None:
+        frame = each.tb_frame
+        if not (frame.f_locals.get("__tracebackhide__") and _is_internal(frame.f_code.co_filename)):
+            last = each
+        each = each.tb_next
+    if last is not None:
+        last.tb_next = None
+    return tb
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:

@@ -25,6 +25,14 @@ _FOR_ACTORS = {
 """By name that only ``%%mesh`` cells have, its counterpart in a class of actors."""
 
 
+_HERE = {
+    "torch": "import torch imports it here",
+    "dist": "import torch.distributed as dist imports it here",
+    "display": "from IPython.display import display imports it here",
+}
+"""By name that ``%%mesh`` cells have without an import, how the notebook gets it."""
+
+
 class Hints:
     """Hints for the errors of a notebook.
 
@@ -104,10 +112,17 @@ class Hints:
 
     def of_notebook(self, name: str) -> str:
         """Return a hint for a name that the notebook lacks; empty if no rank has it either."""
+        if name in self._meshes.by_name:
+            return f"mesh {name!r} is running, and its variable was deleted; %mesh use {name} sets it again"
         for mesh in self._meshes.in_order():
             holders = holders_of(mesh, name)
             if not holders:
                 continue
+            if name in _FOR_ACTORS and len(holders) == len(mesh.cells):
+                here = _HERE.get(name, f"{mesh.name}[{name!r}] is that of each rank")
+                if name == "mesh":
+                    here = f"the notebook has {', '.join(self._meshes.by_name)}"
+                return f"{name!r} is a name of %%mesh cells; {here}"
             where = f"{describe_ranks(holders, len(mesh.cells))} of mesh {mesh.name!r}"
             verb = "defines" if len(holders) == 1 else "define"
             use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""

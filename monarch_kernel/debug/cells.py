@@ -6,6 +6,7 @@ import linecache
 from typing import Any
 
 from monarch_kernel.compat import cell_file
+from monarch_kernel.magics.typed_lines import header_at
 
 
 def source_of(shell: Any, number: int) -> tuple[str, str]:
@@ -15,9 +16,10 @@ def source_of(shell: Any, number: int) -> tuple[str, str]:
     """
     typed: list[str] = shell.history_manager.input_hist_raw
     text = typed[number] if 0 < number < len(typed) else ""
+    lines = text.splitlines(keepends=True)
+    above = header_at(lines)
     file = cell_file(shell, number)
-    if file and (not text.startswith("%%mesh") or text.split()[1:2] == ["spawn"]):
+    if file and (above is None or lines[above].split()[1:2] == ["spawn"]):
         return file, "".join(linecache.getlines(file))
-    head, _, code = text.partition("\n")
-    # The header is a line of the cell, as in the gutter.
-    return (f"cell [{number}]", f"\n{code}") if head.startswith("%%mesh") else ("", "")
+    # Comments and the header are lines of the cell, as in the gutter.
+    return (f"cell [{number}]", "\n" * (above + 1) + "".join(lines[above + 1 :])) if above is not None else ("", "")

@@ -30,6 +30,12 @@ def typed(text: str) -> Typed:
     return Typed([unquoted(each[0]) for each in words], raw)
 
 
+def without_comment(text: str) -> str:
+    """Return a line without the comment at its end: a word that begins with ``#``, and what follows it."""
+    at = next((word.start() for word in _WORD.finditer(text) if word[0].startswith("#")), len(text))
+    return text[:at]
+
+
 def unquoted(raw: str) -> str:
     """Return a word without its quotes, of which the last may be missing."""
     for closing in ("", "'", '"', "\\"):

@@ -14,6 +14,7 @@ from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.compat import display
 from monarch_kernel.magics.config import up_words
 from monarch_kernel.magics.help import bundle_of, unknown
+from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.remote_names import one_line
 from monarch_kernel.magics.short_forms import asks_for_help, help_words
 from monarch_kernel.magics.suggest import did_you_mean
@@ -71,6 +72,7 @@ class Verbs:
         verb, _, text = line.strip().partition(" ")
         if verb in self.raw and text.strip() not in ("--help", "-h"):
             return self.raw[verb](text)
+        line = without_comment(line)
         try:
             words = shlex.split(line)
         except ValueError as error:
@@ -225,6 +227,10 @@ class Verbs:
             return
         first = next(lines, None)
         if first is None:
+            most = max((len(mesh.cells) for mesh in self._meshes.in_order()), default=0)
+            absent = [rank for rank in sorted(ranks) if rank >= most]
+            if most and absent:
+                raise Usage(f"%mesh log: --rank: no mesh has {describe_ranks(absent)}; the last rank is {most - 1}")
             sys.stderr.write(_nothing(ranks, options.cell))
             return
         lines = chain([first], lines)

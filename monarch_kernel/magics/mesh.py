@@ -58,11 +58,12 @@ from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.auto import HERE, Auto
 from monarch_kernel.magics.config import Config, header_defaults
 from monarch_kernel.magics.header import Header, HeaderError, parse
+from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
-from monarch_kernel.magics.question_marks import explain
 from monarch_kernel.magics.short_forms import asks_for_help
+from monarch_kernel.magics.typed_lines import explain
 from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
@@ -170,6 +171,14 @@ class MeshMagics(Magics):
         # Braces of code are its own; those of verbs name variables of the notebook, as in other magics.
         return self._verbs.run(self.shell.var_expand(line, depth=_CALLER))
 
+    @line_magic("%mesh")
+    def misplaced(self, line: str) -> None:
+        """Refuse a ``%%mesh`` below code, which IPython takes for a line magic of this name."""
+        raise HeaderError(
+            "%%mesh runs a whole cell, so it must be the first line, below comments at most; "
+            "put the code above it into a cell of its own, or run one line with %mesh CODE"
+        )
+
     def _added(self, mesh: Mesh) -> None:
         provide_variables(mesh)
         self._preempting.watch(mesh)
@@ -201,6 +210,7 @@ class MeshMagics(Magics):
         """Run the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; ``%%mesh spawn NAME`` makes actors of it."""
         # Errors here come from the user's code, so tracebacks hide this frame.
         __tracebackhide__ = True
+        line = without_comment(line)
         order = parse_spawn(line)
         if order is not None:
             self._attach_streams()

@@ -26,7 +26,7 @@ from monarch_kernel.magics.header_words import words_of_header
 from monarch_kernel.magics.help import bundle_of, bundle_of_cells
 from monarch_kernel.magics.line_words import Typed, rest_of_word, typed
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.magics.question_marks import separate
+from monarch_kernel.magics.typed_lines import arrange
 from monarch_kernel.magics.verbs import PARSERS
 from monarch_kernel.magics.wanted import wanted
 from monarch_kernel.meshes.registry import Mesh, choose
@@ -210,7 +210,7 @@ def install(shell: Any, magics: MeshMagics) -> TypingHelp:
         }
 
     helper.matcher = monarch_matcher
-    if separate not in shell.input_transformers_cleanup:
-        shell.input_transformers_cleanup.append(separate)
+    if arrange not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(arrange)
     shell.Completer.custom_matchers.append(monarch_matcher)
     return helper

@@ -10,7 +10,7 @@ from monarch._kernel_api import Advice, has_node, shutdown_context, use_advice
 from monarch.actor import default_fault_hook
 from monarch.exceptions import MonarchError
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.magics.question_marks import separate
+from monarch_kernel.magics.typed_lines import arrange
 from monarch_kernel.views.shown import uninstall
 
 
@@ -30,12 +30,12 @@ def unload(shell: Any) -> None:
         print(f"ended {'mesh' if len(names) == 1 else 'meshes'} {', '.join(names)}")
     magics.close()
     uninstall(shell)
-    for kind in ("line", "cell"):
-        shell.magics_manager.magics[kind].pop("mesh", None)
+    for kind, name in (("line", "mesh"), ("line", "%mesh"), ("cell", "mesh")):
+        shell.magics_manager.magics[kind].pop(name, None)
     with contextlib.suppress(ValueError):
         shell.Completer.custom_matchers.remove(shell.monarch_help.matcher)
     with contextlib.suppress(ValueError):
-        shell.input_transformers_cleanup.remove(separate)
+        shell.input_transformers_cleanup.remove(arrange)
     shell.set_custom_exc((), None)
     use_advice(Advice())
     monarch.actor.unhandled_fault_hook = default_fault_hook

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import re
+from keyword import iskeyword
 from typing import Any
 
 from monarch._kernel_api import parse_options
@@ -30,6 +32,9 @@ def recipe_of(words: list[str]) -> Recipe:
         arguments.name, arguments.procs = "mesh", int(arguments.name)
     if not arguments.name.isidentifier():
         raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")
+    if iskeyword(arguments.name) or hasattr(builtins, arguments.name):
+        # The mesh is in a variable of its name.
+        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: it is a name of Python itself")
     if arguments.spares < 0:
         raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
     axes, roles = _axes(arguments), roles_of(arguments.roles)

@@ -55,6 +55,7 @@ class _Variables:
 
     def set(self, region: Region, name: str, value: Any) -> None:
         """Set a variable: to the same value on all ranks, or to those of a ValueMesh."""
+        __tracebackhide__ = True
         cells = self._cells(region)
         if isinstance(value, ValueMesh):
             values = cast("ValueMesh[Any]", value).values()
@@ -69,6 +70,7 @@ class _Variables:
 
     def scatter(self, region: Region, name: str, value: Any) -> None:
         """Set a variable to a part of a value on each rank."""
+        __tracebackhide__ = True
         cells = self._cells(region)
         self._push(cells, name, split(value, len(cells)), f".scatter({name!r})")
 
@@ -90,6 +92,7 @@ def split(value: Any, count: int) -> list[Any]:
     Raises:
         TypeError: it has no length, or no order.
     """
+    __tracebackhide__ = True
     rows = getattr(value, "iloc", value)
     try:
         if is_tensor(value) and not is_plain(value):

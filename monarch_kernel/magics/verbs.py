@@ -51,6 +51,9 @@ class Parser(argparse.ArgumentParser):
             then: words that completion offers after the first one; the same if omitted.
         """
         action = super().add_argument(*names, **options)
+        if action.nargs == "*":
+            # argparse names it among those that are missing, though it may be empty.
+            action.required = False
         self.arguments.append(action)
         self._offers[action.dest] = (offers, offers if then is None else then)
         return action
@@ -103,7 +106,7 @@ def _up() -> Parser:
     add("--on-preempt", default="", metavar="RULE", help=rule)
     add("--reverse", action="store_true", help="reach hosts of ssh through the ssh connection only")
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
-    add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
+    add("--device", default="", choices=DEVICES, metavar="cpu|cuda", help="device of the ranks")
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
     restart = "replace ranks that die, at most N times a minute"
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)

@@ -363,7 +363,10 @@ class Meshes:
         """
         name = recipe.name
         self.check_free(name)
-        hosts, release = recipe.find_hosts(names, step)
+        try:
+            hosts, release = recipe.find_hosts(names, step)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(str(error) or f"mesh {name!r} was not started") from None
         mesh: Mesh | None = None
         try:
             procs = recipe.spawn(hosts)
@@ -459,6 +462,8 @@ class Meshes:
         """Make a mesh the one in use."""
         mesh = self.get(name)
         self.used = name
+        # It may have been deleted.
+        self._variables.setdefault(mesh.name, mesh.procs)
         return mesh
 
     def down(self, name: str | None) -> Mesh:

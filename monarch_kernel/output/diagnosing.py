@@ -140,7 +140,7 @@ class _Look:
         left = {split_proc(peer.proc) for peer in self._call.waits_for()}
         diagnosis = diagnose([*found, *self._inquiry.facts(beyond)])
         names = names_of(self._node, [*procs, *beyond])
-        told = [each for each in diagnosis.findings if _concerns(each, left)]
+        told = [each for each in diagnosis.findings if _concerns(each, left) and not _only_pauses(each)]
         if self._call.method == "__init__":
             # A rank that starts is busy with imports.
             told = [each for each in told if each.cause is not Cause.BLOCKED]
@@ -180,3 +180,8 @@ def _placed(texts: list[str], title: str) -> str:
 def _concerns(finding: Finding, left: Iterable[tuple[str, int]]) -> bool:
     waiting = {(each.uid, rank) for each in finding.waiting for rank in each.ranks}
     return not waiting.isdisjoint(left)
+
+
+def _only_pauses(finding: Finding) -> bool:
+    """Return whether ranks are paused, and no other one waits for them: the prompt of the cell has said so."""
+    return not finding.missing and all(each.kind is Kind.PAUSED for each in finding.waiting)

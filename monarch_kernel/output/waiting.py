@@ -79,7 +79,8 @@ class WaitingLine:
 
     def lines(self, waiting: Sequence[Gather[Any]]) -> list[str]:
         """Describe which ranks a cell waits for, in one line, and then why; nothing for calls that are quick."""
-        calls = [call for call in waiting if call.actor and self._calls.seconds(call) >= PATIENCE]
+        calls = [call for call in waiting if call.actor and not self._calls.is_setup(call)]
+        calls = [call for call in calls if self._calls.seconds(call) >= PATIENCE]
         if not calls:
             return []
         going = [call for call in calls if not self._calls.is_stopping(call)]

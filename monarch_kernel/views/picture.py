@@ -24,7 +24,9 @@ line-height:1.4}
 .monarch-static caption{caption-side:top;text-align:left;opacity:.75;white-space:nowrap}
 .monarch-static td{width:1.6em;height:1.6em;padding:0;text-align:center;border-radius:3px}
 .monarch-static div{margin:2px 0}
+.jp-OutputArea-child:has(+.jp-OutputArea-child .monarch-static)>.jupyter-widgets:not(:has(*)){display:none}
 """
+"""The last rule hides the text that JupyterLab shows in the place of a widget whose kernel has ended."""
 
 
 def class_of(uid: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch._kernel_api import ProcMesh, open_node
 from monarch.exceptions import MonarchError
@@ -15,6 +15,7 @@ from monarch_kernel.compat import display, publish
 from monarch_kernel.output.frontend import has_cells
 from monarch_kernel.views.feed import Source
 from monarch_kernel.views.model import snapshot
+from monarch_kernel.views.parts import narrowed, part_of
 from monarch_kernel.views.picture import bundle_of, text_of
 from monarch_kernel.views.protocol import Snapshot
 from monarch_kernel.views.summary import title_text
@@ -32,11 +33,24 @@ def state_of_source(source: Source) -> Snapshot:
     return source.read(lambda model: snapshot(model, source.uid, [], time.time())[0])
 
 
+class Part(NamedTuple):
+    """The part of a mesh that a view shows."""
+
+    source: Source
+    ranks: tuple[int, ...]
+    """None for all."""
+    sizes: dict[str, int]
+
+    def state(self) -> Snapshot:
+        """Return its state."""
+        return narrowed(state_of_source(self.source), self.ranks, self.sizes)
+
+
 class Picture:
     """A picture of a mesh in the output of a cell. Guarded by the lock of ``Shown``."""
 
-    def __init__(self, source: Source, name: str, parent: Any) -> None:
-        self.source = source
+    def __init__(self, part: Part, name: str, parent: Any) -> None:
+        self.part = part
         self.name = name
         """Display id."""
         self.parent = parent
@@ -62,8 +76,8 @@ class Shown:
         self._shell = shell
         self._views = views
         self._kernel = getattr(shell, "kernel", None)
-        self._widgets: dict[str, Any] = {}
-        """By mesh, its widget, which all cells that show it share. Notebook's thread only."""
+        self._widgets: dict[tuple[str, tuple[int, ...]], Any] = {}
+        """By mesh and ranks, the widget, which all cells that show it share. Notebook's thread only."""
         self._lock = Lock()
         self._pictures: OrderedDict[str, Picture] = OrderedDict()
         """By cell. Guarded by ``_lock``."""
@@ -71,43 +85,44 @@ class Shown:
     def show(self, procs: ProcMesh) -> None:
         """Show a mesh in the running cell: live, and as a picture."""
         try:
-            source = self._views.show(procs)
+            part = Part(self._views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
         except MonarchError as error:
             display({"text/plain": f"{procs!r}\n{error}"})
             return
-        state = state_of_source(source)
+        state = part.state()
         if self._kernel is None:
             print(text_of(state))
             return
         parent = self._kernel.get_parent("shell")
-        view, hint = self._view(procs, source)
+        view, hint = self._view(procs, part)
         if not has_cells(parent):
             # A program or a terminal takes one of the forms.
             display({**view, **bundle_of(state, hint)})
             return
         if view:
             display({**view, "text/plain": f"live view of {title_text(state.mesh)}"})
-        picture = Picture(source, secrets.token_hex(8), parent)
+        picture = Picture(part, secrets.token_hex(8), parent)
         picture.hint, picture.bundle = hint, bundle_of(state, hint, picture.name)
         display(picture.bundle, picture.name)
         self._follow(parent["metadata"]["cellId"], picture)
 
-    def _view(self, procs: ProcMesh, source: Source) -> tuple[dict[str, Any], str]:
+    def _view(self, procs: ProcMesh, part: Part) -> tuple[dict[str, Any], str]:
         """Return the part of a bundle that shows the widget, and what is missing for it, if anything."""
         from monarch_kernel.views.widget import HINT, MeshView, is_built
 
         if not is_built():
             return {}, HINT
-        widget = self._widgets.get(source.uid)
+        key = part.source.uid, part.ranks
+        widget = self._widgets.get(key)
         if widget is None or widget.comm is None:
-            widget = self._widgets[source.uid] = MeshView(procs, self._views)
+            widget = self._widgets[key] = MeshView(procs, self._views)
         return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}, ""
 
     # Pictures
 
     def _follow(self, cell: str, picture: Picture) -> None:
         picture.due = time.monotonic() + EVERY_S
-        picture.unsubscribe = picture.source.subscribe(lambda: self._changed(picture))
+        picture.unsubscribe = picture.part.source.subscribe(lambda: self._changed(picture))
         with self._lock:
             old = [self._pictures.pop(cell, None)]
             self._pictures[cell] = picture
@@ -138,7 +153,7 @@ class Shown:
     def _update(self, picture: Picture) -> None:
         with self._lock:
             picture.waits, picture.due = False, time.monotonic() + EVERY_S
-        bundle = bundle_of(state_of_source(picture.source), picture.hint, picture.name)
+        bundle = bundle_of(picture.part.state(), picture.hint, picture.name)
         with self._lock:
             if bundle == picture.bundle:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from monarch._kernel_api import ActorMesh, ProcMesh, describe_ranks, is_actor_mesh, state_of, telemetry_of
@@ -12,6 +13,7 @@ from monarch_kernel.compat import publish, watch_output
 from monarch_kernel.magics.config import header_defaults
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.header import parse as parse_header
+from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.short_forms import asks_for_help
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.interrupt import Interrupting
@@ -30,6 +32,15 @@ from monarch_kernel.views.others import Others
 from monarch_kernel.views.outlet import Outlet, Speaker
 from monarch_kernel.views.outputs import CellRecords
 from monarch_kernel.views.protocol import TARGET, Action, CellOutputs, CellTarget, PromptOver
+
+WIDGETS = "jupyter.widget.control"
+"""The target of comms by which a page asks for the widgets of a kernel when it opens."""
+
+
+def _open_widgets(comm: Any, message: Any) -> None:
+    """Answer a page before the notebook has shown a widget; otherwise a running cell would show that nobody does."""
+    # The import takes this function's place.
+    import_module("ipywidgets.widgets.widget").Widget.handle_control_comm_opened(comm, message)
 
 
 class Views:
@@ -77,6 +88,8 @@ class Views:
             self._opened_by(kernel, comm)
 
         kernel.comm_manager.register_target(TARGET, opened)
+        if WIDGETS not in kernel.comm_manager.targets:
+            kernel.comm_manager.register_target(WIDGETS, _open_widgets)
 
     def _opened(self, kernel: Any, lane: Lane, comm: str) -> Handler:
         conversation = Conversation(self, Outlet(kernel, comm))
@@ -161,7 +174,7 @@ class Views:
 
     def target_of(self, cell: str, line: str) -> CellTarget:
         """Return the ranks that a cell with this first line addresses."""
-        words = line.strip().removeprefix("%%mesh")
+        words = without_comment(line.strip().removeprefix("%%mesh"))
         running = dict(self._meshes.by_name)
         if not running:
             return CellTarget(cell, "", "")

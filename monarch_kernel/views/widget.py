@@ -19,6 +19,7 @@ from monarch_kernel.output.streams import Streams
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Outlet, Speaker, WidgetOutlet
+from monarch_kernel.views.parts import part_of
 from monarch_kernel.views.picture import class_of
 from monarch_kernel.views.views import Views
 
@@ -43,7 +44,7 @@ class MeshView(anywidget.AnyWidget):
     """The ranks of a mesh, live: state, load, metrics, timeline; buttons act on them.
 
     Args:
-        mesh: the processes of a mesh, such as the variable of ``%mesh up``.
+        mesh: the processes of a mesh, such as the variable of ``%mesh up``, or a slice of it.
         views: of the notebook; if omitted, those of the running IPython shell, or of this program in a notebook without
             IPython, such as marimo.
     """
@@ -51,6 +52,8 @@ class MeshView(anywidget.AnyWidget):
     _esm = ""
     uid: Any = traitlets.Unicode("").tag(sync=True)
     """Of the mesh."""
+    ranks: Any = traitlets.List(traitlets.Int()).tag(sync=True)
+    """The ranks that it shows; none for all."""
     picture: Any = traitlets.Unicode("").tag(sync=True)
     """CSS class of its static pictures, which a live view hides."""
 
@@ -59,7 +62,7 @@ class MeshView(anywidget.AnyWidget):
         source = self._views.show(mesh)
         # Each instance sends the module, which may be built after this file was imported.
         self._esm = _module()
-        super().__init__(uid=source.uid, picture=class_of(source.uid))
+        super().__init__(uid=source.uid, ranks=part_of(mesh), picture=class_of(source.uid))
         self._lane: Lane | None = self._views.lane
         self._speaker: Speaker = self._outlet()
         self._conversation = Conversation(self._views, self._speaker, source.uid)

@@ -118,3 +118,29 @@ def test_names_of_the_mesh_come_back(notebook: Notebook) -> None:
     cell = notebook.mesh("t = torch.ones(1); dist.all_reduce(t); rank + t.item()").ok()
     assert cell.shown.endswith("[rank 3] 7.0")
     assert notebook.mesh("import torch.distributed as dist").ok().stream("stderr") == ""
+
+
+SPAWNED = """
+import torch.multiprocessing as mp
+class Batch:
+    def __init__(self, x): self.x = x
+def double(batch): return Batch(2 * batch.x)
+def fail(index): raise ValueError(f"process {index}")
+with mp.get_context("spawn").Pool(1) as pool:
+    found = pool.map(double, [Batch(rank), Batch(5)])
+assert all(type(each) is Batch for each in found)
+print([each.x for each in found])
+"""
+
+
+def test_spawned_processes_know_what_cells_define(own: Callable[..., Notebook]) -> None:
+    notebook = own()
+    number = notebook.run("%mesh up 2").ok().reply["execution_count"] + 1
+    cell = notebook.run(f"%%mesh [1]{SPAWNED}").ok()
+    # Functions and classes go by value, and instances come back as those of the cell.
+    assert cell.said("stdout") == {"[2, 10]": {1}}
+    # torch's own way, with the line of the cell.
+    text = notebook.run("%%mesh [1]\nmp.spawn(fail, nprocs=1)").text
+    assert "ValueError: process 0" in text and f'File "cell [{number}]", line 6, in fail' in text
+    # The tracker of semaphores ends with its rank.
+    notebook.run("%mesh down").ok()

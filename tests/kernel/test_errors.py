@@ -56,6 +56,21 @@ def test_traceback_has_only_user_frames(notebook: Notebook) -> None:
     assert cell.shown.count("return 1 / x") == 1
 
 
+def test_mistakes_with_values_of_a_mesh_show_no_frame_of_the_package(notebook: Notebook) -> None:
+    notebook.run("%%mesh --out r\nrank").ok()
+    text = failed(notebook.run("sum(r)"))
+    assert "use .values() for the values" in text and "pairs.py" not in text
+    for code in ("mesh[0]", "mesh[0] = 1", "mesh.scatter('x', 5)"):
+        text = failed(notebook.run(code))
+        assert "expected" in text and "variables.py" not in text
+
+
+def test_error_whose_text_raises_leaves_others_as_they_were(notebook: Notebook) -> None:
+    cell = notebook.run("class Bad(Exception):\n    def __str__(self): return 1 / 0\nraise Bad()")
+    assert cell.status == "error" and "its text cannot be shown" in cell.text
+    assert failed(notebook.run("%mesh dwon")).startswith("unknown verb 'dwon'")
+
+
 def test_traceback_shows_causes(notebook: Notebook) -> None:
     cell = notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e")
     assert "RuntimeError: above" in failed(cell)

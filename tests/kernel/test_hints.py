@@ -97,13 +97,39 @@ def test_mistyped_name_is_one_line_with_a_suggestion(notebook: Notebook, code: s
     assert "Error" not in error["traceback"][0] and "Usage" not in error["traceback"][0]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dist", "'dist' is a name of %%mesh cells; import torch.distributed as dist imports it here"),
+        ("world_size", "'world_size' is a name of %%mesh cells; mesh['world_size'] is that of each rank"),
+    ],
+)
+def test_names_of_cells_are_explained_in_the_notebook(notebook: Notebook, name: str, words: str) -> None:
+    assert words in notebook.run(name).text
+
+
+def test_deleted_variable_of_a_mesh_comes_back(notebook: Notebook) -> None:
+    assert "mesh 'mesh' is running" in notebook.run("del mesh\nmesh").text
+    notebook.run("%mesh use mesh").ok()
+    assert notebook.run("len(mesh)").ok().shown == "4"
+
+
 def test_variable_on_some_ranks_names_them(notebook: Notebook) -> None:
     notebook.mesh("partly = 1", "[0,2]").ok()
     assert "%mesh pull: ranks 1,3 have no variable 'partly'; ranks 0,2 do" in notebook.run("%mesh pull partly").text
 
 
-def test_own_name_that_its_cell_has_deleted_comes_back_in_the_next_one(notebook: Notebook) -> None:
-    text = notebook.mesh("import torch.distributed as dist\ndel dist\ndist.get_rank()").text
+def test_own_name_comes_back_where_it_is_deleted(notebook: Notebook) -> None:
+    cell = notebook.mesh("dist = rank = 3\nif True:\n    del dist, rank\ndist.get_rank() == rank\n")
+    assert cell.ok().shown == "[ranks 0-3] True"
+    # A deletion of something else, or of a local variable, is left alone.
+    cell = notebook.mesh("x = [1, 2]\ndef f():\n    dist = 3\n    del dist\n    return x\ndel x[0]\nf()")
+    assert cell.ok().shown == "[ranks 0-3] [2]"
+    assert "line 3" in notebook.mesh("x = 1\ndel dist, y").text
+
+
+def test_own_name_that_a_function_has_deleted_comes_back_in_the_next_cell(notebook: Notebook) -> None:
+    text = notebook.mesh("def f():\n    global dist\n    del dist\nf()\ndist.get_rank()").text
     assert "'dist' is defined again now: run the lines that need it in a new cell" in text
     assert notebook.mesh("dist.is_initialized()").ok()
 

@@ -152,7 +152,7 @@ def test_variables_of_idle_ranks_are_those_of_cells(notebook: Notebook) -> None:
     notebook.mesh("alone = torch.full((3,), 2.)").ok()
     cell = notebook.run("%mesh vars [0:2] alone")
     assert cell.shown.startswith("ranks 0-1 of mesh 'mesh': no code runs; variables of cells")
-    assert rows(cell) == {"alone": ["Tensor float32[3] on cpu = [2.0, 2.0, 2.0] 12 B 0-1 equal"]}
+    assert rows(cell) == {"alone": ["Tensor float32[3] on cpu = [2, 2, 2] 12 B 0-1 equal"]}
 
 
 @pytest.mark.parametrize("stopped", [True, False])

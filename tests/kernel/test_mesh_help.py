@@ -56,6 +56,11 @@ def test_every_argument_is_explained(verb: str) -> None:
     assert all(each.help for each in PARSERS[verb].arguments) and len(PARSERS[verb].summary) <= 50
 
 
+def test_error_of_a_parser_names_only_what_is_required() -> None:
+    with pytest.raises(HeaderError, match=r"are required: PATH; see"):
+        parse("checkpoint", [])
+
+
 def test_error_of_a_parser_names_the_help() -> None:
     with pytest.raises(HeaderError, match=r"^%mesh pull: .*required: NAME; see %mesh help pull$"):
         parse("pull", [])

@@ -6,11 +6,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from kernels import Notebook
 from leaks import Kit
+from monarch_kernel.meshes.registry import Meshes
 from workers import Workers
 
 pytestmark = pytest.mark.slow
@@ -30,6 +33,15 @@ def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
     assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
     assert "cells now run on mesh 'mesh'" in more.run("%mesh use mesh").ok().stream()
     assert "mesh 'second' is down" in more.run("%mesh down second").ok().stream()
+
+
+def test_stop_while_hosts_start_names_the_mesh() -> None:
+    def find_hosts(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    recipe: Any = SimpleNamespace(name="far", find_hosts=find_hosts)
+    with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started"):
+        Meshes({}).up(recipe, {}, lambda *_: None)
 
 
 def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> None:
@@ -98,6 +110,9 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("up x --procs 0", "--procs: expected at least 1, got 0"),
         ("up x --procs many", "invalid int value: 'many'"),
         ("up 3x", "invalid mesh name '3x': must be a Python identifier"),
+        ("up for", "invalid mesh name 'for': it is a name of Python itself"),
+        ("up print", "invalid mesh name 'print': it is a name of Python itself"),
+        ("up --device tpu", "invalid choice: 'tpu' (choose from 'cpu', 'cuda')"),
         ("up x --env A", "--env: expected K=V, got 'A'"),
         ("up x --device tpu", "invalid choice: 'tpu'"),
         ("up x --hosts 0", "--hosts: expected at least 1, got 0"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernels import Notebook
+from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.one_line import is_code
+from monarch_kernel.magics.typed_lines import arrange
 
 VERBS = ["up", "down", "log", "help", "restart", "table", "use", "break"]
 
@@ -41,3 +45,40 @@ def test_verbs_still_take_variables_of_the_notebook(notebook: Notebook) -> None:
     notebook.run("def use(name):\n    get_ipython().run_line_magic('mesh', 'use {name}')\nuse('mesh')").ok()
     mistake = notebook.run("%mesh restrat")
     assert mistake.status == "error" and "did you mean 'restart'?" in mistake.text
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("%%mesh[0]\nx\n", "%%mesh [0]\nx\n"),
+        ("# a comment\n\n%%mesh\nx\n", "%%mesh\nx\n"),
+        ("%%mesh --help\n\n", "%mesh help\n"),
+        ("%%mesh --help\nx\n", "%%mesh --help\nx\n"),
+        ("%%meshes[0]\nx\n", "%%meshes[0]\nx\n"),
+        ("x = 1\n%%mesh[0]\n", "x = 1\n%%mesh[0]\n"),
+        ("%mesh up?\n", "%mesh up ?\n"),
+        ("%%writefile x\n# note\n%mesh up?\n", "%%writefile x\n# note\n%mesh up?\n"),
+    ],
+)
+def test_lines_are_arranged_for_ipython(typed: str, read: str) -> None:
+    assert "".join(arrange(typed.splitlines(keepends=True))) == read
+
+
+def test_comments_end_lines_of_verbs_and_headers(notebook: Notebook) -> None:
+    assert notebook.run("%mesh use mesh  # the first one").ok().stream() == "cells now run on mesh 'mesh'\n"
+    cell = notebook.run("# on one rank\n%%mesh[2]  # the third\nprint(rank)\n1 / 0")
+    assert cell.said() == {"2": {2}} and re.search(r"at cell \[\d+\] line 4", cell.text)
+    assert without_comment("up 'a # b' c#d # e") == "up 'a # b' c#d "
+
+
+def test_header_below_code_is_refused_with_advice(notebook: Notebook) -> None:
+    cell = notebook.run("x = 1\n%%mesh [0]\nx")
+    assert cell.status == "error" and "must be the first line" in cell.text and "line 2: %%mesh [0]" in cell.text
+
+
+def test_help_without_code_lists_the_verbs(notebook: Notebook) -> None:
+    assert "Options of cells" in notebook.run("%%mesh --help").ok().text
+
+
+def test_log_of_a_rank_that_no_mesh_has_is_refused(notebook: Notebook) -> None:
+    assert "no mesh has rank 9; the last rank is 3" in notebook.run("%mesh log --rank 9").text

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kernels import Cell, Notebook
 from monarch._kernel_api import Waits, Whereabouts
+from monarch._notebook.namespace import Namespace
+from monarch_kernel.cells.calls import Calls
 from monarch_kernel.output.positions import describe
-from monarch_kernel.output.waiting import MARK
+from monarch_kernel.output.waiting import MARK, WaitingLine
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +41,20 @@ def test_line_names_ranks_that_still_run_and_disappears(notebook: Notebook, tmp_
     assert len({each["transient"]["display_id"] for each in cell.contents("update_display_data")}) == 1
     # It is gone before the result of the cell is complete for a reader.
     assert "[rank 3] 3" in cell.shown
+
+
+def test_start_of_a_mesh_has_no_second_line() -> None:
+    def made(cls: type) -> Any:
+        view = SimpleNamespace(_state=SimpleNamespace(cls=cls))
+        return SimpleNamespace(
+            actor="a", method="__init__", view=view, port=1, mesh="mesh", label="", targets=[], waits_for=lambda: []
+        )
+
+    calls = Calls(SimpleNamespace(ports=SimpleNamespace(gathers={})))  # pyright: ignore[reportArgumentType]
+    calls.seconds = lambda call: 5.0
+    line = WaitingLine(calls, lambda *_: "", lambda *_: "", lambda *_: None)
+    # The verb shows how many ranks are ready; constructors of users' actors are waited for as any call.
+    assert not line.lines([made(Namespace)]) and len(line.lines([made(int)])) == 1
 
 
 @pytest.mark.parametrize("body", ["", "if rank == 3: print('here')\n", "1 / 0"])

@@ -45,7 +45,7 @@ def test_table_describes_each_variable(book: Notebook) -> None:
     names = ["Config", "config", "loss", "losses", "math", "model", "name", "only_one", "same", "shard", "weights"]
     assert list(rows) == names
     assert rows["weights"] == [["Tensor", "float32[100, 2] on cpu", "800 B", "0-3", "equal"]]
-    assert rows["same"] == [["Tensor", "float32[4] on cpu = [1.0, 1.0, 1.0, 1.0]", "16 B", "0-3", "equal"]]
+    assert rows["same"] == [["Tensor", "float32[4] on cpu = [1, 1, 1, 1]", "16 B", "0-3", "equal"]]
     assert rows["losses"][0][:2] == ["list", "3 items: [0.5, 0.25, 0.125]"]
     assert rows["config"][0][:2] == ["Config", "attributes lr, steps"] and rows["config"][0][4] == "not compared"
     assert rows["model"][0][:3] == ["Linear", "8 parameters on cpu", "32 B"]

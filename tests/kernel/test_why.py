@@ -177,8 +177,12 @@ def test_paused_rank_is_named(notebook: Notebook) -> None:
     body = "import time\nprint('runs')\nfor i in range(2000):\n    time.sleep(0.002)\n    dist.barrier()\ni"
     cell = notebook.mesh(body, "--nowait --out h").ok()
     cell.until(lambda: len(cell.said().get("runs", ())) == 4)
+    began = time.monotonic()
     notebook.run("%mesh pause 1").ok()
     assert wait_until(lambda: "rank 1, which is paused by the debugger" in notebook.run("%mesh why").stream())
+    # Counted from the pause on, however long the rank was idle before.
+    paused = re.search(r"rank 1 paused by the debugger for (\d+)s", notebook.run("%mesh why").stream())
+    assert paused is None or int(paused[1]) <= time.monotonic() - began
     notebook.run("%mesh resume").ok()
     notebook.run("h.cancel()")
 

@@ -166,6 +166,21 @@ def test_collective_seen_late_began_at_the_last_look(monkeypatch: pytest.MonkeyP
     assert look.since < asked and look.collective is waits
 
 
+def test_time_without_running_is_forgotten_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait, name="waits")
+    thread.start()
+    monkeypatch.setattr(sampler, "thread_of", lambda _: thread.ident)
+    looker, mailbox = sampler.Sampler(), cast("Any", object())
+    looker.look(mailbox, 0)
+    assert thread.ident in sampler.still
+    looker.look(None, 0)
+    # A call that begins now is not taken for one that has waited since the last one.
+    assert not sampler.still
+    go.set()
+    thread.join()
+
+
 def test_tensors_are_counted_by_owner_once(procs: Callable[..., Any]) -> None:
     mesh = procs(1)
     workers_on(mesh).make.call().get(30)

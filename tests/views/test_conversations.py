@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,26 @@ def test_a_mesh_as_last_expression_is_a_widget_and_a_picture(book: Notebook, fro
     widget.open()
     widget.until(lambda: [row.state for row in widget.page.ranks.values()] == ["idle"] * 4)
     assert widget.page.mesh.actions == ["interrupt", "pause", "resume", "heal", "kill", "stacks"]
+
+
+def test_page_is_answered_before_the_notebook_has_shown_a_widget(own: Callable[..., Notebook]) -> None:
+    page = Front(own())
+    name, answers = "control", list[Any]()
+    page.comms[name] = control = Comm(page, name, True)
+    control.take = lambda data: answers.append(data)
+    page.send("comm_open", comm_id=name, target_name="jupyter.widget.control", data={})
+    page.send("comm_msg", comm_id=name, data={"method": "request_states"})
+    page.notebook.take(lambda: answers, "the states of widgets, of which there are none")
+    assert answers[0]["states"] == {}
+
+
+def test_a_slice_has_a_widget_and_a_picture_of_its_own(book: Notebook, front: Front) -> None:
+    cell = book.run("mesh.slice(procs=slice(1, 3))").ok()
+    picture = cell.bundles[1]["text/plain"]
+    assert picture.startswith("mesh 'mesh[1:3]': procs=2\n") and "\n2 ranks: " in picture
+    assert front.widget(cell).name != front.widget(book.run("mesh").ok()).name
+    (state,) = [each for each in front.states().values() if each["state"].get("ranks") == [1, 2]]
+    assert state["model_name"] == "AnyModel"
 
 
 def test_the_same_mesh_shown_again_has_the_same_widget(book: Notebook, front: Front) -> None:

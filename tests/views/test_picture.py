@@ -10,6 +10,7 @@ import pytest
 
 from monarch._core.telemetry import events as ev
 from monarch_kernel.views.model import snapshot
+from monarch_kernel.views.parts import narrowed
 from monarch_kernel.views.picture import _ink, bundle_of, html_of, text_of
 from monarch_kernel.views.protocol import DISPLAY, Snapshot
 from monarch_kernel.views.states import LOOKS
@@ -37,6 +38,17 @@ def shown(ranks: int) -> Snapshot:
         log.add(ev.CallAnswered(1, (0,), ""), 1.0)
         log.add(ev.RankDied(5, False, "exited with code 3 at cell [3] line <1>"), 61.0)
     return snapshot(log.model, "m:1", [], log.now)[0]
+
+
+def test_picture_of_a_slice_has_its_ranks_only() -> None:
+    part = narrowed(shown(8), [1, 4, 5], {"procs": 3})
+    assert [row.rank for row in part.ranks] == [1, 4, 5] and {each.rank for each in part.points} == {1, 4, 5}
+    text = text_of(part)
+    assert text.startswith("mesh 'trainers[1,4:6]': procs=3\n") and "3 ranks: " in text and "rank 5: " in text
+    assert "cell [3]: 1 of 3 ranks finished" in text
+    # Rank 0 has answered the call.
+    assert narrowed(shown(8), [2], {}).calls and not narrowed(shown(8), [0], {}).calls
+    assert narrowed(shown(8), [], {}) == shown(8)
 
 
 @pytest.mark.parametrize("ranks", SHAPES)

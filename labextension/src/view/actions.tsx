@@ -86,7 +86,7 @@ export function Actions({ session, selected, trans }: Props) {
     return null;
   }
   const run = (action: Action) => (action === 'kill' ? setAsks(true) : session.act(action, ranks));
-  const only = session.model.ranks.length === 1 ? [0] : [];
+  const only = session.model.isPart || session.model.ranks.length === 1 ? session.model.shown() : [];
   const scope = ranks.length || only.length ? namedRanks(ranks.length ? ranks : only, trans) : trans.__('all ranks');
   return (
     <div class="mk-actions" role="group" aria-label={trans.__('Actions on %1', scope)}>
@@ -115,8 +115,9 @@ function Confirm(props: { session: MeshSession; ranks: number[]; trans: Trans; c
   const { session, ranks, trans, close } = props;
   const first = useRef<HTMLButtonElement>(null);
   useEffect(() => first.current?.focus(), []);
-  const count = ranks.length || session.model.ranks.length;
-  const named = ranks.length ? namedRanks(ranks, trans) : trans._n('the only rank', 'all %1 ranks', count);
+  const meant = ranks.length || !session.model.isPart ? ranks : session.model.shown();
+  const count = meant.length || session.model.ranks.length;
+  const named = meant.length ? namedRanks(meant, trans) : trans._n('the only rank', 'all %1 ranks', count);
   const cost = trans._n(
     'Its process ends; its variables and its GPU memory are lost, and calls that wait for it fail.',
     'Their processes end; their variables and their GPU memory are lost, and calls that wait for them fail.',

@@ -342,3 +342,57 @@ describe('the view of a mesh', () => {
     await seen(() => expect(tile(5)).toBeTruthy());
   });
 });
+
+test('the bar of a rank that died in the middle has no time left', async () => {
+  const bar = { bar: 'train', unit: 'it', done: 29, most: 31, total: 100, slowest: 1, fastest: 0, started: 1000 };
+  const call = { call: 1, title: 'cell [5]', cell: 5, ranks: [0, 1], left: [0], started: 1000 };
+  await start(2, { bars: [bar], calls: [call] });
+  await shows('left');
+  channel.tell(patchOf(1, { calls: [{ ...call, left: [], ended: 1009, errors: { 1: 'was killed' } }] }));
+  await shows('stopped after 9 s');
+  expect(place.querySelector('.mk-bar-text')!.textContent).not.toContain('left');
+});
+
+describe('the view of a slice', () => {
+  beforeEach(async () => {
+    unmount();
+    session.close();
+    session = new MeshSession(channel, '', [1, 3]);
+    unmount = mountMesh(place, session);
+    channel.tell(
+      snapshotOf(4, {
+        ranks: [0, 1, 2, 3].map(rank => rankRow(rank, { state: rank < 2 ? 'idle' : 'failed' })),
+        calls: [
+          { call: 1, title: 'cell [5]', cell: 5, ranks: [0, 2], left: [0, 2], started: 1000 },
+          { call: 2, title: 'cell [6]', cell: 6, ranks: [0, 1, 2], left: [0, 1], started: 1000 }
+        ]
+      })
+    );
+    await seen(() => expect(tile(3)).toBeTruthy());
+  });
+
+  test('shows its ranks, and what runs on them', async () => {
+    await shows('ranks 1, 3 of 4');
+    await shows('cell [6]');
+    expect([...place.querySelectorAll<HTMLElement>('.mk-tile')].map(each => each.dataset.rank)).toEqual(['1', '3']);
+    expect(place.querySelector('.mk-legend')!.textContent).toMatch(/idle 1.*failed 1/);
+    expect(place.textContent).not.toContain('cell [5]');
+    channel.tell(
+      patchOf(1, {
+        ranks: [rankRow(2, { state: 'running' }), rankRow(3, { state: 'running' })],
+        calls: [{ call: 2, title: 'cell [6]', cell: 6, ranks: [0, 1, 2], left: [0], started: 1000 }]
+      })
+    );
+    await seen(() => expect(place.querySelector('.mk-legend')!.textContent).toMatch(/running 1/));
+    expect(place.textContent).not.toContain('cell [6]');
+  });
+
+  test('moves between its ranks by keys, and acts on them alone', async () => {
+    tile(1).focus();
+    press(tile(1), 'ArrowRight');
+    expect(document.activeElement).toBe(tile(3));
+    await seen(() => expect(button('Dump stacks')).toBeTruthy());
+    button('Dump stacks').click();
+    expect(channel.sent.at(-1)).toMatchObject({ kind: 'act', action: 'stacks', ranks: [1, 3] });
+  });
+});

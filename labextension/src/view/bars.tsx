@@ -9,7 +9,9 @@ const STAYS = 6;
 /** Progress of the ranks: one bar for each piece of work, with its slowest and fastest rank. */
 export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
   const now = model.now();
-  const bars = [...model.bars.values()].filter(bar => !bar.ended || now < bar.ended + STAYS);
+  const bars = [...model.bars.values()]
+    .map(bar => stopped(bar, model))
+    .filter(bar => !bar.ended || now < bar.ended + STAYS);
   if (!bars.length || model.mesh?.ended) {
     return null;
   }
@@ -20,6 +22,15 @@ export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
       ))}
     </section>
   );
+}
+
+/** Return a bar as ended if nothing runs that could go on with it, as after the death of its rank. */
+function stopped(bar: Required<BarRow>, model: MeshModel): Required<BarRow> {
+  const calls = [...model.calls.values()];
+  if (bar.ended || bar.slowest < 0 || !calls.length || calls.some(call => !call.ended)) {
+    return bar;
+  }
+  return { ...bar, ended: Math.max(bar.started, ...calls.map(call => call.ended)) };
 }
 
 function Bar({ bar, now, trans }: { bar: Required<BarRow>; now: number; trans: Trans }) {

@@ -84,7 +84,7 @@ export class Grid {
       this.build();
     }
     const labels = performance.now() - this.labelled > LABEL_EVERY;
-    for (const [rank, tile] of this.tiles.entries()) {
+    for (const [rank, tile] of this.shown()) {
       const row = model.ranks[rank];
       if (row && (row !== tile.row || labels)) {
         this.draw(tile, row, labels);
@@ -111,7 +111,7 @@ export class Grid {
     this.marks = marks;
     this.marked = [pinned, selected, only];
     this.root.dataset.only = only ?? '';
-    for (const [rank, { element }] of this.tiles.entries()) {
+    for (const [rank, { element }] of this.shown()) {
       element.classList.toggle('mk-pinned', rank === pinned);
       element.setAttribute('aria-selected', String(rank === pinned || selected.has(rank)));
     }
@@ -127,9 +127,14 @@ export class Grid {
     }
   }
 
+  /** Return the ranks that the view shows, with their tiles. */
+  private shown(): [number, Tile][] {
+    return this.lines.flat().map(rank => [rank, this.tiles[rank]]);
+  }
+
   private build(): void {
     const mesh = this.session.model.mesh!;
-    this.layout = layOut(mesh, this.width);
+    this.layout = layOut(mesh, this.width, this.session.model.shown());
     this.tiles = [];
     this.lines = [];
     this.marks = '';
@@ -137,7 +142,15 @@ export class Grid {
     this.root.className = `mk-grid mk-is-${detail}`;
     this.root.style.cssText = `--mk-w:${width}px;--mk-h:${height}px;--mk-gap:${gap}px`;
     this.root.replaceChildren(...this.layout.boxes.map(box => this.buildBox(box.title, box.ranks, box.columns)));
-    this.focused = Math.min(this.focused, this.tiles.length - 1);
+    if (!this.tiles[this.focused]) {
+      this.focused =
+        this.lines
+          .flat()
+          .filter(rank => rank <= this.focused)
+          .at(-1) ??
+        this.lines[0]?.[0] ??
+        0;
+    }
     this.tiles[this.focused]?.element.setAttribute('tabindex', '0');
   }
 
@@ -262,23 +275,25 @@ export class Grid {
   private move(rank: number, key: string, far: boolean): number | null {
     const line = this.lines.findIndex(each => each.includes(rank));
     const column = this.lines[line]?.indexOf(rank) ?? 0;
-    const within = (at: number) => {
-      const target = this.lines[Math.max(0, Math.min(this.lines.length - 1, at))];
+    const order = this.lines.flat();
+    const at = order.indexOf(rank);
+    const within = (to: number) => {
+      const target = this.lines[Math.max(0, Math.min(this.lines.length - 1, to))];
       return target[Math.min(column, target.length - 1)];
     };
     switch (key) {
       case 'ArrowRight':
-        return Math.min(this.tiles.length - 1, rank + 1);
+        return order[Math.min(order.length - 1, at + 1)];
       case 'ArrowLeft':
-        return Math.max(0, rank - 1);
+        return order[Math.max(0, at - 1)];
       case 'ArrowDown':
         return within(line + 1);
       case 'ArrowUp':
         return within(line - 1);
       case 'Home':
-        return far ? 0 : this.lines[line][0];
+        return far ? order[0] : this.lines[line][0];
       case 'End':
-        return far ? this.tiles.length - 1 : this.lines[line].at(-1)!;
+        return far ? order.at(-1)! : this.lines[line].at(-1)!;
       default:
         return null;
     }

@@ -47,9 +47,9 @@ const MOST_COLUMNS = 16;
 /** Tiles with text may be wider than their size by this factor, so that the grid is as wide as what is below it. */
 const STRETCH = 1.5;
 
-/** Return the layout of a mesh in a width, in pixels. */
-export function layOut(mesh: MeshRow, width: number): Layout {
-  const boxes = makeBoxes(mesh);
+/** Return the layout of a mesh in a width, in pixels; of some of its ranks if there are any. */
+export function layOut(mesh: MeshRow, width: number, shown: number[] = []): Layout {
+  const boxes = makeBoxes(mesh, shown);
   for (const size of SIZES) {
     // Large tiles may stand in more rows than the axes ask for; small ones keep the picture of the axes.
     for (const narrower of size.detail === 'full' || size.detail === 'wide' ? [1, 2, 4] : [1, 2]) {
@@ -66,23 +66,24 @@ export function layOut(mesh: MeshRow, width: number): Layout {
 }
 
 /** Return the ranks by host, or along the first axis if that is one of hosts. */
-export function makeBoxes(mesh: MeshRow): Box[] {
+export function makeBoxes(mesh: MeshRow, shown: number[] = []): Box[] {
   const inner = mesh.sizes.at(-1) ?? 1;
   const count = mesh.sizes.reduce((product, size) => product * size, 1);
   const boxes: Box[] = [];
   const perHost = mesh.labels[0] === 'hosts' && mesh.sizes.length > 1 ? count / mesh.sizes[0] : 0;
   const single = new Set(mesh.hosts).size < 2;
-  for (let rank = 0; rank < count; rank++) {
-    const starts = single ? perHost && rank % perHost === 0 : mesh.hosts[rank] !== mesh.hosts[rank - 1];
-    if (rank === 0 || starts) {
+  const ranks = shown.length ? shown : Array.from({ length: count }, (_, rank) => rank);
+  const hostOf = (rank: number) => (single ? perHost && Math.floor(rank / perHost) : mesh.hosts[rank]);
+  for (const [at, rank] of ranks.entries()) {
+    if (at === 0 || hostOf(rank) !== hostOf(ranks[at - 1])) {
       boxes.push({ title: mesh.hosts[rank] ?? '', ranks: [], columns: 1 });
     }
     boxes[boxes.length - 1].ranks.push(rank);
   }
   if (single && boxes.length > 1) {
-    boxes.forEach((box, at) => {
-      box.title = `hosts ${at}`;
-    });
+    for (const box of boxes) {
+      box.title = `hosts ${hostOf(box.ranks[0])}`;
+    }
   }
   return boxes.map(box => ({ ...box, columns: columnsOf(box.ranks.length, inner) }));
 }

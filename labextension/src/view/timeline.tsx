@@ -47,7 +47,8 @@ interface Props {
 export function Timeline({ model, theme, colours, trans }: Props) {
   const wide = useRef(0);
   const [at, setAt] = useState<[number, number] | null>(null);
-  const count = model.ranks.length;
+  const shown = model.shown();
+  const count = shown.length;
   if (!model.spans.size || !count) {
     return null;
   }
@@ -56,7 +57,7 @@ export function Timeline({ model, theme, colours, trans }: Props) {
   const now = model.now();
   const range = rangeOf(model.firstSpan, now);
   const quiet = range < SPAN_SECONDS ? trans.__('last %1 s', Math.round(range)) : trans.__('last minute');
-  const readout = (at && pointed(model, at, row, wide.current, now, range, trans)) || quiet;
+  const readout = (at && pointed(model, at, shown, row, wide.current, now, range, trans)) || quiet;
   return (
     <figure class="mk-timeline">
       <figcaption>
@@ -70,8 +71,8 @@ export function Timeline({ model, theme, colours, trans }: Props) {
           context.clearRect(0, 0, width, height);
           const end = model.mesh?.ended ? trans.__('end') : trans.__('now');
           drawAxis(context, width, height, range, end, colours, trans);
-          drawNumbers(context, count, row, colours);
-          drawSpans(context, model, width, row, now, range, theme);
+          drawNumbers(context, shown, row, colours);
+          drawSpans(context, model, shown, width, row, now, range, theme);
         }}
         point={(x, y) => setAt([x, y])}
         leave={() => setAt(null)}
@@ -98,6 +99,7 @@ function place(time: number, now: number, range: number, width: number): number 
 function drawSpans(
   context: CanvasRenderingContext2D,
   model: MeshModel,
+  shown: number[],
   width: number,
   row: number,
   now: number,
@@ -111,6 +113,7 @@ function drawSpans(
     }
   }
   const gap = row >= GAPS ? 1 : 0;
+  const places = new Map(shown.map((rank, at) => [rank, at]));
   for (const [state, spans] of groups) {
     context.fillStyle = LOOKS[state][theme];
     for (const span of spans) {
@@ -119,7 +122,7 @@ function drawSpans(
       if (to > LEFT) {
         // A lone straggler among a thousand ranks is still seen.
         const tall = gap ? row - gap : Math.max(row, ORDER.indexOf(state) > 3 ? 1 : row);
-        context.fillRect(from, span.rank * row, Math.max(to - from, 0.75), tall);
+        context.fillRect(from, (places.get(span.rank) ?? 0) * row, Math.max(to - from, 0.75), tall);
       }
     }
   }
@@ -150,13 +153,13 @@ function drawAxis(
   }
 }
 
-function drawNumbers(context: CanvasRenderingContext2D, count: number, row: number, colours: ChartColours): void {
+function drawNumbers(context: CanvasRenderingContext2D, shown: number[], row: number, colours: ChartColours): void {
   context.fillStyle = colours.muted;
   context.textAlign = 'right';
   context.textBaseline = 'middle';
   const every = 2 ** Math.max(0, Math.ceil(Math.log2((row < 13 ? NUMBERS : 13) / row)));
-  for (let rank = 0; rank < count; rank += every) {
-    context.fillText(String(rank), LEFT - 6, rank * row + Math.max(row, 10) / 2);
+  for (let at = 0; at < shown.length; at += every) {
+    context.fillText(String(shown[at]), LEFT - 6, at * row + Math.max(row, 10) / 2);
   }
   context.textBaseline = 'alphabetic';
 }
@@ -165,13 +168,14 @@ function drawNumbers(context: CanvasRenderingContext2D, count: number, row: numb
 function pointed(
   model: MeshModel,
   [x, y]: number[],
+  shown: number[],
   row: number,
   width: number,
   now: number,
   range: number,
   trans: Trans
 ): string {
-  const rank = Math.floor(y / row);
+  const rank = shown[Math.floor(y / row)];
   const ago = range * (1 - (x - LEFT) / (width - LEFT - 8));
   const span = model.spans.get(rank)?.find(each => each.begin <= now - ago && (each.end || now) >= now - ago);
   if (!span) {

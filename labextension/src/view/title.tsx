@@ -1,6 +1,6 @@
 import type { MeshSession } from '../session';
 import type { Trans } from './trans';
-import { duration } from './words';
+import { duration, namedRanks } from './words';
 
 interface Props {
   session: MeshSession;
@@ -17,8 +17,10 @@ export function Title({ session, trans }: Props) {
     <header class="mk-title">
       <h3>{mesh.name || trans.__('mesh')}</h3>
       <span>
-        {trans._n('1 rank', '%1 ranks', model.ranks.length)}
-        {mesh.labels.length > 1 && ` (${shape})`}
+        {model.isPart
+          ? trans.__('%1 of %2', namedRanks(model.shown(), trans), mesh.hosts.length)
+          : trans._n('1 rank', '%1 ranks', model.ranks.length)}
+        {mesh.labels.length > 1 && !model.isPart && ` (${shape})`}
         {' · '}
         {mesh.ended ? trans.__('ran for %1', age) : trans.__('up for %1', age)}
       </span>

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
+from monarch._core.text.tables import plain_text
 from monarch._engine.tensor import Tensor, described
 from monarch.exceptions import MonarchError
 
+_DIGITS = 6
+"""Of values."""
 _SMALL = 32
 """Elements up to which the values are shown."""
 
@@ -26,7 +29,7 @@ def _figures(tensor: Tensor) -> str:
         plain: Any = tensor.detach()
         try:
             if plain.numel() <= _SMALL:
-                return f", value={plain.full_tensor().tolist()}"
+                return f", value={plain_text(plain.full_tensor().tolist(), _DIGITS)}"
             if not plain.is_floating_point():
                 return f", min={plain.min().item()}, max={plain.max().item()}"
             std, mean = plain.std().item(), plain.mean().item()

@@ -1,4 +1,4 @@
-"""Libraries that show something, adapted on ranks when the program imports them."""
+"""Libraries that show something or start processes, adapted on ranks when the program imports them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from monarch._notebook.display import clear_output, current_display, display, pu
 from monarch._notebook.figures import leave_inline_backend
 from monarch._notebook.import_hooks import when_imported
 from monarch._notebook.progress import adapt_rich, adapt_tqdm, adapt_tqdm_notebook
+from monarch._procs.os.spawned import spawn_by_value
 
 
 def adapt_libraries() -> None:
@@ -22,6 +23,7 @@ def adapt_libraries() -> None:
     when_imported("tqdm.std", adapt_tqdm)
     when_imported("tqdm.notebook", adapt_tqdm_notebook)
     when_imported("rich.live", adapt_rich)
+    when_imported("multiprocessing.reduction", lambda _: spawn_by_value())
 
 
 def _adapt_display(module: Any) -> None:

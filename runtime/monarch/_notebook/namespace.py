@@ -96,7 +96,8 @@ class Namespace(Actor):
         offer(self.variables, bool(typed))
         current_node().output.watch()
         try:
-            return run(steps_of(source, name, self.variables, self.display, sink, typed=typed))
+            change = self.own.change_of(source)
+            return run(steps_of(source, name, self.variables, self.display, sink, change, typed))
         finally:
             self.own.settle()
             restore_mesh_variables()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterable
 from typing import Any
 
+_BACK = f"__import__({__name__!r}, None, None, ['bring_back']).bring_back()"
+"""The code that follows a ``del`` of a name of the mesh."""
 _NOTED = {"rank", "world_size", "mesh", "point", "dist", "display"}
 """Names whose replacement is reported; programs replace ``device`` and ``torch`` as a matter of course."""
 
@@ -21,6 +24,7 @@ class OwnNames:
         self._variables = variables
         self._values: dict[str, Any] = {}
         self._reported: set[str] = set()
+        _of_cells.append(self)
 
     def set(self, **values: Any) -> None:
         """Give names their values, except those that a cell has replaced."""
@@ -40,10 +44,18 @@ class OwnNames:
         """Report no replacement of these names."""
         self._reported.update(names)
 
-    def settle(self) -> None:
-        """After a cell, bring back deleted names and report replaced ones, each once."""
+    def change_of(self, source: str) -> ast.NodeTransformer | None:
+        """Return what changes a cell so that a ``del`` brings back names at once; None if it deletes nothing."""
+        return _Deletions(self._values) if "del" in source else None
+
+    def bring_back(self) -> None:
+        """Give deleted names the values that the mesh gave them."""
         for name, value in self._values.items():
             self._variables.setdefault(name, value)
+
+    def settle(self) -> None:
+        """After a cell, bring back deleted names and report replaced ones, each once."""
+        self.bring_back()
         replaced = [each for each in sorted(_NOTED & self._values.keys() - self._reported) if not self.has(each)]
         self._reported.update(replaced)
         if replaced:
@@ -51,3 +63,39 @@ class OwnNames:
             print(
                 f"monarch: this cell has replaced {names} of the mesh; del {names} brings back its own", file=sys.stderr
             )
+
+
+_of_cells: list[OwnNames] = []
+"""Those of the namespace of this process."""
+
+
+def bring_back() -> None:
+    """Bring back deleted names in the middle of a cell."""
+    for names in _of_cells:
+        names.bring_back()
+
+
+class _Deletions(ast.NodeTransformer):
+    """Puts a call below each ``del`` of a name of the mesh, save in functions and classes.
+
+    Args:
+        names: of the mesh.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+
+    def visit_Delete(self, node: ast.Delete) -> ast.AST | list[ast.AST]:
+        deleted = {each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+        if self._names.isdisjoint(deleted):
+            return node
+        (call,) = ast.parse(_BACK).body
+        for each in ast.walk(call):
+            # Its line in tracebacks is that of the deletion.
+            ast.copy_location(each, node)
+        return [node, call]
+
+    def _skip(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _skip

@@ -59,11 +59,12 @@ class Sampler:
             rank: of this process.
         """
         if mailbox is None:
-            self._ran = 0, 0.0
+            self._forget()
             return self._found(RankState.IDLE, "", None)
         ident = thread_of(mailbox)
         paused = gate.paused_in(ident)
         if paused is not None:
+            self._forget()
             # Each pause has its own time, although a step in between may have been too short to be seen.
             self._state = RankState.PAUSED
             self._since = max(self._since, gate.since)
@@ -86,6 +87,11 @@ class Sampler:
             # Not before the last state: the monotonic clock is read a moment earlier than this one.
             self._state, self._since = state, max(self._since, time.time() - ago)
         return Look(state, place, self._since, waits)
+
+    def _forget(self) -> None:
+        """Forget since when the thread has not run: it may run before the next look."""
+        self._ran = 0, 0.0
+        still.clear()
 
     def _still_for(self, ident: int) -> float:
         """Return the seconds for which a thread has certainly not run."""

@@ -13,6 +13,7 @@ class Pair(tuple[Any, Any]):
     __slots__ = ()
 
     def _refuse(self, *_: object) -> NoReturn:
+        __tracebackhide__ = True
         raise TypeError(_ADVICE)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
@@ -21,14 +22,17 @@ class Pair(tuple[Any, Any]):
     __neg__ = __abs__ = __float__ = __int__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
+        __tracebackhide__ = True
         raise AttributeError(f"a pair of a ValueMesh has no attribute {name!r}: {_ADVICE}")
 
     def __getitem__(self, key: Any) -> Any:
+        __tracebackhide__ = True
         if isinstance(key, str):
             raise TypeError(f"a pair of a ValueMesh cannot be indexed by {key!r}: {_ADVICE}")
         return super().__getitem__(key)
 
     def __format__(self, spec: str) -> str:
+        __tracebackhide__ = True
         if spec:
             raise TypeError(f"a pair of a ValueMesh cannot be formatted by {spec!r}: {_ADVICE}")
         return str(self)

@@ -187,7 +187,7 @@ def _array_text(value: Any) -> str:
 def _statistics(value: Any, library: Any) -> str:
     count = prod(value.shape)
     if count <= 6 and value.ndim <= 1:
-        return f" = {_plain(value.tolist())}" if count else ""
+        return f" = {plain_text(value.tolist())}" if count else ""
     if str(value.dtype).endswith("bool"):
         return f", {int(value.sum())} of {count} True"
     if "complex" in str(value.dtype) or getattr(value.dtype, "kind", "f") not in "iuf":
@@ -210,10 +210,11 @@ def _statistics(value: Any, library: Any) -> str:
     return f", mean {mean:.4g}, std {spread:.4g}, min {low:.4g}, max {high:.4g}{strange}"
 
 
-def _plain(value: Any) -> str:
+def plain_text(value: Any, digits: int = 4) -> str:
+    """Return numbers, or nested lists of them, with so many digits."""
     if isinstance(value, list):
-        return f"[{', '.join(_plain(item) for item in cast('list[Any]', value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else one_line(repr(value), 20)
+        return f"[{', '.join(plain_text(item, digits) for item in cast('list[Any]', value))}]"
+    return f"{value:.{digits}g}" if isinstance(value, float) else one_line(repr(value), 20)
 
 
 def _types(module: object, name: str) -> tuple[type, ...]:

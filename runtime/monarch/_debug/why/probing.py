@@ -143,6 +143,11 @@ def _doing(
     entered = look.entered
     what = (id(call), look.kind, frames[:1], entered and (entered.operation, entered.group, entered.number))
     seconds = _seconds((ident, task, mailbox.key), what, look)
+    if look.kind is Kind.PAUSED:
+        seconds = max(0.0, time.time() - gate.since)
+    elif mailbox.running is call:
+        # Nothing lasts longer than the call.
+        seconds = min(seconds, max(0.0, time.monotonic() - mailbox.since))
     if entered is not None and look.is_work and seconds >= _LASTING:
         entered = _recorded(what, entered)
     title = (

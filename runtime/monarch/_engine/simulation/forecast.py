@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch._core.text.advice import advice
 from monarch._engine.lines import lines
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
 from monarch._engine.simulation.meter import Event
@@ -177,8 +178,12 @@ def forecast_of(simulation: Any) -> Forecast:
 
 
 def _short(number: int) -> str:
+    if not number:
+        return ""
     line = lines[number]
-    return f"{line.file.rsplit('/', 1)[-1]}:{line.number}" if number else ""
+    # A notebook names its cells, whose files are temporary ones.
+    place = advice().placed(f"{line.file}:{line.number}")
+    return place.rsplit("/", 1)[-1]
 
 
 def _bytes(size: float) -> str:

@@ -53,10 +53,12 @@ class HasVariables:
             KeyError: ranks have no such variable.
             MonarchError: the mesh is not one of ``%mesh up``.
         """
+        __tracebackhide__ = True
         return self._variables(name, "[{!r}]").get(self._region, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a variable of the cells: the same value on each rank, or from a ValueMesh of these ranks, its own."""
+        __tracebackhide__ = True
         self._variables(name, "[{!r}]").set(self._region, name, value)
 
     def scatter(self, name: str, value: Any) -> None:
@@ -70,6 +72,7 @@ class HasVariables:
         Raises:
             TypeError: the value cannot be split.
         """
+        __tracebackhide__ = True
         self._variables(name, ".scatter({!r})").scatter(self._region, name, value)
 
     def gather(self, name: str) -> Any:
@@ -78,9 +81,11 @@ class HasVariables:
         Values are joined only if that loses nothing. Others come as a list in rank order: numbers, arrays and tensors
         whose dtypes or other dimensions differ, sparse tensors, DTensors, and subclasses such as named tuples.
         """
+        __tracebackhide__ = True
         return self._variables(name, ".gather({!r})").gather(self._region, name)
 
     def _variables(self, name: str, what: str) -> Variables:
+        __tracebackhide__ = True
         mesh = self._state.procs.name
         if not is_a(name, str):
             raise TypeError(

@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 
 from monarch._core.kinds import class_of
-from monarch._core.text.tables import one_line, value_text
+from monarch._core.text.tables import one_line, plain_text, value_text
 from monarch._notebook.who.contents import is_plain
 from monarch._notebook.who.kinds import has, is_array, is_module, is_of, is_tensor, look_at, text_of
 from monarch._notebook.who.sizes import attributes_of, tensors_of
@@ -55,7 +55,7 @@ def _array_text(value: Any) -> str:
     if is_tensor(value):
         text += f" on {look_at(value, 'device')}"
     if len(shape) <= 1 and prod(shape) <= _FEW and is_plain(value):
-        text += f" = {value_text(value.tolist(), WIDTH)}"
+        text += f" = {one_line(plain_text(value.tolist()), WIDTH)}"
     return text
 
 

@@ -1,0 +1,46 @@
+"""Processes that user code spawns, such as workers of pools and data loaders: they get what cells define by value.
+
+A spawned process imports the main module of its parent from a file. A rank that runs cells has none, so that functions
+and classes of cells could not be found there by name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+from monarch._wire.codes import DISPATCH_TABLE
+
+
+def spawn_by_value() -> None:
+    """Let multiprocessing pickle functions and classes of a main module without a file by value."""
+    # Looked up at each dump; other objects are pickled as before, tensors by torch's own reductions.
+    ForkingPickler.reducer_override = _reduce  # type: ignore[attr-defined]
+
+
+def load(data: bytes) -> Any:
+    """Return a function or class in a spawned process, which sends such back in the same way."""
+    spawn_by_value()
+    return pickle.loads(data)
+
+
+def _reduce(_: ForkingPickler, obj: Any) -> Any:
+    if not isinstance(obj, (FunctionType, type)):
+        return NotImplemented
+    if getattr(obj, "__module__", None) != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
+        return NotImplemented
+    file = io.BytesIO()
+    _ByValue(file).dump(obj)
+    return load, (file.getvalue(),)
+
+
+class _ByValue(cloudpickle.Pickler):
+    """Keeps the names of cells, which tracebacks show."""
+
+    dispatch_table = DISPATCH_TABLE
