@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from monarch._actors import interruptible
 from monarch._actors.breaking import take_breakpoints
@@ -51,7 +51,10 @@ from monarch._wire import pickling
 from monarch._wire.held import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
+from monarch._wire.receiving.aside import tell_recurring
 from monarch.config import CHECK_COLLECTIVES
+
+_T = TypeVar("_T")
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 4.0
@@ -217,15 +220,13 @@ class Rank:
         """Send output in the middle of calls or outside any, from time to time."""
         self._pause = min(_FLUSH_IDLE, self._pause * 2)
         try:
-            printed, reports = self.outbox.tick(), self._reports.tick()
-            if printed or reports or self._busy_call() is not None:
+            if any([_tried(step) for step in (self.outbox.tick, self._reports.tick, self.is_busy)]):
                 self._pause = _FLUSH_EVERY
-            self.node.bulk.settle()
+            _tried(self.node.bulk.settle)
             if time.monotonic() >= self._next_tend:
                 self._next_tend = time.monotonic() + TEND
-                self.node.tend()
+                _tried(self.node.tend)
         finally:
-            # An error is reported by the receive loop; output must go on.
             self._next_tick = time.monotonic() + self._pause
             self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
 
@@ -358,6 +359,15 @@ class Rank:
         logging.getLogger().setLevel(self._log_level)
         if not logging.getLogger().handlers:
             logging.basicConfig(level=self._log_level)
+
+
+def _tried(step: Callable[[], _T]) -> _T | None:
+    """Run a step of a tick; its failure, which the next tick may repeat, must not hold up the other steps."""
+    try:
+        return step()
+    except Exception as error:
+        tell_recurring(error)
+        return None
 
 
 _this: Rank | None = None

@@ -18,7 +18,7 @@ import zmq
 
 from monarch._wire.held import Held
 from monarch._wire.links import Inbox
-from monarch._wire.receiving.aside import tell_error
+from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
 from monarch._wire.receiving.slow_handlers import Watch
 from monarch._wire.receiving.timers import Timers
@@ -236,7 +236,7 @@ class ReceiveLoop:
                     handle(frame)
                 except Exception as error:
                     # A message that fails must not stop those behind it.
-                    tell_error(error)
+                    tell_recurring(error)
             else:
                 while timers.posted:
                     self._run(timers.posted.popleft())
@@ -276,7 +276,7 @@ def _run(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        tell_error(error)
+        tell_recurring(error)
 
 
 def _deadlock(waiter: Waiter) -> DeadlockError:
