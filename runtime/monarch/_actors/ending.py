@@ -49,6 +49,13 @@ def pack_unreadable(error: BaseException) -> bytes | None:
     return m.encode(known)
 
 
+def pack_unsent(error: BaseException) -> bytes:
+    """Return a packed error that was raised between an endpoint and the sending of its answer."""
+    known = unpack_failure(pack_failure(error))
+    known.text = f"{known.text} (raised before or after the endpoint, so its answer is lost; it may have run)"
+    return m.encode(known)
+
+
 def raised_by_us(error: BaseException) -> bool:
     """Return whether no code of a user took part in raising an error."""
     tb = error.__traceback__

@@ -45,6 +45,7 @@ class Receiver(Protocol):
 
     def start(self, call: Call, more: Sequence[Any], /) -> None: ...
     def run(self, call: Call, more: Sequence[Any], /) -> None: ...
+    def answer_broken(self, call: Call, error: BaseException, /) -> bool: ...
 
 
 class Executor:
@@ -67,6 +68,8 @@ class Executor:
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
+        self._lost: BaseException | None = None
+        """The error that has ended the event loop; in the executor's thread."""
         self._leaving = False
         """Whether the event loop must end; read and written by the executor's thread."""
         self._released: Action | None = None
@@ -183,21 +186,31 @@ class Executor:
     def run(self) -> None:
         """Run posted actions until the end; in the executor's thread."""
         while not self._ended:
+            try:
+                while not self._ended and self.loop is None:
+                    self._run_next()
+            except BaseException:
+                # User errors are answered elsewhere. This is a bug, or raised by a signal handler of the user between
+                # two messages, and must not end the thread.
+                _print_error()
             if self.loop is not None:
                 self._run_loop(self.loop)
-                continue
-            if not self._items:
-                self._wait()
-                continue
-            item = self._items.popleft()
-            try:
-                if callable(item):
-                    item()
-                else:
-                    item[0].run(item[1], item[2])
-            except BaseException:
-                # User errors are answered elsewhere; this is a bug and must not end the thread.
-                traceback.print_exc()
+
+    def _run_next(self) -> None:
+        if not self._items:
+            self._wait()
+            return
+        # Not popleft(): Python may run a signal handler that raises at the end of a call, and the item would be lost.
+        item = self._items[0]
+        del self._items[0]
+        if callable(item):
+            item()
+            return
+        try:
+            item[0].run(item[1], item[2])
+        except BaseException as error:
+            if not item[0].answer_broken(item[1], error):
+                raise
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -208,6 +221,9 @@ class Executor:
         self._leaving = False
         try:
             self._run_on(loop)
+        except BaseException as error:
+            self._lost = error
+            raise
         finally:
             with self._lock:
                 self.loop = None
@@ -236,6 +252,11 @@ class Executor:
             except SystemExit:
                 print(_EXITED, file=sys.stderr)
                 traceback.print_exc()
+            except Exception as error:
+                if _breaks_loop(error):
+                    raise
+                # A signal handler of the user has raised while the loop was between two tasks.
+                _print_error()
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -255,6 +276,16 @@ class MainExecutor(Executor):
         self.done = False
         """Whether an item was queued, which the thread waits for. Set by any thread after it has queued one; cleared by
         the main thread before it looks for one."""
+
+    def run(self) -> None:
+        while not self._ended:
+            try:
+                super().run()
+            except BaseException:
+                if self._lost is not None:
+                    raise
+                # A signal handler of the user has raised between two lines that are not in a try.
+                _print_error()
 
     def _notify(self) -> None:
         self.done = True
@@ -281,6 +312,23 @@ class MainExecutor(Executor):
             released()
 
         super().release(free)
+
+
+def _print_error() -> None:
+    """Print the current error; a signal handler that raises meanwhile, or a broken stderr, changes nothing."""
+    try:
+        traceback.print_exc()
+    except BaseException:
+        pass
+
+
+def _breaks_loop(error: Exception) -> bool:
+    """Return whether an error comes from the event loop itself, such as a closed selector, so that it would recur."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = tb.tb_frame.f_globals.get("__name__", "") if tb is not None else ""
+    return module.partition(".")[0] in ("asyncio", "selectors", "uvloop")
 
 
 def _nothing() -> None:

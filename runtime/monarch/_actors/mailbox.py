@@ -11,7 +11,15 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
-from monarch._actors.ending import cause_of_end, ends_actor, failed_actor, pack_end, pack_unreadable, raised_by_us
+from monarch._actors.ending import (
+    cause_of_end,
+    ends_actor,
+    failed_actor,
+    pack_end,
+    pack_unreadable,
+    pack_unsent,
+    raised_by_us,
+)
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
 from monarch._actors.executors import start_task
@@ -80,6 +88,8 @@ class Mailbox:
         self.rank = 0
         self.instance: Any = None
         self.running: m.Call | None = None
+        self._unanswered: m.Call | None = None
+        """The message that ``run`` has taken and not answered yet. In the actor's thread."""
         self.since = 0.0
         """When the message with the turn began; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
@@ -222,10 +232,12 @@ class Mailbox:
         if self._odd and self.is_refused(call):
             self._dropped.pop(id(call), None)
             return
+        self._unanswered = call
         try:
             self.queue.remove(call)
         except ValueError:
             # It was answered: see _unqueue.
+            self._unanswered = None
             self._dropped.pop(id(call), None)
             return
         self.running = call
@@ -275,6 +287,27 @@ class Mailbox:
             if raised:
                 # It holds the frames of the call.
                 forget_interrupt()
+        self._unanswered = None
+
+    def answer_broken(self, call: m.Call, error: BaseException) -> bool:
+        """Answer a message if an error outside its endpoint has kept ``run`` from that; return whether it was due.
+
+        Such an error comes from a trace function or a signal handler of the user, for example, or is a bug.
+        """
+        due, self._unanswered = self._unanswered is call or self._unqueue(call), None
+        if due:
+            self._answer_broken(call, error)
+        return due
+
+    def _answer_broken(self, call: m.Call, error: BaseException) -> None:
+        leave_if_forked(error)
+        if id(call) not in self._abandoned:
+            self.node.replies.finished(call.src, call.cost, bool(call.port))
+            failure = pack_unsent(error)
+            if call.port:
+                self.node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
+            else:
+                self.fail(failure)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
@@ -282,22 +315,25 @@ class Mailbox:
         self.running = call
         current.set((self, call))
         try:
-            method = self._method(call)
-            args, kwargs = self.node.bulk.load(call, more)
-            ports = (self._port(call),) if method.explicit else ()
-            if gate.wanted:
-                gate.enter()
-            if before:
-                prepare()
-            value = method.function(self.instance, *ports, *args, **kwargs)
-            if isinstance(value, Coroutine):
-                self.running = self.turns.call
-                args = kwargs = None
-                value = await value  # pyright: ignore[reportUnknownVariableType]
+            try:
+                method = self._method(call)
+                args, kwargs = self.node.bulk.load(call, more)
+                ports = (self._port(call),) if method.explicit else ()
+                if gate.wanted:
+                    gate.enter()
+                if before:
+                    prepare()
+                value = method.function(self.instance, *ports, *args, **kwargs)
+                if isinstance(value, Coroutine):
+                    self.running = self.turns.call
+                    args = kwargs = None
+                    value = await value  # pyright: ignore[reportUnknownVariableType]
+            except BaseException as error:
+                self._answer_cut(call, error)
+            else:
+                self._answer(call, method, value)
         except BaseException as error:
-            self._answer_cut(call, error)
-        else:
-            self._answer(call, method, value)
+            self._answer_broken(call, error)
         finally:
             if self.running is call:
                 self.running = None

@@ -242,8 +242,12 @@ class Rank:
 
     def _flush(self) -> None:
         """Send what was printed and logged; for a thread that is about to answer or to wait."""
-        self.outbox.flush()
-        self._reports.flush()
+        try:
+            self.outbox.flush()
+            self._reports.flush()
+        except Exception as error:
+            # User code may have closed descriptors, for example; the answer must go out all the same.
+            tell_recurring(error)
 
     def is_busy(self) -> bool:
         """Return whether an actor runs a call."""
