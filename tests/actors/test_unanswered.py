@@ -1,4 +1,4 @@
-"""An error outside an endpoint, of a trace function or a signal handler of the user: its call is answered, and the next."""
+"""An error outside an endpoint, of a trace function or a signal handler: its call is answered, and the next one too."""
 
 from __future__ import annotations
 
