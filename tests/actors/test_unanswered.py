@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 from leaks import wait_until
 from monarch._actors.executors import MainExecutor
+from monarch._wire.receiving.aside import tell_error
 from monarch.actor import Actor, endpoint
-from monarch.exceptions import ActorError
+from monarch.exceptions import ActorError, StoppedError
 
 
 class LateAlarm(Exception):
@@ -20,6 +22,10 @@ class LateAlarm(Exception):
 
 def fail_call(*_: Any) -> None:
     raise LateAlarm("in a trace function")
+
+
+def fail_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 class Sync(Actor):
@@ -41,6 +47,17 @@ class Sync(Actor):
             raise LateAlarm("between messages")
 
         MainExecutor._wait = fail
+
+    @endpoint
+    def break_threads(self) -> None:
+        """Start no more threads, as at the limit of the system, nor by a name that user code has replaced."""
+        threading._start_new_thread = fail_thread  # pyright: ignore
+        threading.Thread = None  # pyright: ignore
+
+    @endpoint
+    def tell(self) -> list[str]:
+        tell_error(LateAlarm("told"))
+        return [thread.name for thread in threading.enumerate()]
 
     @endpoint
     def break_output(self) -> None:
@@ -93,3 +110,16 @@ def test_answer_arrives_when_output_cannot_be_sent(procs: Any) -> None:
     actor = procs(1).spawn("actor", Sync).slice(gpus=0)
     actor.break_output.call_one().get(20)
     assert [actor.add.call_one(at).get(20) for at in range(3)] == [1, 2, 3]
+
+
+def test_rank_that_starts_no_threads_names_that_and_goes_on(procs: Any) -> None:
+    mesh = procs(1)
+    actor = mesh.spawn("actor", Sync).slice(gpus=0)
+    actor.break_threads.call_one().get(20)
+    other = mesh.spawn("other", Sync)
+    with pytest.raises(StoppedError, match=r"could start no thread for it \(.*; see ulimit -u"):
+        other.add.call(1).get(20)
+    with pytest.raises(ActorError, match="'NoneType' object is not callable"):
+        other.initialized.get(20)
+    assert "monarch-receive" in actor.tell.call_one().get(20)
+    assert actor.add.call_one(1).get(20) == 2

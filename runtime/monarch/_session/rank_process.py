@@ -269,7 +269,12 @@ class Rank:
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
         executor: Executor
         if self.main.busy:
-            executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
+            try:
+                executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
+            except Exception as error:
+                # No thread can be started; the calls that come before the caller hears of it get the reason.
+                actors_of(self.node).gone[create.actor] = f"its process could start no thread for it ({error}; see ulimit -u)"
+                raise
             executor.awake = use_own_gpu
         else:
             self.main.busy = True

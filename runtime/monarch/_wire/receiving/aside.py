@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from threading import Thread as _Thread
 
 from monarch._core.text.seldom import Seldom
 
@@ -65,9 +66,9 @@ def _put(action: Callable[[], None]) -> None:
         starts, _running = not _running, True
     if starts:
         try:
-            threading.Thread(target=_run, name="monarch-tells", daemon=True).start()
-        except RuntimeError:
-            # The system starts no thread; the next call retries.
+            _Thread(target=_run, name="monarch-tells", daemon=True).start()
+        except Exception:
+            # The system starts no thread, or user code has replaced what starts one; the next call retries.
             _running = False
 
 
