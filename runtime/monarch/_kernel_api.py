@@ -176,6 +176,8 @@ if TYPE_CHECKING:
     from monarch._notebook.display import CLEAR as CLEAR
     from monarch._notebook.display import UPDATE as UPDATE
     from monarch._notebook.display import Shown as Shown
+    from monarch._notebook.display_pace import cost_of as cost_of
+    from monarch._notebook.display_pace import tell_taken as tell_taken
     from monarch._notebook.dry.packing import Packed as Packed
     from monarch._notebook.dry.packing import pack as pack_for_dry_run
     from monarch._notebook.dry.rehearsal import Rehearsal as Rehearsal
@@ -362,6 +364,7 @@ _WHERE = {
     "monarch._notebook.complete": "complete_here inspect_here",
     "monarch._notebook.copied": "give_copies=give take_copies=take",
     "monarch._notebook.display": "CLEAR UPDATE Shown",
+    "monarch._notebook.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
     "monarch._notebook.dry.rehearsal": "Rehearsal World forecast_here",
     "monarch._notebook.execute": "CellError CellResult hides_value",

@@ -300,9 +300,7 @@ class Gather(Future[R]):
         early = [rank for rank in ranks if self.targets[rank].starting]
         late = [rank for rank in ranks if rank not in early]
         parts = [(late, "did not answer"), (early, "not started yet")]
-        named = [
-            f"{describe_ranks([base[rank] for rank in part], all_ranks)} {what}" for part, what in parts if part
-        ]
+        named = [f"{describe_ranks([base[rank] for rank in part], all_ranks)} {what}" for part, what in parts if part]
         text = ": " + ", ".join(named)
         silence = self._node.find_part(Liveness)
         if silence is not None:

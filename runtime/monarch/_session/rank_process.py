@@ -273,7 +273,9 @@ class Rank:
                 executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
             except Exception as error:
                 # No thread can be started; the calls that come before the caller hears of it get the reason.
-                actors_of(self.node).gone[create.actor] = f"its process could start no thread for it ({error}; see ulimit -u)"
+                actors_of(self.node).gone[create.actor] = (
+                    f"its process could start no thread for it ({error}; see ulimit -u)"
+                )
                 raise
             executor.awake = use_own_gpu
         else:
