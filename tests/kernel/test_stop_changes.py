@@ -70,8 +70,8 @@ import os, signal
 from monarch._node.current import current_node
 from monarch._session.session import need_session
 agent = need_session(current_node()).agent_pid
-names = {int(pid): open(f"/proc/{pid}/comm").read() for pid in open(f"/proc/{agent}/task/{agent}/children").read().split()}
-zygotes = [pid for pid, name in names.items() if name.startswith("monarch-")]
+pids = open(f"/proc/{agent}/task/{agent}/children").read().split()
+zygotes = [int(pid) for pid in pids if open(f"/proc/{pid}/comm").read().startswith("monarch-")]
 [os.kill(pid, signal.SIGSTOP) for pid in zygotes];
 """
 RESUME = "[os.kill(pid, signal.SIGCONT) for pid in zygotes];"

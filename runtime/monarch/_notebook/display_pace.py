@@ -1,7 +1,7 @@
 """How far the displays of a rank run ahead of the notebook, which shows them one by one.
 
-A rank that displays faster waits in ``display``, where a Stop reaches it. So a flood of displays delays neither the Stop
-nor the cells that follow.
+A rank that displays faster waits in ``display``, where a Stop reaches it. So a flood of displays delays neither the
+Stop nor the cells that follow.
 """
 
 from __future__ import annotations
