@@ -63,7 +63,7 @@ class Sync(Actor):
     def break_output(self) -> None:
         from monarch._session.outbox import Outbox
 
-        Outbox.flush = fail_call
+        Outbox.flush = fail_call  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Async(Actor):

@@ -86,7 +86,7 @@ class Worker(Actor):
             ticks.append(len(ticks))
             raise LookupError(f"report {len(ticks)} fails on purpose")
 
-        Reporter.tick = fail
+        Reporter.tick = fail  # pyright: ignore[reportAttributeAccessIssue]
         while len(ticks) < 12:
             time.sleep(0.01)
         return len(ticks)
