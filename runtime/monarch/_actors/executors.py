@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from threading import get_ident, main_thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch._actors import interruptible
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 Action = Callable[[], None]
 _MAIN = main_thread().ident
+_LONG_S = 0.5
+"""Seconds of a call after which unread messages are handled before the next one."""
+_CATCH_UP_S = 0.5
+"""The most seconds that this takes."""
 _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
     "continues. Call os._exit() to end the process"
@@ -42,6 +47,8 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) 
 
 class Receiver(Protocol):
     """A receiver of messages; see mailbox.py."""
+
+    since: float
 
     def start(self, call: Call, more: Sequence[Any], /) -> None: ...
     def run(self, call: Call, more: Sequence[Any], /) -> None: ...
@@ -68,6 +75,8 @@ class Executor:
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
+        self._was_long = False
+        """Whether the last call took long; in the executor's thread."""
         self._lost: BaseException | None = None
         """The error that has ended the event loop; in the executor's thread."""
         self._leaving = False
@@ -197,6 +206,10 @@ class Executor:
                 self._run_loop(self.loop)
 
     def _run_next(self) -> None:
+        if self._was_long:
+            # If the last call kept the GIL, a Stop of the next one is among the messages that nobody has read.
+            self._was_long = False
+            self.node.receive_loop.catch_up(_CATCH_UP_S, traceback.print_exc)
         if not self._items:
             self._wait()
             return
@@ -211,6 +224,7 @@ class Executor:
         except BaseException as error:
             if not item[0].answer_broken(item[1], error):
                 raise
+        self._was_long = monotonic() - item[0].since > _LONG_S
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

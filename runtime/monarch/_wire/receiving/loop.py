@@ -92,6 +92,18 @@ class ReceiveLoop:
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return done or waiter.done
 
+    def catch_up(self, patience: float, report: Callable[[], None]) -> None:
+        """Handle the messages that have arrived, within a time.
+
+        For a thread that has kept the GIL for long, and so the receiving thread from its work, before it begins what one
+        of these messages may call off.
+
+        Args:
+            patience: the most seconds that this takes.
+            report: called when a signal handler raises meanwhile.
+        """
+        self.wait(_Empty(self.receives_here, self._inbox), patience, report)
+
     def _on_signal(self) -> None:
         """Note a signal in the main thread, at any point of the code: end its wait, so that the handler runs."""
         turn = self._main_turn
@@ -270,6 +282,19 @@ class ReceiveLoop:
                 self._receive(None, None)
             finally:
                 lead.leave()
+
+
+class _Empty:
+    """Waits until nothing is left to receive, which only the receiving thread can tell."""
+
+    def __init__(self, receives_here: Callable[[], bool], inbox: Inbox) -> None:
+        self._receives_here = receives_here
+        self._inbox = inbox
+        self.thread: Turn | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._receives_here() and self._inbox.is_empty()
 
 
 def _run(action: Callable[[], None]) -> None:
