@@ -95,8 +95,8 @@ class ReceiveLoop:
     def catch_up(self, patience: float, report: Callable[[], None]) -> None:
         """Handle the messages that have arrived, within a time.
 
-        For a thread that has kept the GIL for long, and so the receiving thread from its work, before it begins what one
-        of these messages may call off.
+        For a thread that has kept the GIL for long, and so kept the receiving thread from its work, before it begins
+        what one of these messages may call off.
 
         Args:
             patience: the most seconds that this takes.
