@@ -176,8 +176,6 @@ if TYPE_CHECKING:
     from monarch._notebook.display import CLEAR as CLEAR
     from monarch._notebook.display import UPDATE as UPDATE
     from monarch._notebook.display import Shown as Shown
-    from monarch._notebook.display_pace import cost_of as cost_of
-    from monarch._notebook.display_pace import tell_taken as tell_taken
     from monarch._notebook.dry.packing import Packed as Packed
     from monarch._notebook.dry.packing import pack as pack_for_dry_run
     from monarch._notebook.dry.rehearsal import Rehearsal as Rehearsal
@@ -245,6 +243,8 @@ if TYPE_CHECKING:
     from monarch._session.detached import end as end
     from monarch._session.detached import keep as keep
     from monarch._session.detached import records as records
+    from monarch._session.display_pace import cost_of as cost_of
+    from monarch._session.display_pace import tell_taken as tell_taken
     from monarch._session.draining import HostNotice as HostNotice
     from monarch._session.draining import Preemption as Preemption
     from monarch._session.files import Found as FoundFile
@@ -364,7 +364,7 @@ _WHERE = {
     "monarch._notebook.complete": "complete_here inspect_here",
     "monarch._notebook.copied": "give_copies=give take_copies=take",
     "monarch._notebook.display": "CLEAR UPDATE Shown",
-    "monarch._notebook.display_pace": "cost_of tell_taken",
+    "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
     "monarch._notebook.dry.rehearsal": "Rehearsal World forecast_here",
     "monarch._notebook.execute": "CellError CellResult hides_value",

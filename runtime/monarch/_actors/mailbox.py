@@ -19,6 +19,10 @@ from monarch._actors.ending import (
     pack_unreadable,
     pack_unsent,
     raised_by_us,
+    refuse,
+    reject,
+    unpack_text,
+    unpicklable,
 )
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
@@ -34,7 +38,7 @@ from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import Outcome, is_consequence, pack_failure, unpack_failure
+from monarch._node.remote_errors import Outcome, is_consequence, pack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
@@ -199,7 +203,7 @@ class Mailbox:
             if not self._unqueue(call):
                 self._dropped.pop(id(call), None)
             else:
-                _reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
+                reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
         return bool(dropped)
 
     def cancelled(self, call: m.Call, why: str) -> None:
@@ -418,7 +422,7 @@ class Mailbox:
             except BaseException as error:
                 # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
-                self._answer_error(call, error if plain else _unpicklable(self, call, error))
+                self._answer_error(call, error if plain else unpicklable(self, call, error))
         else:
             node.replies.finished(call.src, call.cost, False)
 
@@ -589,36 +593,3 @@ class Mailbox:
         # Each may remove itself.
         for action in list(self.at_end.values()):
             action()
-
-
-def unpack_text(failure: bytes) -> str:
-    """Return the kind and message of a packed failure, in one line."""
-    known = unpack_failure(failure)
-    return f"{known.kind}: {known.text}".splitlines()[0]
-
-
-def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> SerializationError:
-    why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
-    made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
-    made.__cause__, made.reason = error, str(why)
-    return made
-
-
-def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
-    """Answer a message to an actor that does not exist here (any more)."""
-    error = StoppedError(
-        f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
-        if reason is not None
-        else f"actor {call.actor} does not exist in {node.proc}; it was never spawned there, or its spawn failed"
-    )
-    _reject(node, call, error, True)
-
-
-def _reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
-    """Answer a message with an error instead of handling it; from any thread."""
-    node.replies.finished(call.src, call.cost, bool(call.port))
-    failure = pack_failure(error, own)
-    if call.port:
-        node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
-    else:
-        node.peers.get(call.src).send(m.encode(m.Fault(node.proc, call.actor, node.rank, failure)))

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Thread as _Thread
+from threading import Thread
 
 from monarch._core.text.seldom import Seldom
 
@@ -66,7 +66,7 @@ def _put(action: Callable[[], None]) -> None:
         starts, _running = not _running, True
     if starts:
         try:
-            _Thread(target=_run, name="monarch-tells", daemon=True).start()
+            Thread(target=_run, name="monarch-tells", daemon=True).start()
         except Exception:
             # The system starts no thread, or user code has replaced what starts one; the next call retries.
             _running = False

@@ -6,6 +6,7 @@ Stop nor the cells that follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -15,7 +16,6 @@ from monarch._node.services.registry import request, service
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._notebook.show import Bundle
     from monarch._wire.receiving.loop import Turn
 
 _ALL, _LEAST, _MOST = 512, 16, 32
@@ -30,7 +30,7 @@ _paces: WeakValueDictionary[int, Pace] = WeakValueDictionary()
 """By the port that displays are sent to. Any thread."""
 
 
-def cost_of(bundle: Bundle) -> int:
+def cost_of(bundle: Mapping[str, Any]) -> int:
     """Return what a display, or a clear, which shows a page again, counts for."""
     if not bundle:
         return _CLEAR
@@ -61,7 +61,7 @@ class Pace:
         """Whether there is room for one more."""
         return self._is_stalled or self._sent - self._taken < self._room
 
-    def wait(self, bundle: Bundle) -> None:
+    def wait(self, bundle: Mapping[str, Any]) -> None:
         """Wait for room for a display that is about to be sent, for a bounded time."""
         while not self.done:
             taken = self._taken
