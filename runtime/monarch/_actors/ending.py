@@ -1,4 +1,4 @@
-"""Errors that end an actor or refuse a message, errors of arguments on arrival, and ends that an actor asks for itself."""
+"""Errors that end an actor or refuse a message, errors of arguments, and ends that an actor asks for itself."""
 
 from __future__ import annotations
 
