@@ -27,7 +27,8 @@ _pending = 0
 
 def tell(text: str) -> None:
     """Print a text to stderr soon; from any thread, also the receiving one."""
-    _put(lambda: print(text, file=sys.stderr, flush=True))
+    # In one write, since other threads print too.
+    _put(lambda: print(f"{text}\n", end="", file=sys.stderr, flush=True))
 
 
 def tell_error(error: BaseException) -> None:
