@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__" and sys.path[0] in ("", os.getcwd()):
+    # A file of the notebook's folder named like a module, such as random.py, must not keep the kernel from starting.
+    # IPython adds the folder again before the first cell.
+    del sys.path[0]
+
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 

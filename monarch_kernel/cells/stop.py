@@ -27,6 +27,7 @@ from monarch._kernel_api import (
     StopLadder,
     ThreadState,
     current_node,
+    describe,
     describe_ranks,
     free,
     generation_now,
@@ -83,6 +84,8 @@ class Stopped:
         """Ranks that still run and clean up."""
         self.notes: list[str] = []
         """Other calls that were stopped or go on."""
+        self.died: dict[int, str] = {}
+        """How ranks died of the interrupt, or before it."""
         self.waited: dict[int, str] = {}
         """The calls that ranks which had not begun were waiting for."""
         self.generation = 0
@@ -106,6 +109,7 @@ class Stopped:
         """Add another stop of the same cell."""
         self._endings.update(other._endings)
         self._freed.update(other._freed)
+        self.died.update(other.died)
         self.left.update(other.left)
         self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
 
@@ -147,6 +151,8 @@ class Stopped:
             return _REPLACED[0]
         if ending is Ending.LEFT:
             return self.left[rank]
+        if rank in self.died:
+            return f"{self.died[rank]} during the stop; variables are lost, and %mesh heal starts new processes"
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
@@ -382,6 +388,7 @@ class _StopRun:
         left: dict[int, str] = {}
         doomed: list[str] = []
         cleaning: set[int] = set()
+        died: dict[int, str] = {}
         for number, ending in self._ladder.endings.items():
             task = self._tasks[number]
             # One call of a rank may have waited for another; the rank has stopped when both have.
@@ -396,7 +403,12 @@ class _StopRun:
                 left.setdefault(task.rank, self._does(number) + more)
             elif ending is Ending.RESTARTED:
                 doomed.append(task.proc)
+            else:
+                # Its code may have replaced the handler of SIGINT, or its program, by os.exec.
+                dead = current_node().peers.get(task.proc).dead
+                died.update({task.rank: describe(dead.cause).removeprefix("was ")} if dead is not None else {})
         stopped = Stopped(endings, left, doomed)
+        stopped.died = died
         stopped.cleaning = cleaning
         for number, freed in self._freed.items():
             if self._ladder.endings[number] is Ending.FREED:

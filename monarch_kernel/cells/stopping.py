@@ -209,7 +209,12 @@ class Stopping:
         cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
         suspended = suspended_pids([task for task in tasks if task.rank not in cleaning])
         inside = [rank for rank in finishing if rank not in cleaning and rank not in suspended]
-        names = " and ".join(dict.fromkeys(run.name for run in mesh.unfinished))
+        # A rank is in the first of its cells; those behind it have not begun.
+        first: dict[int, str] = {}
+        for run in mesh.unfinished:
+            for task in run.tasks().values():
+                first.setdefault(task.rank, run.name)
+        names = " and ".join(dict.fromkeys(first[task.rank] for task in tasks))
         if cleaning:
             where = describe_ranks(cleaning)
             _say(f"waiting for {where}, still in its except or finally code; Stop aborts it")

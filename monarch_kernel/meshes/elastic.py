@@ -65,7 +65,10 @@ class Elastic:
         source = self._source(mesh, arguments.copy_from)
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
-        new, again = _heal(mesh, not arguments.bare)
+        try:
+            new, again = _heal(mesh, not arguments.bare)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_heal_stopped(mesh)) from None
         if again:
             print(again)
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
@@ -135,7 +138,14 @@ class Elastic:
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         before = len(mesh.procs)
-        defined = mesh.resize(sizes)
+        try:
+            defined = mesh.resize(sizes)
+        except KeyboardInterrupt:
+            wanted = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+            raise KeyboardInterrupt(
+                f"the resize of mesh {mesh.name!r} was stopped, and it has {axes_text(mesh.procs.extent)} now; "
+                f"%mesh resize {mesh.name} {wanted} continues it"
+            ) from None
         text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
         if len(mesh.procs) > before:
             ranks = describe_ranks(range(before, len(mesh.procs)))
@@ -156,6 +166,12 @@ def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
     if again:
         lines.append(f"recreated failed actors: {', '.join(again)}; their state is lost")
     return new, "\n".join(lines)
+
+
+def _heal_stopped(mesh: Mesh) -> str:
+    dead = sorted(mesh.dead())
+    what = f"{describe_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else "all ranks are alive"
+    return f"the heal of mesh {mesh.name!r} was stopped; {what} now, and %mesh heal {mesh.name} completes it"
 
 
 def healed(mesh: Mesh) -> list[str]:

@@ -211,12 +211,14 @@ class Mesh:
         wanted = prod({**now, **{label: size for label, size in sizes.items() if size > 0}}.values())
         self._bare.update(range(len(self.procs), wanted))
         # Without a limit: the cell that is waited for is shown, and Stop ends the wait.
-        resize_procs(self.procs, self.hosts.free(missing) if missing > 0 else None, sizes, None)
-        # A restart keeps the new size.
-        if not self.recipe.roles:
-            self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
-        if self.recipe.hosts.isdecimal():
-            self.recipe.hosts = str(len(procs.hosts))
+        try:
+            resize_procs(self.procs, self.hosts.free(missing) if missing > 0 else None, sizes, None)
+        finally:
+            # A restart keeps the new size, also of a resize that was stopped as it ended.
+            if not self.recipe.roles:
+                self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
+            if self.recipe.hosts.isdecimal():
+                self.recipe.hosts = str(len(procs.hosts))
         return max((count for _, count in self._fill(True)), default=0)
 
     def record_ended(self) -> None:

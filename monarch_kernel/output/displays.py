@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, current_node
+from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, cost_of, current_node, tell_taken
 from monarch_kernel.compat import captures, publish
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, is_apart, merged_bundle
 from monarch_kernel.output.frontend import overwrites_displays
@@ -24,6 +24,8 @@ _EVERY = 0.1
 """Seconds between two updates of a display."""
 _LAST_S = 5.0
 """Seconds that the end of a cell waits for its displays, which may take any time to unpickle."""
+_STEP = 8
+"""Cost of displays of a rank after which it is told how much is shown."""
 _KEPT = 64
 """Displays that ranks can still change, of one cell and of those with an id."""
 
@@ -86,6 +88,8 @@ class Displays:
         self._clears = 0
         self._waiting: list[Output] = []
         self._scheduled = False
+        self._taken: dict[str, tuple[int, int]] = {}
+        """By proc, the cost of its displays so far, and what it was told."""
         self.port, self._receiver = Channel[Any].open_ranked()
         self._receive, self._receiver.reply = self._receiver.reply, self._take
 
@@ -99,8 +103,18 @@ class Displays:
 
     def _unpack(self, event: Event, proc: str) -> None:
         rank, shown = self._receiver.recv().get()
-        if self._quiet:
-            return
+        try:
+            if not self._quiet:
+                self._use(event, proc, rank, shown)
+        finally:
+            total, told = self._taken.get(proc, (0, 0))
+            total += cost_of(shown.bundle)
+            if total - told >= _STEP:
+                told = total
+                tell_taken(proc, self._receiver.port, total)
+            self._taken[proc] = total, told
+
+    def _use(self, event: Event, proc: str, rank: int, shown: Shown) -> None:
         if shown.kind == CLEAR:
             self._clear(rank, shown.wait, proc)
             event.set()

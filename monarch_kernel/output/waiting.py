@@ -97,8 +97,10 @@ class WaitingLine:
         left = [peer.proc for peer in call.waits_for()]
         since = _since(self._calls.seconds(call))
         waiting = {proc for proc in left if (call.actor, proc) in behind}
+        starting = {peer.proc for peer in call.waits_for() if peer.starting} - waiting
         groups = [
-            (set(left) - waiting, f"running for {since}"),
+            (starting, f"starting for {since}"),
+            (set(left) - waiting - starting, f"running for {since}"),
             (waiting, f"waiting for {since}"),
             ({peer.proc for peer in call.targets} - set(left), "finished"),
         ]

@@ -243,6 +243,8 @@ if TYPE_CHECKING:
     from monarch._session.detached import end as end
     from monarch._session.detached import keep as keep
     from monarch._session.detached import records as records
+    from monarch._session.display_pace import cost_of as cost_of
+    from monarch._session.display_pace import tell_taken as tell_taken
     from monarch._session.draining import HostNotice as HostNotice
     from monarch._session.draining import Preemption as Preemption
     from monarch._session.files import Found as FoundFile
@@ -362,6 +364,7 @@ _WHERE = {
     "monarch._notebook.complete": "complete_here inspect_here",
     "monarch._notebook.copied": "give_copies=give take_copies=take",
     "monarch._notebook.display": "CLEAR UPDATE Shown",
+    "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
     "monarch._notebook.dry.rehearsal": "Rehearsal World forecast_here",
     "monarch._notebook.execute": "CellError CellResult hides_value",

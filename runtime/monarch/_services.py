@@ -17,6 +17,7 @@ SERVICES = {
     "copy": "monarch._state.copy.endpoints",
     "debug": "monarch._debug.here",
     "differences": "monarch._notebook.looking.differences",
+    "display_pace": "monarch._session.display_pace",
     "draining": "monarch._session.draining",
     "evaluate": "monarch._notebook.evaluate",
     "dry": "monarch._notebook.dry.packing",

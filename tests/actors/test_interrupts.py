@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import subprocess
@@ -144,3 +145,38 @@ def test_wait_behind_another_call_names_it(spins: Any, capfd: pytest.CaptureFixt
     interrupt(spins, front)
     assert behind.get(timeout=20) == 1
     waiter.join(20)
+
+
+class Holds(Actor):
+    def __init__(self) -> None:
+        self.notes: list[int] = []
+
+    @endpoint
+    def hold(self, path: Path) -> None:
+        path.touch()
+        # PyDLL keeps the GIL, so that nothing else of this process runs.
+        ctypes.PyDLL(None).usleep(700_000)
+
+    @endpoint
+    def note(self, number: int) -> None:
+        self.notes.append(number)
+
+    @endpoint
+    def read(self) -> list[int]:
+        return self.notes
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_call_interrupted_while_another_keeps_the_gil_never_runs(procs: Any, tmp_path: Path, place: int) -> None:
+    mesh = procs(1)
+    holds = [mesh.spawn(name, Holds) for name in ("first", "second")][place]
+    for number in range(3):
+        path = tmp_path / str(number)
+        held = holds.hold.call_one(path)
+        assert wait_until(path.exists)
+        noted = holds.note.call_one(number)
+        assert interrupt(holds, noted) == {0: True}
+        held.get(20)
+        with pytest.raises(ActorError, match="interrupted before it began"):
+            noted.get(20)
+    assert holds.read.call_one().get(20) == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch._wire.pickling import dumps
+from monarch._wire.receiving.aside import flush, tell
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, MonarchError, PointError, ProtocolError
 
@@ -210,3 +213,17 @@ def test_malformed_error_of_a_fault_is_shown(echo: Any, capfd: pytest.CaptureFix
     seen: list[str] = []
     assert wait_until(lambda: seen.append(capfd.readouterr().err) or "not a failure of protocol" in "".join(seen))
     assert pack_failure(ValueError())
+
+
+def test_line_of_an_error_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writes(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", Writes())
+    tell("a line")
+    flush(20)
+    # Two writes would let the line of another thread in between.
+    assert written[0] == "a line\n"

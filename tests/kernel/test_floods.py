@@ -58,6 +58,31 @@ def test_flood_is_stopped_and_frees_memory(notebook: Notebook, flood: str) -> No
     assert notebook.mesh(HELD).ok().shown == "[ranks 0-3] True"
 
 
+@pytest.mark.parametrize(("flood", "count"), [("display(HTML('x'))", 1000), ("print('x'); clear_output()", 100)])
+def test_flood_of_displays_is_stopped_and_delays_no_cell(notebook: Notebook, flood: str, count: int) -> None:
+    code = f"%%mesh\nfrom IPython.display import HTML, clear_output\nfor number in range(10**9): {flood}"
+    took: list[float] = []
+    # A machine that is busy with other tests gets a second try.
+    while len(took) < 2 and (not took or took[-1] > STOP):
+        cell = notebook.send(code)
+        # More than the notebook shows in the patience of a Stop.
+        cell.until(lambda cell=cell: len(cell.messages) > count)
+        begin = time.monotonic()
+        notebook.interrupt()
+        assert cell.wait().status == "error"
+        notebook.mesh("'next cell'").ok()
+        took.append(time.monotonic() - begin)
+    assert min(took) <= STOP
+
+
+def test_every_display_of_a_fast_rank_is_shown(notebook: Notebook) -> None:
+    count = 500
+    body = f"from IPython.display import HTML\nfor number in range({count}): display(HTML(f'<b>{{number}}</b>'))"
+    cell = notebook.mesh(body, "[1]").ok()
+    shown = [each["data"].get("text/html", "") for each in cell.contents("display_data")]
+    assert [int(n) for text in shown for n in re.findall(r"<b>(\d+)</b>", text)] == list(range(count))
+
+
 def test_flood_left_out_bytes_are_counted(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"

@@ -308,6 +308,20 @@ def is_suspended(path: Path) -> bool:
 
 
 @pytest.mark.slow
+def test_rank_that_a_stop_kills_is_not_called_stopped(notebook: Notebook, tmp_path: Path) -> None:
+    body = (
+        "import os, signal, time\n"
+        f"if rank == 1: signal.signal(signal.SIGINT, signal.SIG_DFL)\nopen(f'{tmp_path}/{{rank}}', 'w').close()\n"
+        "time.sleep(600)"
+    )
+    cell, _ = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4)
+    line = is_stopped(cell)
+    assert "ranks 0,2-3: stopped by an interrupt" in line
+    assert "rank 1: killed by signal 2 (SIGINT) during the stop; variables are lost, and %mesh heal starts" in line
+    notebook.run("%mesh heal").ok()
+
+
+@pytest.mark.slow
 def test_suspended_rank_is_reported_and_stops_when_resumed(notebook: Notebook, tmp_path: Path) -> None:
     notebook.mesh("kept = rank\nimport os, signal, time").ok()
     # Its output may arrive only after it resumes.

@@ -65,6 +65,44 @@ def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:
     notebook.run("%mesh use mesh").ok()
 
 
+SUSPEND = """
+import os, signal
+from monarch._node.current import current_node
+from monarch._session.session import need_session
+agent = need_session(current_node()).agent_pid
+pids = open(f"/proc/{agent}/task/{agent}/children").read().split()
+zygotes = [int(pid) for pid in pids if open(f"/proc/{pid}/comm").read().startswith("monarch-")]
+[os.kill(pid, signal.SIGSTOP) for pid in zygotes];
+"""
+RESUME = "[os.kill(pid, signal.SIGCONT) for pid in zygotes];"
+
+
+def stop_at_line(notebook: Notebook, code: str, words: str) -> str:
+    """Stop a cell when its waiting line has some words; return its text."""
+    cell = notebook.send(code)
+    cell.until(lambda: any(words in str(each["data"]) for each in cell.contents("display_data", "update_display_data")))
+    notebook.interrupt()
+    return cell.wait().text
+
+
+def test_stopped_resize_and_heal_say_what_is_left(notebook: Notebook) -> None:
+    notebook.run("%mesh up tiny --procs 1").ok()
+    notebook.run(SUSPEND).ok()
+    text = stop_at_line(notebook, "%mesh resize tiny procs=2", "rank 1 starting for")
+    assert "the resize of mesh 'tiny' was stopped, and it has procs=2 now; %mesh resize tiny procs=2" in text
+    notebook.run(RESUME).ok()
+    notebook.run("%mesh resize tiny procs=2").ok()
+    notebook.run("%mesh kill tiny 1" if False else "%%mesh tiny [1]\nimport os\nos._exit(3)")
+    notebook.run(SUSPEND).ok()
+    text = stop_at_line(notebook, "%mesh heal tiny", "rank 1 starting for")
+    assert "the heal of mesh 'tiny' was stopped; all ranks are alive now, and %mesh heal tiny completes it" in text
+    notebook.run(RESUME).ok()
+    notebook.run("%mesh heal tiny").ok()
+    assert notebook.run("%%mesh tiny\nrank").ok().shown
+    notebook.run("%mesh down tiny").ok()
+    notebook.run("%mesh use mesh").ok()
+
+
 def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> None:
     for times in (1, 2):
         cell = notebook.send(SPAWN.format(f"slow('{tmp_path}/go')"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -70,6 +71,25 @@ class Worker(Actor):
     def follow(self, count: int) -> None:
         for _ in track(range(count), "epoch"):
             pass
+
+    @endpoint
+    def break_reports(self, main: bool) -> int:
+        """Let each report fail from now on; return how many failed."""
+        if main:
+            del sys.modules["__main__"]
+            return 0
+        from monarch._telemetry.reporter import Reporter
+
+        ticks: list[int] = []
+
+        def fail(_: Any) -> bool:
+            ticks.append(len(ticks))
+            raise LookupError(f"report {len(ticks)} fails on purpose")
+
+        Reporter.tick = fail  # pyright: ignore[reportAttributeAccessIssue]
+        while len(ticks) < 12:
+            time.sleep(0.01)
+        return len(ticks)
 
     @endpoint
     def fall(self) -> None:
@@ -184,6 +204,25 @@ def test_time_without_running_is_forgotten_between_calls(monkeypatch: pytest.Mon
 def test_tensors_are_counted_by_owner_once(procs: Callable[..., Any]) -> None:
     mesh = procs(1)
     workers_on(mesh).make.call().get(30)
+    assert wait_until(lambda: state_of(mesh).ranks[0].tensors == {"model": 400_000, "batch": 2000})
+
+
+def test_report_that_fails_each_time_is_told_once(procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    workers = workers_on(procs(1))
+    assert workers.break_reports.call_one(False).get(30) >= 12
+    shown: list[str] = []
+    assert wait_until(lambda: shown.append(capfd.readouterr().err) or "10 times so far" in "".join(shown))
+    text = "".join(shown)
+    assert text.count("Traceback") == 1, text
+    # Output and answers go on.
+    assert workers.log_many.call_one(1).get(30) is None
+
+
+def test_rank_without_main_module_reports(procs: Callable[..., Any], tmp_path: Any) -> None:
+    mesh = procs(1)
+    workers = workers_on(mesh)
+    workers.break_reports.call(True).get(30)
+    workers.make.call().get(30)
     assert wait_until(lambda: state_of(mesh).ranks[0].tensors == {"model": 400_000, "batch": 2000})
 
 

@@ -1,9 +1,10 @@
-"""Errors that end an actor, errors of arguments on arrival, and ends that an actor asks for itself."""
+"""Errors that end an actor or refuse a message, errors of arguments, and ends that an actor asks for itself."""
 
 from __future__ import annotations
 
 from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
+from monarch._node.node import Node
 from monarch._node.remote_errors import (
     exception_of,
     in_cleanup,
@@ -13,7 +14,7 @@ from monarch._node.remote_errors import (
     with_source,
 )
 from monarch._wire import messages as m
-from monarch.exceptions import MonarchError, SerializationError, SupervisionError
+from monarch.exceptions import MonarchError, SerializationError, StoppedError, SupervisionError
 
 
 def ends_actor(error: BaseException) -> bool:
@@ -46,6 +47,13 @@ def pack_unreadable(error: BaseException) -> bytes | None:
         return None
     known = unpack_failure(pack_failure(cause))
     known.text = f"{known.text} (while its arguments were unpickled)"
+    return m.encode(known)
+
+
+def pack_unsent(error: BaseException) -> bytes:
+    """Return a packed error that was raised between an endpoint and the sending of its answer."""
+    known = unpack_failure(pack_failure(error))
+    known.text = f"{known.text} (raised before or after the endpoint, so its answer is lost; it may have run)"
     return m.encode(known)
 
 
@@ -83,3 +91,37 @@ def stop_itself(mailbox: ActorLike, reason: str) -> None:
 def fail_itself(mailbox: ActorLike, reason: str) -> None:
     """Mark an actor failed by its own wish; its owner is told."""
     mailbox.fail(pack_failure(failed_actor(mailbox, f"aborted by itself: {reason}"), True))
+
+
+def unpack_text(failure: bytes) -> str:
+    """Return the kind and message of a packed failure, in one line."""
+    known = unpack_failure(failure)
+    return f"{known.kind}: {known.text}".splitlines()[0]
+
+
+def unpicklable(mailbox: ActorLike, call: m.Call, error: BaseException) -> SerializationError:
+    """Return the error of a call whose result cannot be pickled."""
+    why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
+    made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
+    made.__cause__, made.reason = error, str(why)
+    return made
+
+
+def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
+    """Answer a message to an actor that does not exist here (any more)."""
+    error = StoppedError(
+        f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
+        if reason is not None
+        else f"actor {call.actor} does not exist in {node.proc}; it was never spawned there, or its spawn failed"
+    )
+    reject(node, call, error, True)
+
+
+def reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
+    """Answer a message with an error instead of handling it; from any thread."""
+    node.replies.finished(call.src, call.cost, bool(call.port))
+    failure = pack_failure(error, own)
+    if call.port:
+        node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
+    else:
+        node.peers.get(call.src).send(m.encode(m.Fault(node.proc, call.actor, node.rank, failure)))

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from threading import get_ident, main_thread
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch._actors import interruptible
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 Action = Callable[[], None]
 _MAIN = main_thread().ident
+_LONG_S = 0.5
+"""Seconds of a call after which unread messages are handled before the next one."""
+_CATCH_UP_S = 0.5
+"""The most seconds that this takes."""
 _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
     "continues. Call os._exit() to end the process"
@@ -43,8 +48,11 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) 
 class Receiver(Protocol):
     """A receiver of messages; see mailbox.py."""
 
+    since: float
+
     def start(self, call: Call, more: Sequence[Any], /) -> None: ...
     def run(self, call: Call, more: Sequence[Any], /) -> None: ...
+    def answer_broken(self, call: Call, error: BaseException, /) -> bool: ...
 
 
 class Executor:
@@ -67,6 +75,10 @@ class Executor:
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
+        self._was_long = False
+        """Whether the last call took long; in the executor's thread."""
+        self._lost: BaseException | None = None
+        """The error that has ended the event loop; in the executor's thread."""
         self._leaving = False
         """Whether the event loop must end; read and written by the executor's thread."""
         self._released: Action | None = None
@@ -183,21 +195,36 @@ class Executor:
     def run(self) -> None:
         """Run posted actions until the end; in the executor's thread."""
         while not self._ended:
+            try:
+                while not self._ended and self.loop is None:
+                    self._run_next()
+            except BaseException:
+                # User errors are answered elsewhere. This is a bug, or raised by a signal handler of the user between
+                # two messages, and must not end the thread.
+                _print_error()
             if self.loop is not None:
                 self._run_loop(self.loop)
-                continue
-            if not self._items:
-                self._wait()
-                continue
-            item = self._items.popleft()
-            try:
-                if callable(item):
-                    item()
-                else:
-                    item[0].run(item[1], item[2])
-            except BaseException:
-                # User errors are answered elsewhere; this is a bug and must not end the thread.
-                traceback.print_exc()
+
+    def _run_next(self) -> None:
+        if self._was_long:
+            # If the last call kept the GIL, a Stop of the next one is among the messages that nobody has read.
+            self._was_long = False
+            self.node.receive_loop.catch_up(_CATCH_UP_S, traceback.print_exc)
+        if not self._items:
+            self._wait()
+            return
+        # Not popleft(): Python may run a signal handler that raises at the end of a call, and the item would be lost.
+        item = self._items[0]
+        del self._items[0]
+        if callable(item):
+            item()
+            return
+        try:
+            item[0].run(item[1], item[2])
+        except BaseException as error:
+            if not item[0].answer_broken(item[1], error):
+                raise
+        self._was_long = monotonic() - item[0].since > _LONG_S
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -208,6 +235,9 @@ class Executor:
         self._leaving = False
         try:
             self._run_on(loop)
+        except BaseException as error:
+            self._lost = error
+            raise
         finally:
             with self._lock:
                 self.loop = None
@@ -236,6 +266,11 @@ class Executor:
             except SystemExit:
                 print(_EXITED, file=sys.stderr)
                 traceback.print_exc()
+            except Exception as error:
+                if _breaks_loop(error):
+                    raise
+                # A signal handler of the user has raised while the loop was between two tasks.
+                _print_error()
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -255,6 +290,16 @@ class MainExecutor(Executor):
         self.done = False
         """Whether an item was queued, which the thread waits for. Set by any thread after it has queued one; cleared by
         the main thread before it looks for one."""
+
+    def run(self) -> None:
+        while not self._ended:
+            try:
+                super().run()
+            except BaseException:
+                if self._lost is not None:
+                    raise
+                # A signal handler of the user has raised between two lines that are not in a try.
+                _print_error()
 
     def _notify(self) -> None:
         self.done = True
@@ -281,6 +326,23 @@ class MainExecutor(Executor):
             released()
 
         super().release(free)
+
+
+def _print_error() -> None:
+    """Print the current error; a signal handler that raises meanwhile, or a broken stderr, changes nothing."""
+    try:
+        traceback.print_exc()
+    except BaseException:
+        pass
+
+
+def _breaks_loop(error: Exception) -> bool:
+    """Return whether an error comes from the event loop itself, such as a closed selector, so that it would recur."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = tb.tb_frame.f_globals.get("__name__", "") if tb is not None else ""
+    return module.partition(".")[0] in ("asyncio", "selectors", "uvloop")
 
 
 def _nothing() -> None:

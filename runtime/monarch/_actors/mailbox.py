@@ -11,7 +11,19 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
-from monarch._actors.ending import cause_of_end, ends_actor, failed_actor, pack_end, pack_unreadable, raised_by_us
+from monarch._actors.ending import (
+    cause_of_end,
+    ends_actor,
+    failed_actor,
+    pack_end,
+    pack_unreadable,
+    pack_unsent,
+    raised_by_us,
+    refuse,
+    reject,
+    unpack_text,
+    unpicklable,
+)
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
 from monarch._actors.executors import start_task
@@ -26,7 +38,7 @@ from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import Outcome, is_consequence, pack_failure, unpack_failure
+from monarch._node.remote_errors import Outcome, is_consequence, pack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
@@ -80,6 +92,8 @@ class Mailbox:
         self.rank = 0
         self.instance: Any = None
         self.running: m.Call | None = None
+        self._unanswered: m.Call | None = None
+        """The message that ``run`` has taken and not answered yet. In the actor's thread."""
         self.since = 0.0
         """When the message with the turn began; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
@@ -189,7 +203,7 @@ class Mailbox:
             if not self._unqueue(call):
                 self._dropped.pop(id(call), None)
             else:
-                _reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
+                reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
         return bool(dropped)
 
     def cancelled(self, call: m.Call, why: str) -> None:
@@ -222,10 +236,12 @@ class Mailbox:
         if self._odd and self.is_refused(call):
             self._dropped.pop(id(call), None)
             return
+        self._unanswered = call
         try:
             self.queue.remove(call)
         except ValueError:
             # It was answered: see _unqueue.
+            self._unanswered = None
             self._dropped.pop(id(call), None)
             return
         self.running = call
@@ -275,6 +291,27 @@ class Mailbox:
             if raised:
                 # It holds the frames of the call.
                 forget_interrupt()
+        self._unanswered = None
+
+    def answer_broken(self, call: m.Call, error: BaseException) -> bool:
+        """Answer a message if an error outside its endpoint has kept ``run`` from that; return whether it was due.
+
+        Such an error comes from a trace function or a signal handler of the user, for example, or is a bug.
+        """
+        due, self._unanswered = self._unanswered is call or self._unqueue(call), None
+        if due:
+            self._answer_broken(call, error)
+        return due
+
+    def _answer_broken(self, call: m.Call, error: BaseException) -> None:
+        leave_if_forked(error)
+        if id(call) not in self._abandoned:
+            self.node.replies.finished(call.src, call.cost, bool(call.port))
+            failure = pack_unsent(error)
+            if call.port:
+                self.node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
+            else:
+                self.fail(failure)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
@@ -282,22 +319,25 @@ class Mailbox:
         self.running = call
         current.set((self, call))
         try:
-            method = self._method(call)
-            args, kwargs = self.node.bulk.load(call, more)
-            ports = (self._port(call),) if method.explicit else ()
-            if gate.wanted:
-                gate.enter()
-            if before:
-                prepare()
-            value = method.function(self.instance, *ports, *args, **kwargs)
-            if isinstance(value, Coroutine):
-                self.running = self.turns.call
-                args = kwargs = None
-                value = await value  # pyright: ignore[reportUnknownVariableType]
+            try:
+                method = self._method(call)
+                args, kwargs = self.node.bulk.load(call, more)
+                ports = (self._port(call),) if method.explicit else ()
+                if gate.wanted:
+                    gate.enter()
+                if before:
+                    prepare()
+                value = method.function(self.instance, *ports, *args, **kwargs)
+                if isinstance(value, Coroutine):
+                    self.running = self.turns.call
+                    args = kwargs = None
+                    value = await value  # pyright: ignore[reportUnknownVariableType]
+            except BaseException as error:
+                self._answer_cut(call, error)
+            else:
+                self._answer(call, method, value)
         except BaseException as error:
-            self._answer_cut(call, error)
-        else:
-            self._answer(call, method, value)
+            self._answer_broken(call, error)
         finally:
             if self.running is call:
                 self.running = None
@@ -382,7 +422,7 @@ class Mailbox:
             except BaseException as error:
                 # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
-                self._answer_error(call, error if plain else _unpicklable(self, call, error))
+                self._answer_error(call, error if plain else unpicklable(self, call, error))
         else:
             node.replies.finished(call.src, call.cost, False)
 
@@ -553,36 +593,3 @@ class Mailbox:
         # Each may remove itself.
         for action in list(self.at_end.values()):
             action()
-
-
-def unpack_text(failure: bytes) -> str:
-    """Return the kind and message of a packed failure, in one line."""
-    known = unpack_failure(failure)
-    return f"{known.kind}: {known.text}".splitlines()[0]
-
-
-def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> SerializationError:
-    why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
-    made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
-    made.__cause__, made.reason = error, str(why)
-    return made
-
-
-def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
-    """Answer a message to an actor that does not exist here (any more)."""
-    error = StoppedError(
-        f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
-        if reason is not None
-        else f"actor {call.actor} does not exist in {node.proc}; it was never spawned there, or its spawn failed"
-    )
-    _reject(node, call, error, True)
-
-
-def _reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
-    """Answer a message with an error instead of handling it; from any thread."""
-    node.replies.finished(call.src, call.cost, bool(call.port))
-    failure = pack_failure(error, own)
-    if call.port:
-        node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
-    else:
-        node.peers.get(call.src).send(m.encode(m.Fault(node.proc, call.actor, node.rank, failure)))

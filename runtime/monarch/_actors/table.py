@@ -7,7 +7,8 @@ from threading import RLock
 from typing import Any, Protocol, TypeVar
 
 from monarch._actors.deadlocks import Deadlocks
-from monarch._actors.mailbox import Mailbox, refuse
+from monarch._actors.ending import refuse
+from monarch._actors.mailbox import Mailbox
 from monarch._actors.running import current
 from monarch._core.later import asyncio
 from monarch._node.node import Node

@@ -297,7 +297,11 @@ class Gather(Future[R]):
             return ""
         base = self._base()
         all_ranks = len(base) if base == list(range(len(base))) else None
-        text = f": {describe_ranks([base[rank] for rank in ranks], all_ranks)} did not answer"
+        early = [rank for rank in ranks if self.targets[rank].starting]
+        late = [rank for rank in ranks if rank not in early]
+        parts = [(late, "did not answer"), (early, "not started yet")]
+        named = [f"{describe_ranks([base[rank] for rank in part], all_ranks)} {what}" for part, what in parts if part]
+        text = ": " + ", ".join(named)
         silence = self._node.find_part(Liveness)
         if silence is not None:
             silent = [(rank, silence.text(self.targets[rank].proc)) for rank in ranks]

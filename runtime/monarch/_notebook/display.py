@@ -11,6 +11,7 @@ from monarch._core.kinds import class_of, is_dict
 from monarch._node.current import current_node, has_node
 from monarch._notebook.figures import close_figures, open_figures
 from monarch._notebook.show import Bundle, bundle_of
+from monarch._session.display_pace import Pace, pace_of
 
 SHOW, UPDATE, CLEAR = "show", "update", "clear"
 
@@ -51,6 +52,7 @@ class Display:
 
     def __init__(self) -> None:
         self._sink: Any = None
+        self._pace: Pace | None = None
         self._count = 0
         self._pictures: set[str] = set()
         """Pictures that the current cell has shown; thread of the cell only."""
@@ -99,6 +101,7 @@ class Display:
     def to(self, sink: Any, figures: bool = True) -> Generator[None]:
         """Send what is shown meanwhile to a port, and with ``figures`` also those that are open at the end."""
         before, self._sink = self._sink, sink
+        pace, self._pace = self._pace, pace_of(sink)
         if before is None:
             self._pictures.clear()
             self._count = 0
@@ -108,7 +111,7 @@ class Display:
             if figures:
                 self.show_figures()
         finally:
-            self._sink = before
+            self._sink, self._pace = before, pace
             # Whoever looks at the stack of an interrupted cell may end this in another thread.
             with suppress(ValueError):
                 _current.reset(token)
@@ -141,6 +144,8 @@ class Display:
         if has_node():
             # Earlier lines are shown before it.
             current_node().output.idle()
+            if self._pace is not None:
+                self._pace.wait(shown.bundle)
         self._sink.send(shown)
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from monarch._actors import interruptible
 from monarch._actors.breaking import take_breakpoints
@@ -51,7 +51,10 @@ from monarch._wire import pickling
 from monarch._wire.held import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
+from monarch._wire.receiving.aside import tell_recurring
 from monarch.config import CHECK_COLLECTIVES
+
+_T = TypeVar("_T")
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 4.0
@@ -221,15 +224,13 @@ class Rank:
         """Send output in the middle of calls or outside any, from time to time."""
         self._pause = min(_FLUSH_IDLE, self._pause * 2)
         try:
-            printed, reports = self.outbox.tick(), self._reports.tick()
-            if printed or reports or self._busy_call() is not None:
+            if any([_tried(step) for step in (self.outbox.tick, self._reports.tick, self.is_busy)]):
                 self._pause = _FLUSH_EVERY
-            self.node.bulk.settle()
+            _tried(self.node.bulk.settle)
             if time.monotonic() >= self._next_tend:
                 self._next_tend = time.monotonic() + TEND
-                self.node.tend()
+                _tried(self.node.tend)
         finally:
-            # An error is reported by the receive loop; output must go on.
             self._next_tick = time.monotonic() + self._pause
             self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
 
@@ -245,11 +246,15 @@ class Rank:
 
     def _flush(self) -> None:
         """Send what was printed and logged; for a thread that is about to answer or to wait."""
-        self.outbox.flush()
-        reports = self._reports
-        # Before each answer, so the usual case is no call.
-        if not reports.measuring or reports.values or reports.bars:
-            reports.flush()
+        try:
+            self.outbox.flush()
+            reports = self._reports
+            # Before each answer, so the usual case is no call.
+            if not reports.measuring or reports.values or reports.bars:
+                reports.flush()
+        except Exception as error:
+            # User code may have closed descriptors, for example; the answer must go out all the same.
+            tell_recurring(error)
 
     def is_busy(self) -> bool:
         """Return whether an actor runs a call."""
@@ -271,7 +276,14 @@ class Rank:
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
         executor: Executor
         if self.main.busy:
-            executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
+            try:
+                executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
+            except Exception as error:
+                # No thread can be started; the calls that come before the caller hears of it get the reason.
+                actors_of(self.node).gone[create.actor] = (
+                    f"its process could start no thread for it ({error}; see ulimit -u)"
+                )
+                raise
             executor.awake = use_own_gpu
         else:
             self.main.busy = True
@@ -365,6 +377,15 @@ class Rank:
         logging.getLogger().setLevel(self._log_level)
         if not logging.getLogger().handlers:
             logging.basicConfig(level=self._log_level)
+
+
+def _tried(step: Callable[[], _T]) -> _T | None:
+    """Run a step of a tick; its failure, which the next tick may repeat, must not hold up the other steps."""
+    try:
+        return step()
+    except Exception as error:
+        tell_recurring(error)
+        return None
 
 
 _this: Rank | None = None

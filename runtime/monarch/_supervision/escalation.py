@@ -24,7 +24,8 @@ def default_fault_hook(failure: MeshFailure) -> None:
     """Print the failure on stderr; later calls to the mesh raise."""
     # The program may have closed its stderr.
     with contextlib.suppress(OSError, ValueError):
-        print(describe_unhandled(failure), file=sys.stderr, flush=True)
+        # In one write, since several meshes may fail at once.
+        print(f"{describe_unhandled(failure)}\n", end="", file=sys.stderr, flush=True)
 
 
 def describe_unhandled(failure: MeshFailure) -> str:

@@ -209,7 +209,8 @@ def _key(report: RankReport) -> tuple[Any, ...]:
 
 
 def _variables() -> dict[str, Any]:
-    return sys.modules["__main__"].__dict__
+    # A program may take its main module away, as some loaders of configurations do.
+    return getattr(sys.modules.get("__main__"), "__dict__", {})
 
 
 def _attributes(instance: Any) -> dict[str, Any]:

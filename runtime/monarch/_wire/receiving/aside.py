@@ -9,12 +9,17 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from threading import Thread
+
+from monarch._core.text.seldom import Seldom
 
 _LINGER = 0.5
 """Seconds for which the thread waits for more."""
 # Its steps are in C, so that a __del__ in the middle of them may add to it.
 _queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _lock = threading.RLock()
+_recurring = Seldom()
+"""Counts of the errors of work that is done again and again."""
 # Under _lock: whether there is a thread, and how much is not printed yet.
 _running = False
 _pending = 0
@@ -22,12 +27,29 @@ _pending = 0
 
 def tell(text: str) -> None:
     """Print a text to stderr soon; from any thread, also the receiving one."""
-    _put(lambda: print(text, file=sys.stderr, flush=True))
+    # In one write, since other threads print too.
+    _put(lambda: print(f"{text}\n", end="", file=sys.stderr, flush=True))
 
 
 def tell_error(error: BaseException) -> None:
     """Print an error with its traceback soon, which may run user code; from any thread."""
     _put(lambda: traceback.print_exception(error))
+
+
+def tell_recurring(error: BaseException) -> None:
+    """Print an error of work that is done again and again: its traceback once, then a line at the tenth, the hundredth.
+
+    Errors are equal if they have the same class and were raised at the same line. Any thread may call it.
+    """
+    kind, last = type(error), error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = f"{os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno}" if last is not None else ""
+    count = _recurring.count(f"{kind.__module__}.{kind.__qualname__} {where}")
+    if count == 1:
+        tell_error(error)
+    elif count:
+        tell(f"monarch: internal error in process {os.getpid()}: {kind.__name__} ({where}) {count:,} times so far")
 
 
 def flush(patience: float) -> None:
@@ -45,9 +67,9 @@ def _put(action: Callable[[], None]) -> None:
         starts, _running = not _running, True
     if starts:
         try:
-            threading.Thread(target=_run, name="monarch-tells", daemon=True).start()
-        except RuntimeError:
-            # The system starts no thread; the next call retries.
+            Thread(target=_run, name="monarch-tells", daemon=True).start()
+        except Exception:
+            # The system starts no thread, or user code has replaced what starts one; the next call retries.
             _running = False
 
 
@@ -73,10 +95,10 @@ def _run() -> None:
 
 
 def _renew() -> None:
-    global _queue, _lock, _running, _pending
+    global _queue, _lock, _recurring, _running, _pending
     # A fork has only its own thread, and its parent prints the pending texts.
     _queue = SimpleQueue()
-    _lock, _running, _pending = threading.RLock(), False, 0
+    _lock, _recurring, _running, _pending = threading.RLock(), Seldom(), False, 0
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -18,7 +18,7 @@ import zmq
 
 from monarch._wire.held import Held
 from monarch._wire.links import Inbox
-from monarch._wire.receiving.aside import tell_error
+from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
 from monarch._wire.receiving.slow_handlers import Watch
 from monarch._wire.receiving.timers import Timers
@@ -91,6 +91,18 @@ class ReceiveLoop:
             # A handler may raise nothing; then the wait continues.
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return done or waiter.done
+
+    def catch_up(self, patience: float, report: Callable[[], None]) -> None:
+        """Handle the messages that have arrived, within a time.
+
+        For a thread that has kept the GIL for long, and so kept the receiving thread from its work, before it begins
+        what one of these messages may call off.
+
+        Args:
+            patience: the most seconds that this takes.
+            report: called when a signal handler raises meanwhile.
+        """
+        self.wait(_Empty(self.receives_here, self._inbox), patience, report)
 
     def _on_signal(self) -> None:
         """Note a signal in the main thread, at any point of the code: end its wait, so that the handler runs."""
@@ -236,7 +248,7 @@ class ReceiveLoop:
                     handle(frame)
                 except Exception as error:
                     # A message that fails must not stop those behind it.
-                    tell_error(error)
+                    tell_recurring(error)
             else:
                 while timers.posted:
                     self._run(timers.posted.popleft())
@@ -272,11 +284,24 @@ class ReceiveLoop:
                 lead.leave()
 
 
+class _Empty:
+    """Waits until nothing is left to receive, which only the receiving thread can tell."""
+
+    def __init__(self, receives_here: Callable[[], bool], inbox: Inbox) -> None:
+        self._receives_here = receives_here
+        self._inbox = inbox
+        self.thread: Turn | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._receives_here() and self._inbox.is_empty()
+
+
 def _run(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
-        tell_error(error)
+        tell_recurring(error)
 
 
 def _deadlock(waiter: Waiter) -> DeadlockError:

@@ -1,0 +1,125 @@
+"""An error outside an endpoint, of a trace function or a signal handler: its call is answered, and the next one too."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch._actors.executors import MainExecutor
+from monarch._wire.receiving.aside import tell_error
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError, StoppedError
+
+
+class LateAlarm(Exception):
+    pass
+
+
+def fail_call(*_: Any) -> None:
+    raise LateAlarm("in a trace function")
+
+
+def fail_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+class Sync(Actor):
+    @endpoint
+    def add(self, value: int) -> int:
+        return value + 1
+
+    @endpoint
+    def trace(self) -> None:
+        sys.settrace(fail_call)
+
+    @endpoint
+    def break_wait(self) -> None:
+        """Raise between two messages, once, as a signal handler may."""
+        wait = MainExecutor._wait
+
+        def fail(self: MainExecutor) -> None:
+            MainExecutor._wait = wait
+            raise LateAlarm("between messages")
+
+        MainExecutor._wait = fail
+
+    @endpoint
+    def break_threads(self) -> None:
+        """Start no more threads, as at the limit of the system, nor by a name that user code has replaced."""
+        threading._start_new_thread = fail_thread  # pyright: ignore
+        threading.Thread = None  # pyright: ignore
+
+    @endpoint
+    def tell(self) -> list[str]:
+        tell_error(LateAlarm("told"))
+        return [thread.name for thread in threading.enumerate()]
+
+    @endpoint
+    def break_output(self) -> None:
+        from monarch._session.outbox import Outbox
+
+        Outbox.flush = fail_call  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Async(Actor):
+    @endpoint
+    async def add(self, value: int) -> int:
+        return value + 1
+
+    @endpoint
+    async def trace(self) -> None:
+        sys.settrace(fail_call)
+
+    @endpoint
+    async def break_loop_once(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        step = loop._run_once
+
+        def fail() -> None:
+            loop._run_once = step
+            raise LateAlarm("between tasks")
+
+        loop._run_once = fail
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_call_is_answered_when_a_trace_function_raises(procs: Any, kind: Any) -> None:
+    actor = procs(1).spawn("actor", kind).slice(gpus=0)
+    with pytest.raises(ActorError, match=r"LateAlarm: in a trace function .*its answer is lost"):
+        actor.trace.call_one().get(20)
+    assert actor.add.call_one(1).get(20) == 2
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Sync, "break_wait"), (Async, "break_loop_once")])
+def test_rank_survives_an_error_between_messages(
+    procs: Any, kind: Any, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    actor = procs(1).spawn("actor", kind).slice(gpus=0)
+    getattr(actor, method).call_one().get(20)
+    assert [actor.add.call_one(at).get(20) for at in range(3)] == [1, 2, 3]
+    shown: list[str] = []
+    assert wait_until(lambda: shown.append(capfd.readouterr().err) or "LateAlarm: between" in "".join(shown))
+
+
+def test_answer_arrives_when_output_cannot_be_sent(procs: Any) -> None:
+    actor = procs(1).spawn("actor", Sync).slice(gpus=0)
+    actor.break_output.call_one().get(20)
+    assert [actor.add.call_one(at).get(20) for at in range(3)] == [1, 2, 3]
+
+
+def test_rank_that_starts_no_threads_names_that_and_goes_on(procs: Any) -> None:
+    mesh = procs(1)
+    actor = mesh.spawn("actor", Sync).slice(gpus=0)
+    actor.break_threads.call_one().get(20)
+    other = mesh.spawn("other", Sync)
+    with pytest.raises(StoppedError, match=r"could start no thread for it \(.*; see ulimit -u"):
+        other.add.call(1).get(20)
+    with pytest.raises(ActorError, match="'NoneType' object is not callable"):
+        other.initialized.get(20)
+    assert "monarch-receive" in actor.tell.call_one().get(20)
+    assert actor.add.call_one(1).get(20) == 2
