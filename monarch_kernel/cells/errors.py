@@ -53,7 +53,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         magics.wipe()
     if not isinstance(error, _KINDS):
         try:
-            shell.showtraceback((kind, error, _without_hidden(tb)), running_compiled_code=True)
+            _show_others(shell, kind, error, tb)
         except Exception as failure:
             # Raised by its own __str__, which ipykernel calls.
             text = f"its text cannot be shown: {type(failure).__name__} in __str__"
@@ -84,10 +84,25 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
             print(stopped.text(), file=sys.stderr)
     for frame, number in _of_person(tb) if isinstance(error, KeyboardInterrupt) else traceback.walk_tb(tb):
         name = frame.f_code.co_filename
-        if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name in (argparse.__file__, contextlib.__file__):
+        if _is_internal(name) or _is_of_shell(name) or name in (argparse.__file__, contextlib.__file__):
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]])
+
+
+def _show_others(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    """Show an error as IPython does."""
+    if not all(_is_of_shell(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(tb)):
+        shell.showtraceback((kind, error, _without_hidden(tb)), running_compiled_code=True)
+    elif isinstance(error, IndentationError):
+        shell.showindentationerror()
+    else:
+        # The cell could not be compiled.
+        shell.showsyntaxerror()
+
+
+def _is_of_shell(name: str) -> bool:
+    return f"{os.sep}IPython{os.sep}" in name
 
 
 def _headline(kind: type[BaseException], error: BaseException) -> str:

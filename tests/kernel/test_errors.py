@@ -140,6 +140,13 @@ def test_syntax_error_shows_line_and_caret(notebook: Notebook, body: str, line: 
     assert len(text.strip().splitlines()) == 4 and cell.stream() == "" and cell.bundles == []
 
 
+@pytest.mark.parametrize("code", ["x = (", "if True:\nx = 1", "x = 1\n  y = 2", "x = '\0'"])
+def test_plain_cell_that_cannot_be_compiled_shows_no_frames(notebook: Notebook, code: str) -> None:
+    cell = notebook.run(code)
+    assert cell.status == "error" and "Error" in cell.text
+    assert "interactiveshell" not in cell.text and "compilerop" not in cell.text
+
+
 def test_later_cells_do_not_run_after_an_error(notebook: Notebook, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     # Fails once the second one has arrived.

@@ -294,7 +294,7 @@ class _Empty:
 
     @property
     def done(self) -> bool:
-        return self._receives_here() and self._inbox.is_empty()
+        return self._receives_here() and not self._inbox.pending()
 
 
 def _run(action: Callable[[], None]) -> None:
