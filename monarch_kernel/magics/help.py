@@ -16,7 +16,7 @@ _COLUMN = 28
 _LEAD = "%mesh help VERB shows the arguments of a verb."
 CELLS: list[Row] = [
     ("%%mesh [MESH][SLICE]", "run the cell on ranks, as in %%mesh m[gpus=0:4]"),
-    ("%mesh CODE", "run one line on all ranks, as in %mesh x + 1"),
+    ("%mesh CODE", "run one line on all ranks: %mesh x, y = %mesh x"),
     ("%%mesh ACTORS[SLICE]", "run the cell inside actors, with self"),
     ("%%mesh spawn NAME[(ARGS)]", "spawn actors of the cell's class"),
     ("  --on MESH[SLICE]", "on these ranks; all of the mesh in use if omitted"),

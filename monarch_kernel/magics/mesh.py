@@ -63,7 +63,7 @@ from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
 from monarch_kernel.magics.short_forms import asks_for_help
-from monarch_kernel.magics.typed_lines import explain
+from monarch_kernel.magics.typed_lines import VALUE, Assigned, explain
 from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
@@ -114,6 +114,8 @@ class MeshMagics(Magics):
         """The debugger of the front end."""
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
+        self._is_assigned = False
+        """Whether the value of the running line is assigned, and so not shown. Main thread only."""
         self.meshes.silent = lambda: self._attach_streams().hiding(False)
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams)
@@ -157,6 +159,8 @@ class MeshMagics(Magics):
         self._verbs.more.update(self.keeping.verbs())
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
+        self._assigned = Assigned()
+        shell.ast_transformers.append(self._assigned)
 
     @no_var_expand
     @line_magic("mesh")
@@ -164,8 +168,15 @@ class MeshMagics(Magics):
         """Control meshes: ``%mesh help`` lists the verbs. Other code runs on the ranks, as in ``%mesh x + 1``."""
         __tracebackhide__ = True
         self._attach_streams()
+        is_assigned = line.startswith(VALUE)
+        line = line.removeprefix(VALUE)
         if is_code(line, self._verbs.names()):
-            return self.cell("", line)
+            self._is_assigned = is_assigned
+            try:
+                self.cell("", line)
+            finally:
+                self._is_assigned = False
+            return self.shell.user_ns["_mesh"] if is_assigned else None
         if line.split(maxsplit=1)[:1] and line.split(maxsplit=1)[0] in self._verbs.raw:
             return self._verbs.run(line)
         # Braces of code are its own; those of verbs name variables of the notebook, as in other magics.
@@ -366,7 +377,7 @@ class MeshMagics(Magics):
             self.shell.user_ns[header.out] = values
             if hides_value(run.source.code):
                 print(f"note: {header.out} holds None for each rank, since the cell ends in a semicolon")
-        if not header.quiet:
+        if not (header.quiet or self._is_assigned):
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
             for bundle in bundles_of_ranks(shown, total):
                 self.shell.display_pub.publish(bundle)
@@ -520,6 +531,7 @@ class MeshMagics(Magics):
         self.shown.close()
         self.shell.events.unregister("pre_run_cell", self._cell_begins)
         self.shell.events.unregister("post_run_cell", self._cell_ended)
+        self.shell.ast_transformers.remove(self._assigned)
 
     def _cell_begins(self, _: Any) -> None:
         # Calls that the code of the cell makes have its number in the events of their meshes.

@@ -1,7 +1,8 @@
-"""Lines as people type them, put in the form that IPython reads: ``%mesh VERB?``, ``%%mesh[0]``, ``%%mesh --help``."""
+"""Lines as people type them, put in the form that IPython reads: ``%mesh VERB?``, ``%%mesh[0]``, ``x = %mesh CODE``."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from monarch_kernel.magics.short_forms import HELP
 from monarch_kernel.magics.verbs import PARSERS
 
 _ASKED = re.compile(rf"(\s*%mesh[ \t]+(?:{'|'.join(PARSERS)})\b.*?)[ \t]*\?+(\s*)")
+VALUE = "--value "
+"""Begins a line whose value is assigned, and so not shown."""
 _HEADER = re.compile(r"%%mesh(?=[\s\[]|$)")
 
 
@@ -35,6 +38,22 @@ def header_at(lines: list[str]) -> int | None:
     """Return the position of the ``%%mesh`` line of a cell, below empty lines and comments; None for other cells."""
     at = next((at for at, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), None)
     return at if at is not None and _HEADER.match(lines[at]) else None
+
+
+class Assigned(ast.NodeTransformer):
+    """Marks the ``%mesh`` lines of a cell that stand on the right of an assignment."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        """Mark the line of an assignment, if there is one."""
+        match node.value:
+            # This is what IPython makes of the line.
+            case ast.Call(
+                func=ast.Attribute(attr="run_line_magic"), args=[ast.Constant("mesh"), ast.Constant() as line]
+            ):
+                line.value = f"{VALUE}{line.value}"
+            case _:
+                pass
+        return node
 
 
 def explain(line: Callable[..., Any], cell: Callable[..., Any]) -> None:

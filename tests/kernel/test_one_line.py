@@ -40,6 +40,15 @@ def test_lines_have_the_names_of_cells(notebook: Notebook) -> None:
     assert error.status == "error" and "ZeroDivisionError" in error.text and "rank 2" in error.text
 
 
+def test_value_of_a_line_is_assigned_and_not_shown(notebook: Notebook) -> None:
+    cell = notebook.run("if True:\n    values = %mesh print('once') or rank * 10").ok()
+    assert cell.said() == {"once": {0, 1, 2, 3}} and cell.shown == ""
+    assert notebook.run("sum(values.values())").ok().shown == "60"
+    failed = notebook.run("values = None\nvalues = %mesh 1 / rank")
+    assert failed.status == "error" and notebook.run("values").ok().shown == ""
+    assert notebook.run("%mesh rank").ok().shown.splitlines()[0] == "[rank 0] 0"
+
+
 def test_verbs_still_take_variables_of_the_notebook(notebook: Notebook) -> None:
     notebook.run("where = 'mesh'\n%mesh use {where}").ok()
     notebook.run("def use(name):\n    get_ipython().run_line_magic('mesh', 'use {name}')\nuse('mesh')").ok()
