@@ -12,6 +12,7 @@ from typing import Any
 from monarch._kernel_api import describe_ranks, duration_text, member_at, parse_ranks
 from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.compat import display
+from monarch_kernel.editing.pushed import Pushed
 from monarch_kernel.magics.config import up_words
 from monarch_kernel.magics.help import bundle_of, unknown
 from monarch_kernel.magics.line_words import without_comment
@@ -58,6 +59,7 @@ class Verbs:
         self._streams = streams
         self.more: dict[str, Callable[[list[str]], Any]] = {}
         """Verbs that other modules add."""
+        self.pushed = Pushed(shell, meshes)
         self._told: set[str] = set()
         """Notes that were shown once."""
         self.raw: dict[str, Callable[[str], Any]] = {}
@@ -184,6 +186,7 @@ class Verbs:
         mesh = self._meshes.get(None)
         with naming_deaths(mesh), one_line(mesh, "%mesh push"):
             mesh.cells.push.call({name: self._shell.user_ns[name] for name in names}).get()
+        self.pushed.note(mesh, names)
 
     def do_pull(self, words: list[str]) -> None:
         """Copy variables of the ranks to the notebook."""

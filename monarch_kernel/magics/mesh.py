@@ -526,6 +526,7 @@ class MeshMagics(Magics):
         """Stop watching the cells of the notebook."""
         set_debugger(self.shell, None)
         self.editor.close()
+        self._verbs.pushed.close()
         self.auto.close()
         self.keeping.close()
         self.shown.close()

@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from monarch._meshes.actors.ask_hosts import HostsAsked as HostsAsked
     from monarch._meshes.actors.ask_hosts import ask_hosts as ask_hosts
     from monarch._meshes.actors.class_updates import changes as changes
+    from monarch._meshes.actors.class_updates import is_alike as is_alike
     from monarch._meshes.actors.class_updates import update_class as update_class
     from monarch._meshes.actors.deferred_calls import at_once as at_once
     from monarch._meshes.host_mesh import HostMesh as HostMesh
@@ -342,7 +343,7 @@ _WHERE = {
     "monarch._debug.threads": "known_threads threads_here",
     "monarch._meshes.actors.ask": "ask endpoint_of",
     "monarch._meshes.actors.ask_hosts": "HostsAsked ask_hosts",
-    "monarch._meshes.actors.class_updates": "changes update_class",
+    "monarch._meshes.actors.class_updates": "changes is_alike update_class",
     "monarch._meshes.actors.deferred_calls": "at_once",
     "monarch._meshes.host_mesh": "HostMesh",
     "monarch._meshes.procs.variables": "CellVariables",

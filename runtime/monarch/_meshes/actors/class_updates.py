@@ -66,6 +66,13 @@ def changes(old: type, new: type) -> Changes:
     )
 
 
+def is_alike(one: Any, other: Any) -> bool:
+    """Return whether two functions, or two classes, do the same; from other lines too."""
+    if isinstance(one, type) and isinstance(other, type):
+        return not any(changes(one, other))
+    return _alike(one, other)
+
+
 def _members(cls: type, other: type) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if base not in other.__mro__]):
