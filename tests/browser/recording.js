@@ -135,6 +135,8 @@ export function fakeModel(count, every = 0) {
   const model = {
     sent,
     tell,
+    // The ranks that the view is of: all.
+    get: () => [],
     on: (_, handler) => handlers.add(handler),
     off: (_, handler) => handlers.delete(handler),
     send: message => {
