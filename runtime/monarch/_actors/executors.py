@@ -30,7 +30,7 @@ Action = Callable[[], None]
 _MAIN = main_thread().ident
 _LONG_S = 0.5
 """Seconds of a call after which unread messages are handled before the next one."""
-_CATCH_UP_S = 0.5
+_CATCH_UP_S = 0.1
 """The most seconds that this takes."""
 _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
