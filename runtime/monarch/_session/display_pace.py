@@ -95,6 +95,6 @@ def tell_taken(proc: str, port: int, total: int) -> None:
 
 
 def pace_of(sink: Any) -> Pace | None:
-    """Return a new pace for the displays that go to a port; None if it is none."""
+    """Return a new pace for the displays that go to a port; None for other places."""
     number = getattr(sink, "number", 0)
     return Pace(number) if isinstance(number, int) and number else None
