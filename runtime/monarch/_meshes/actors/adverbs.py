@@ -119,9 +119,10 @@ class Endpoint(Generic[P, R]):
     def map(self, items: Iterable[Any]) -> Iterator[R]:
         """Yield the result for each item, in their order; each actor takes the next item when it is free.
 
-        Calls are made as results are taken, two ahead for each actor. An item that fails raises when its result is
-        taken, and ends the iterator: then, and after ``close()``, items that have not begun are not handled, those that
-        have begun go on, and no further items are taken. To go on after a failed item, return the error as a value.
+        Calls are made as results are taken, two ahead for each actor; behind a slow item, 16 results for each actor
+        wait at most. An item that fails raises when its result is taken, and ends the iterator: then, and after
+        ``close()``, items that have not begun are not handled, those that have begun go on, and no further items are
+        taken. To go on after a failed item, return the error as a value.
 
         Args:
             items: arguments, one for each call.

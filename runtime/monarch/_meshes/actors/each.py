@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 AHEAD = 2
 """Items that each actor has at a time: the next one is there when it has finished one."""
+UNREAD = 16
+"""Items for each actor whose results wait at most, behind that of a slow item."""
 
 
 def values_for(mesh: ActorMeshLike, values: Any, what: str) -> list[Any]:
@@ -87,7 +89,7 @@ def _mapped(mesh: ActorMeshLike, name: str, items: Iterator[Any]) -> Iterator[An
     left = True
     try:
         while True:
-            while left and ready.positions:
+            while left and ready.positions and len(calls) < UNREAD * len(members):
                 position = ready.positions.popleft()
                 try:
                     item = next(items)
@@ -101,7 +103,7 @@ def _mapped(mesh: ActorMeshLike, name: str, items: Iterator[Any]) -> Iterator[An
                     break
             if not calls:
                 return
-            if calls[0].done or not left:
+            if calls[0].done or not left or len(calls) >= UNREAD * len(members):
                 yield calls.popleft().get()
             else:
                 node.receive_loop.wait(ready)
