@@ -185,8 +185,8 @@ def counts() -> dict[str, tuple[tuple[int, ...], int]]:
     """Return by name, for each process group of this process: its members, and the collectives begun here."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
     for group, name in group_names():
-        # Backends without a count are not compared.
-        with contextlib.suppress(RuntimeError):
+        # Backends without a count are not compared, nor are groups in the moment when they are made or destroyed.
+        with contextlib.suppress(RuntimeError, KeyError, ValueError):
             found[name] = tuple(dist.get_process_group_ranks(group)), begun(group)
     return found
 
