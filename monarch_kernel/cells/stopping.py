@@ -205,16 +205,17 @@ class Stopping:
     def say_finishing(self, mesh: Mesh) -> None:
         """Tell the user which ranks are still in a stopped cell."""
         calls, finishing = self._streams().calls, mesh.finishing()
-        tasks = [task for run in mesh.unfinished for task in run.tasks().values()]
+        # Read once, since ranks may end meanwhile.
+        named = [(run.name, task) for run in mesh.unfinished for task in run.tasks().values()]
+        tasks = [task for _, task in named]
         cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
         suspended = suspended_pids([task for task in tasks if task.rank not in cleaning])
-        inside = [rank for rank in finishing if rank not in cleaning and rank not in suspended]
         # A rank is in the first of its cells; those behind it have not begun.
         first: dict[int, str] = {}
-        for run in mesh.unfinished:
-            for task in run.tasks().values():
-                first.setdefault(task.rank, run.name)
-        names = " and ".join(dict.fromkeys(first[task.rank] for task in tasks))
+        for name, task in named:
+            first.setdefault(task.rank, name)
+        inside = [rank for rank in finishing if rank in first and rank not in cleaning and rank not in suspended]
+        names = " and ".join(dict.fromkeys(first.values()))
         if cleaning:
             where = describe_ranks(cleaning)
             _say(f"waiting for {where}, still in its except or finally code; Stop aborts it")
