@@ -68,8 +68,9 @@ class Reporter:
         self._sent: RankReport | None = None
         self._next = self._next_figures = self._next_place = 0.0
         self._was_busy = self._woken = False
-        # Written by any thread.
+        # Written by any thread, both.
         self._next_measure = 0.0
+        """When the next look at tensors may be."""
         self.measuring = False
         """Whether the next look at tensors is arranged."""
         # Held while logged values are taken and sent, so that they stay in order; no user code runs under it.
