@@ -120,7 +120,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     kit = Kit()
     kit.before = _start
     # Torch, numpy and so on keep what they have opened; processes, threads and files of ours do not stay.
-    left = [what for what in kit.left(10.0) if "more open" not in what]
+    left = kit.left(10.0, opened=False)
     shutil.rmtree(_FOLDER, ignore_errors=True)
     if left:
         print("\nleft behind at the end:\n  " + "\n  ".join(left), file=sys.stderr)

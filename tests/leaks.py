@@ -21,6 +21,7 @@ MARKER = "MONARCH_TEST_RUN"
 _ZYGOTES = ("monarch-zygote", "monarch-warming")
 _SPARES = ("monarch-spare", "monarch-image")
 """Processes that are of one kind with these, but serve no session."""
+_OPEN = "more open"
 SOON = 15.0
 """Seconds for which something on its way out may still be seen."""
 
@@ -225,7 +226,7 @@ class Snapshot:
         found += state.strange_threads(before.all_threads)
         more = self.descriptors - before.descriptors
         # Of anonymous things only the number counts, since one may have gone and another come.
-        found += [f"{count} more open {target}" for target, count in more.items()]
+        found += [f"{count} {_OPEN} {target}" for target, count in more.items()]
         found += [f"/dev/shm/{name}" for name in not_of_others(self.shared_memory - before.shared_memory)]
         found += [f"session file {name}" for name in sorted(self.folders - before.folders)]
         if self.segments > before.segments:
@@ -244,13 +245,13 @@ class Kit:
         """What there is now was there before: something that is to be shared by tests."""
         self.before = Snapshot()
 
-    def left(self, seconds: float = SOON) -> list[str]:
-        """What a test has left behind, once what ends by itself had time to."""
+    def left(self, seconds: float = SOON, *, opened: bool = True) -> list[str]:
+        """What a test has left behind, once what ends by itself had time to; ``opened`` includes descriptors."""
         found: list[str] = []
 
         def nothing() -> bool:
-            found[:] = Snapshot().since(self.before)
-            if any("more open" in what for what in found):
+            found[:] = [what for what in Snapshot().since(self.before) if opened or _OPEN not in what]
+            if any(_OPEN in what for what in found):
                 # A mesh and its endpoints refer to each other, and threads may have held the mesh until now.
                 gc.collect()
             return not found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and name.strip("_") != "" and not name.endswith("_")
 
 
+@functools.cache
 def files() -> dict[str, ast.Module]:
     return {
         str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
@@ -90,8 +92,8 @@ def foreign(trees: dict[str, ast.Module]) -> list[tuple[str, int, str]]:
 def names_of_others() -> set[str]:
     """The private names that the compat modules use and do not define themselves."""
     own = rooms(files())
-    trees = [tree for file, tree in files().items() if file in COMPAT]
-    return {name for tree in trees for _, name in used(tree) if name not in {*defined(tree), *own}}
+    trees = [(used(tree), {*defined(tree), *own}) for file, tree in files().items() if file in COMPAT]
+    return {name for names, known in trees for _, name in names if name not in known}
 
 
 def test_private_names_of_others_are_in_compat_modules() -> None:
