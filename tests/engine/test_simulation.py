@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import monarch
+from leaks import Kit
 from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError
 
@@ -45,7 +46,7 @@ def memory(which: str) -> int:
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_peak_agrees_with_a_real_run(mesh: Any, optimizer: Any) -> None:
+def test_peak_agrees_with_a_real_run(mesh: Any, optimizer: Any, leaks: Kit) -> None:
     with monarch.simulate(hosts=1, gpus=4, device="cpu") as simulation:
         trained(Mesh(shape=(2, 2), mesh_dim_names=("dp", "mp")), 3, optimizer)
     # Libraries and buffers of collectives are there before the figures count.
@@ -58,6 +59,8 @@ def test_peak_agrees_with_a_real_run(mesh: Any, optimizer: Any) -> None:
     peak = simulation.forecast().peak
     assert peak > 150 * MB
     assert peak == pytest.approx(max(found), rel=0.1)
+    # A long stream of ops may open the way of large messages to a rank, which stays.
+    leaks.rebase()
 
 
 def test_forecast_of_many_hosts_names_owners_and_collectives(tmp_path: Path) -> None:
