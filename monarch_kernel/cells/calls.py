@@ -131,6 +131,10 @@ class Calls:
         """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors go on."""
         return not (self.handle(call) or _is_special(call))
 
+    def runs_ops(self, call: Gather[Any]) -> bool:
+        """Return whether a call runs ops on tensors, which end by themselves unless they are functions of the user."""
+        return bool(call.actor) and _is_unstopped(call)
+
     def handle(self, call: Gather[Any]) -> str:
         """Return the name of the handle of a cell that the notebook does not wait for; empty for other calls."""
         return self._handles.get(call.port, "")
@@ -218,6 +222,10 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    cls = call.view._state.cls if call.view is not None else None
     # Ops on tensors of a mesh go on, so that all ranks have run the same ones.
-    return call.method.startswith("__") or call.method in getattr(cls, "monarch_unstopped", ())
+    return call.method.startswith("__") or _is_unstopped(call)
+
+
+def _is_unstopped(call: Gather[Any]) -> bool:
+    cls = call.view._state.cls if call.view is not None else None
+    return call.method in getattr(cls, "monarch_unstopped", ())

@@ -24,6 +24,7 @@ from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in <module>)?')
 _MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError, ShapeError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -66,7 +67,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         _teach(shell, error)
         shell.showtraceback((kind, error, tb))
         return
-    lines = [_headline(kind, error) + _hint(shell, error)]
+    lines = [_with_cells(shell, _headline(kind, error)) + _hint(shell, error)]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
             # Cancelled by the user's own code.
@@ -110,6 +111,16 @@ def _headline(kind: type[BaseException], error: BaseException) -> str:
     if not str(error):
         return kind.__name__
     return str(error) if isinstance(error, _MISTAKES) else f"{kind.__name__}: {error}"
+
+
+def _with_cells(shell: Any, text: str) -> str:
+    """Return the text of an error with the cells of the notebook instead of the files that they are compiled as."""
+
+    def named(match: re.Match[str]) -> str:
+        number = cell_number(shell, match["file"])
+        return match[0] if number is None else f"cell [{number}] line {match['line']}"
+
+    return _FRAME.sub(named, text)
 
 
 def _teach(shell: Any, error: NameError) -> None:
@@ -190,6 +201,7 @@ def stop_calls(shell: Any) -> Stopped | None:
     cell: str = parent.get("header", {}).get("msg_id", "")
     futures = magics.calls_of(cell)
     if not futures:
+        magics.stopping.stop_functions(magics.ops_of(cell))
         return None
     return magics.stopping.stop_calls(Running("", futures), False)
 

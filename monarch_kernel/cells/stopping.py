@@ -6,10 +6,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from threading import Event
+from typing import Any
 
 from monarch._kernel_api import (
     Ending,
     Freed,
+    Gather,
     ask_soon,
     describe_ranks,
     host_of,
@@ -22,7 +24,7 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.calls import Ahead, Calls
-from monarch_kernel.cells.running import Run, Running, Task, ended_from_outside, has_waited
+from monarch_kernel.cells.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
 from monarch_kernel.cells.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.render import CellStopped
@@ -150,6 +152,7 @@ class Stopping:
         self._streams().wipe()
         ahead = calls.ahead(run.futures)
         kept = [each for each in ahead if calls.handle(each.call) or (not kills and calls.has_left(each))]
+        self.stop_functions([each.call for each in ahead])
         others = [each for each in ahead if each not in kept and calls.is_stoppable(each.call)]
         every = Running(run.name, [*(each.call for each in others), *run.futures], run.main) if others else run
         # The user decides when a cell with a handle ends, and whether a rank that does not stop is killed.
@@ -170,6 +173,16 @@ class Stopping:
             except MonarchError as error:
                 stopped.notes.append(f"not all new processes are ready: {error}")
         return stopped
+
+    def stop_functions(self, calls: Iterable[Gather[Any]]) -> None:
+        """Interrupt the functions of the user that run among ops on tensors; the ops end by themselves."""
+        ops = Running("", [each for each in calls if self._streams().calls.runs_ops(each)])
+        if ops.futures:
+            # Imports torch, which a program with ops has done.
+            from monarch._kernel_api import stop_function
+
+            for each in ops.ask(ops.tasks().values(), stop_function, (STOPPED,)):
+                each.close()
 
     def _lack(self, procs: list[str]) -> None:
         """Let the next cell of each mesh first run the definitions on its new ranks."""

@@ -24,6 +24,7 @@ from monarch._kernel_api import (
     in_thread,
     is_actor_mesh,
     need_session,
+    on_opened,
     open_node,
 )
 from monarch.exceptions import CallTimeoutError, MonarchError
@@ -159,6 +160,8 @@ class MeshMagics(Magics):
         self._verbs.more.update(self.keeping.verbs())
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
+        # A program may make meshes without a magic; its cells are stopped and shown like others.
+        on_opened.append(self._session_opened)
         self._assigned = Assigned()
         shell.ast_transformers.append(self._assigned)
 
@@ -509,6 +512,11 @@ class MeshMagics(Magics):
             return []
         return self._streams.calls.of_cell(self._streams.calls_of(cell))
 
+    def ops_of(self, cell: str) -> list[Any]:
+        """Return the unanswered calls with ops on tensors that a notebook cell made."""
+        made = self._streams.calls_of(cell) if self._streams is not None else []
+        return [call for call in made if self._streams is not None and self._streams.calls.runs_ops(call)]
+
     def unended(self) -> list[str]:
         """Describe the calls that still run though no notebook cell waits for them."""
         return self._streams.calls.unended() if self._streams is not None else []
@@ -532,6 +540,7 @@ class MeshMagics(Magics):
         self.shown.close()
         self.shell.events.unregister("pre_run_cell", self._cell_begins)
         self.shell.events.unregister("post_run_cell", self._cell_ended)
+        on_opened.remove(self._session_opened)
         self.shell.ast_transformers.remove(self._assigned)
 
     def _cell_begins(self, _: Any) -> None:
@@ -548,6 +557,9 @@ class MeshMagics(Magics):
             self._streams.finish()
         self.shown.cell_ended()
         self.views.cell_ended(emptied)
+
+    def _session_opened(self, _: object) -> None:
+        self._attach_streams()
 
     def _attach_streams(self) -> Streams:
         node = open_node()

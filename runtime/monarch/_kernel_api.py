@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from monarch._debug.why.asking import names_of as names_of
     from monarch._debug.why.inquiry import Inquiry as Inquiry
     from monarch._debug.why.inquiry import procs_beyond as procs_beyond
+    from monarch._engine.rank.stopping import stop_function as stop_function
     from monarch._engine.simulation.devices import DEVICES as DEVICES
     from monarch._engine.views.summary import tensors_held as tensors_held
     from monarch._groups import breaking as groups
@@ -155,6 +156,7 @@ if TYPE_CHECKING:
     from monarch._node.gather import is_gather as is_gather
     from monarch._node.liveness import Liveness as Liveness
     from monarch._node.node import Node as Node
+    from monarch._node.opener import on_opened as on_opened
     from monarch._node.remote_errors import is_ours as is_ours
     from monarch._node.services.asking import Answers as Answers
     from monarch._node.services.asking import ask_soon as ask_soon
@@ -320,6 +322,7 @@ _WHERE = {
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.text.why": "describe_finding",
     "monarch._core.unjoined": "SYMMETRIC Finding Waits",
+    "monarch._engine.rank.stopping": "stop_function",
     "monarch._engine.simulation.devices": "DEVICES",
     "monarch._engine.views.summary": "tensors_held",
     "monarch._groups": "groups=breaking",
@@ -357,6 +360,7 @@ _WHERE = {
     "monarch._node.gather": "Gather is_gather",
     "monarch._node.liveness": "Liveness",
     "monarch._node.node": "Node",
+    "monarch._node.opener": "on_opened",
     "monarch._node.remote_errors": "is_ours",
     "monarch._node.services.asking": "Answers ask_soon send_signal",
     "monarch._node.services.registry": "Request name_of request",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -193,3 +193,28 @@ def test_stop_of_notebook_code_works_as_usual(book: Notebook) -> None:
         "CancelledError" in book.run("task = asyncio.ensure_future(asyncio.sleep(9)); task.cancel()\nawait task").text
     )
     assert book.run("1 + 1").ok().shown == "2"
+
+
+PROGRAM = """
+from monarch.actor import Actor, endpoint, this_host
+class Works(Actor):
+    def __init__(self): self.kept = 'kept'
+    @endpoint
+    def loop(self):
+        print('runs', flush=True)
+        while True: pass
+    @endpoint
+    def get(self): return self.kept
+works = this_host().spawn_procs({'gpus': 2}).spawn('works', Works)
+works.loop.call().get()
+"""
+
+
+def test_stop_reaches_actors_of_a_program_without_magics(own: Callable[[], Notebook]) -> None:
+    book = own()
+    # It opens its session in the cell that is stopped.
+    cell = book.send(PROGRAM)
+    cell.until(lambda: cell.said().get("runs") == {0, 1})
+    book.interrupt()
+    assert "stopped: ranks 0-1: stopped by an interrupt" in cell.wait().text
+    assert "'kept', 'kept'" in book.run("works.get.call().get().values()").ok().shown

@@ -73,6 +73,22 @@ def test_tensors_go_on_after_a_rank_was_replaced(own: Any) -> None:
     assert wait_until(lambda: "(28.0, 4.0)" in book.run(KILLED).shown)
 
 
+FUNCTIONS = """
+import time
+def spins(x, rank):
+    print('runs', flush=True)
+    while True: pass
+def spins_on_one(x, rank):
+    print('runs', flush=True)
+    while rank > 0: pass
+    return x
+def waits(x, rank):
+    import torch.distributed as dist
+    print('runs', flush=True)
+    time.sleep(600) if rank else dist.barrier()
+"""
+
+
 def test_rank_local_tensors_in_a_notebook(own: Any) -> None:
     book = own()
     book.run("import torch, monarch\nfrom monarch.distributed import Mesh")
@@ -88,6 +104,19 @@ def test_rank_local_tensors_in_a_notebook(own: Any) -> None:
     book.run(code).ok()
     lost = book.run("monarch.inspect(failed)")
     assert lost.status == "error" and "AssertionError: wrong rank" in lost.text and "Issued at" in lost.text
+    # Stop while functions run on the ranks: they are interrupted, also in a collective that others do not enter.
+    book.run(FUNCTIONS).ok()
+    for name in ("spins", "spins_on_one", "waits"):
+        call = f"monarch.remote({name}, propagate=lambda x, rank: x)(x, mesh.rank_tensor('gpus'))"
+        cell = book.send(f"y = {call}\nmonarch.inspect(y)")
+        cell.until(lambda cell=cell: cell.said().get("runs") == {0, 1}, "the function")
+        book.interrupt()
+        assert "stopped: rank" in cell.wait().text
+        lost = book.run("monarch.inspect(y)").text
+        assert f"since the remote function {name} failed on rank" in lost and "a Stop interrupted it" in lost
+        # Places are those of the notebook, without frames of the engine.
+        assert "Issued at cell [" in lost and f", in {name}\n" in lost and "executor.py" not in lost
+        assert "262144.0" in book.run("monarch.inspect(x, gpus=1).sum().item()").ok().shown
     # Stop in the middle of a long stream, in the block.
     code = "with mesh.activate():\n    y = torch.zeros(4)\n    print('begun')\n"
     code += "    while True:\n        y += 1\n        x = x * 1"

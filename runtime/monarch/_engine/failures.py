@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import NamedTuple
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._engine.lines import lines
+from monarch._node.remote_errors import trace
 from monarch.exceptions import DeviceMeshError, TensorError
 
 MOST_TEXT = 20_000
@@ -39,8 +39,9 @@ LOST = "lost"
 
 def failure_of(error: BaseException, op: str, line: int, rank: int) -> Failure:
     """Return the failure of an op on this rank."""
-    text = "".join(traceback.format_exception(error))
-    return Failure(op, line, (rank,), type(error).__name__, str(error)[:MOST_TEXT], text[-MOST_TEXT:])
+    text, _ = trace(error)
+    message = str(error) or ("a Stop interrupted it" if isinstance(error, KeyboardInterrupt) else "")
+    return Failure(op, line, (rank,), type(error).__name__, message[:MOST_TEXT], text[-MOST_TEXT:])
 
 
 def merged(first: Failure | None, second: Failure) -> Failure:

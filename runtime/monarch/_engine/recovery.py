@@ -68,7 +68,13 @@ class Recovery:
             TensorError: it has no value.
             DeviceMeshError: a rank has died.
         """
-        return [report.value for report in self.ask(lambda: view.look.call(number, what, *args).get()).values()]
+
+        def send() -> Any:
+            future = view.look.call(number, what, *args)
+            future.rename("the look at a tensor")
+            return future.get()
+
+        return [report.value for report in self.ask(send).values()]
 
     def ask(self, send: Callable[[], Any]) -> Any:
         """Return the reports of ranks, asked again once they have agreed on what has failed.

@@ -192,7 +192,9 @@ class Stream:
 
     def _send_batch(self, batch: list[Entry]) -> None:
         try:
-            self.sent.append(self.actors.run.call(pack(batch)))
+            future = self.actors.run.call(pack(batch))
+            future.rename("the ops on tensors")
+            self.sent.append(future)
         except Exception:
             # Nothing was sent: a rank has died. Healing cancels the ops, see resilience/healing.py.
             self.pending.extendleft(reversed([each for each in batch if isinstance(each, int) or each[0] != NEW]))

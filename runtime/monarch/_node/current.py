@@ -35,13 +35,17 @@ def current_node() -> Node:
 def open_node() -> Node:
     """Return the node of this process; open a session if a program has none. For public entry points only."""
     node = _node
-    if node is None or _is_over(node):
-        with _lock:
-            if _node is None or _is_over(_node):
-                assert opener.opener is not None
-                set_node(cast("Node", opener.opener()))
-            assert _node is not None
-            return _node
+    if node is not None and not _is_over(node):
+        return node
+    with _lock:
+        opened = _node is None or _is_over(_node)
+        if opened:
+            assert opener.opener is not None
+            set_node(cast("Node", opener.opener()))
+        assert _node is not None
+        node = _node
+    for hear in list(opener.on_opened) if opened else ():
+        hear(node)
     return node
 
 

@@ -70,11 +70,11 @@ def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -
 
     Parts that cannot be pickled are sent as text. User code in the exception cannot raise here.
     """
-    trace, where = _trace(error)
+    text, where = trace(error)
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
         kind = f"{type(error).__module__}.{kind}"
-    failure = Failure(_sendable(kind), _text(error), _sendable(where), _sendable(trace), _pickled(error), own, freed)
+    failure = Failure(_sendable(kind), _text(error), _sendable(where), _sendable(text), _pickled(error), own, freed)
     return encode(failure)
 
 
@@ -133,8 +133,8 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def _trace(error: BaseException) -> tuple[str, str]:
-    """Return the traceback of user code as text, and its last line."""
+def trace(error: BaseException) -> tuple[str, str]:
+    """Return the traceback of an exception as text, without frames of this package, and the last line of user code."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not where or not _is_library(frame.f_code.co_filename):

@@ -22,7 +22,7 @@ from monarch._engine.encoding import NEW, Entry, Fill, Template, filler, find_op
 from monarch._engine.failures import Failure, failure_of
 from monarch._engine.parts import Part
 from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
-from monarch._engine.rank.functions import metas_of, named_function
+from monarch._engine.rank.functions import metas_of, named_function, title_of
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
@@ -33,6 +33,7 @@ from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
+from monarch._engine.rank.stopping import stop_function as stop_function
 from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
@@ -80,7 +81,7 @@ class Executor(Actor):
     monarch_unstopped = frozenset(
         {"run", "put_part", "put_rank", "halt", "resume", "account", "drop_ops", "give", "restore"}
     )
-    """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops."""
+    """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
 
     def __init__(self) -> None:
         register_attention()
@@ -423,12 +424,13 @@ class Executor(Actor):
             else:
                 tensors = [held[each] for each in inputs]
             result = self._result(region, known, tensors, values)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
+            # A Stop interrupts functions of the user only.
             cause = error.cause if isinstance(error, ReplayError) else error
             if isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause):
                 give_up_everywhere(self.meshes.generation)
                 return False
-            name = "::".join(known.template.op[:2]) or known.template.kind
+            name = title_of(known.template)
             if isinstance(error, ReplayError):
                 name, line, error = error.op, error.line, error.cause
             failed_there = error.failure if isinstance(error, SourceFailedError) else None

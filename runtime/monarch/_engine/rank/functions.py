@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch._engine.dtensor_compat import tree_flatten, tree_map_only, tree_unflatten
-from monarch._engine.encoding import Input
+from monarch._engine.encoding import Input, Template
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.operations import OPERATIONS
+from monarch._engine.rank.shield import of_user
 from monarch._wire.pickling import loads
 from monarch.exceptions import ArgumentError, ShapeError
 
@@ -48,6 +49,14 @@ def named_function(name: str) -> Any:
     return getattr(import_module(module), own)
 
 
+def title_of(template: Template) -> str:
+    """Return what an op is called in errors."""
+    if template.kind == "call":
+        name = getattr(_functions.get(template.args[0]), "__name__", "")
+        return f"the remote function {name}".rstrip()
+    return "::".join(template.op[:2]) or template.kind
+
+
 def _found(function: bytes | str) -> Any:
     known = _functions.get(function)
     if known is None:
@@ -59,7 +68,9 @@ def _found(function: bytes | str) -> Any:
 def _call(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
     packed, expected = values
     given, named = tree_map_only(Input, lambda each: plain(tensors[each.place]), loads(packed), _is_input)
-    result = _found(args[0])(*given, **named)
+    function = _found(args[0])
+    with of_user():
+        result = function(*given, **named)
     leaves, tree = tree_flatten(result)
     for each in leaves:
         if each is not None and not isinstance(each, torch.Tensor):
