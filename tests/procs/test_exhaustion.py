@@ -403,3 +403,28 @@ def test_session_killed_while_suspended_leaves_nothing(program: Callable[..., An
     text += "os.kill(os.getpid(), signal.SIGSTOP)\n"
     done = program(text)
     assert done.code == -signal.SIGKILL and not done.left
+
+
+SUSPENDED = (
+    START
+    + """
+from monarch._procs.os.blocked import children_of
+use(1)
+agent = need_session(current_node()).agent_pid
+of_zygote = [pid for pid in children_of(agent) if open(f"/proc/{pid}/comm").read().startswith("monarch-zygote")]
+pids = " ".join(str(pid) for pid in ([agent] if sys.argv[1] == "agent" else of_zygote))
+print(pids)
+subprocess.run(["sh", "-c", f"kill -STOP {pids}"], check=True)
+waker = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {pids}"], start_new_session=True)
+print(use(2))
+waker.wait()
+"""
+)
+
+
+@pytest.mark.parametrize("which", ["agent", "zygote"])
+def test_suspended_process_that_would_start_ranks_is_named(program: Callable[..., Any], which: str) -> None:
+    done = program(SUSPENDED, which, MONARCH_SLOW_START_SECONDS="0.5")
+    pids, count = done.ok().splitlines()
+    assert count == "2" and f"the {which} of this host (pid {pids.split()[0]})" in done.err
+    assert f"kill -CONT {pids} resumes" in done.err and done.err.count("have not started after") == 1

@@ -11,6 +11,7 @@ from functools import partial
 from monarch._core.causes import NotReady
 from monarch._core.roster import Procs
 from monarch._meshes.procs.agents import agents_of
+from monarch._meshes.procs.slow_start import watch_start
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
@@ -141,6 +142,8 @@ class Starting:
         )
         node.peers.to_agent(host, spawn)
         node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
+        if SPARE not in places:
+            watch_start(node, host, procs.name, names, READY_SECONDS)
 
     def _late(self, host: str, names: list[str]) -> None:
         """Give up on processes that have not reported that they listen."""
