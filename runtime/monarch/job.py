@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         job_load,
         job_loads,
     )
+    from monarch._session.shells import shell
     from monarch._session.workers import hosts_from_config
     from monarch._state.drain import drain
 
@@ -32,6 +33,7 @@ _LATER = {
     "monarch._session.engine_jobs": "KubernetesJob RayJob SlurmJob",
     "monarch._session.forwarding": "PortForwarder",
     "monarch._session.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
+    "monarch._session.shells": "shell",
     "monarch._session.workers": "hosts_from_config",
     "monarch._state.drain": "drain",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "job_loads",
     "keep",
     "records",
+    "shell",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The ``monarch`` command: commands on hosts, workers, views, and detached meshes."""
+"""The ``monarch`` command: commands and shells on hosts, workers, views, and detached meshes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "monarch", description="Run commands on hosts, watch meshes, and manage detached meshes."
+        "monarch", description="Run commands and shells on hosts, watch meshes, and manage detached meshes."
     )
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     run = verbs.add_parser("exec", help="run a command on each host, and return the highest exit code")
+    shell = verbs.add_parser("shell", help="run an interactive shell on a host, and return its exit code")
+    shell.add_argument("--rank", type=int, default=0, metavar="N", help="number of the host; the first one by default")
+    shell.set_defaults(run=_shell)
+    for each in (run, shell):
+        each.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+        each.add_argument("--workdir", help="working directory")
+        each.add_argument(
+            "--hosts", default="", metavar="ADDRESSES", help="workers, such as tcp://a:22222,tcp://b:22222"
+        )
+        each.add_argument("--key", default="", metavar="FILE", help="the key file of the workers")
     run.add_argument("--per-host", action="append", default=[], metavar="AXIS=N", help="processes per host")
-    run.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
-    run.add_argument("--workdir", help="working directory")
     run.add_argument("cmd", nargs=argparse.REMAINDER, help="the command and its arguments")
     run.set_defaults(run=_exec)
-    run.add_argument("--hosts", default="", metavar="ADDRESSES", help="workers, such as tcp://a:22222,tcp://b:22222")
-    run.add_argument("--key", default="", metavar="FILE", help="the key file of the workers")
     # Their own modules take their arguments; here are their lines of help.
     verbs.add_parser("worker", help="serve this machine as a host; see 'monarch worker --help'", add_help=False)
     verbs.add_parser("top", help="show the meshes of your running programs, live", add_help=False)
@@ -62,10 +68,21 @@ def _exec(arguments: argparse.Namespace) -> int:
 
     cmd = arguments.cmd[1:] if arguments.cmd[:1] == ["--"] else arguments.cmd
     per_host = {axis: int(count) for axis, _, count in (pair.partition("=") for pair in arguments.per_host)}
-    env = {name: value for name, _, value in (pair.partition("=") for pair in arguments.env)}
     with ExitStack() as stack:
         hosts = _hosts(arguments, stack)
-        return exec_command(hosts, cmd, env=env, workdir=arguments.workdir, per_host=per_host or None).get()
+        return exec_command(hosts, cmd, env=_env(arguments), workdir=arguments.workdir, per_host=per_host or None).get()
+
+
+def _shell(arguments: argparse.Namespace) -> int:
+    from monarch._session.shells import shell
+
+    with ExitStack() as stack:
+        host = _hosts(arguments, stack).flatten("rank").slice(rank=arguments.rank)
+        return shell(host, env=_env(arguments), workdir=arguments.workdir)
+
+
+def _env(arguments: argparse.Namespace) -> dict[str, str]:
+    return {name: value for name, _, value in (pair.partition("=") for pair in arguments.env)}
 
 
 def _list(arguments: argparse.Namespace) -> int:
