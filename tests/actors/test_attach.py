@@ -48,6 +48,8 @@ class Trainer(Actor):
 if __name__ == "__main__":
     what, folder = sys.argv[1:]
     mesh = this_host().spawn_procs({"gpus": 2})
+    # Of the same name.
+    other = this_host().spawn_procs({"gpus": 1})
     future = getattr(mesh.spawn("trainer", Trainer), what).call(folder)
     print("called", flush=True)
     print("ended", list(future.get().values()), flush=True)
@@ -122,6 +124,8 @@ def test_running_program_is_paused_looked_at_and_goes_on(start: Callable[[str], 
     text = said(program.process.pid, "pause", "continue", "next", "no such thing", "rank 7")
     assert "resumed ranks 0-1" in text and "next: ranks 0-1 are not paused" in text
     assert "'no such thing' is not a command here" in text and "there is no rank 7" in text
+    text = said(program.process.pid, "mesh", "mesh procs#2", "mesh procs")
+    assert "mesh 'procs': 2 ranks\nmesh 'procs#2': 1 rank\n" in text and "(rank 0) " in text
     assert program.goes_on()
     assert program.ended() == "ended [None, None]\n"
 

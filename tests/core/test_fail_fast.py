@@ -39,12 +39,14 @@ def test_rank_waits_in_vain_when_it_is_ahead_of_failed_one() -> None:
 
 
 def test_rank_waits_in_vain_for_failed_one_to_make_group() -> None:
-    making = Standing(0, {}, ((0, 1),))
+    making = Standing(0, {}, (("g", (0, 1)),))
     assert waits_in_vain(making, [Standing(1, {})])
-    assert not waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)})])
+    # Another group of the same ranks, such as the default one, is not the one that is waited for.
+    assert waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)}, made=("h",))])
+    assert not waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)}, made=("g", "h"))])
     assert not waits_in_vain(making, [Standing(2, {})])
     # One whose members are not known.
-    assert waits_in_vain(Standing(0, {}, ((),)), [Standing(2, {})])
+    assert waits_in_vain(Standing(0, {}, (("", ()),)), [Standing(2, {})])
 
 
 def drive(standings: dict[int, list[Standing]], failed: int, seconds: float) -> list[tuple[float, Command]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ def shared_mesh() -> Iterator[Any]:
     made = Mesh(shape=(2, 2), mesh_dim_names=("dp", "mp"))
     # An overloaded machine takes minutes for the first mesh.
     assert made.procs.initialized.get(300)
+    # Later, connections to ranks would count as opened by a test.
+    assert made.execute(os.getpid).values()
     yield made
     made.stop().get(30)
 

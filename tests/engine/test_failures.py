@@ -109,6 +109,29 @@ def test_death_of_a_rank_fails_looks_and_healing_goes_on(leaks: Any) -> None:
     mesh.stop().get(30)
 
 
+def break_next_groups() -> None:
+    """Let the next process groups of this rank break while they are made."""
+    from monarch._engine.rank import meshes
+
+    usual = meshes.groups_of
+
+    def breaks(*args: Any) -> Any:
+        meshes.groups_of = usual
+        raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+
+    meshes.groups_of = breaks
+
+
+def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any) -> None:
+    x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
+    mesh.slice(dp=1, mp=1).execute(break_next_groups)
+    failed = looked_up(mesh, 9)
+    with pytest.raises(TensorError):
+        failed.sum().item()
+    # The other ranks, which wait in the making of the groups, are not left there.
+    assert x.sum().item() == 28
+
+
 def test_resilient_execution_of_the_seed(leaks: Any) -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
     killed: list[int] = []

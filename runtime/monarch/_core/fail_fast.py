@@ -29,8 +29,8 @@ class Standing(NamedTuple):
     """Its rank in the process groups."""
     groups: dict[str, tuple[tuple[int, ...], int]]
     """By group name: its members, and how many collectives the rank has begun in it."""
-    making: tuple[tuple[int, ...], ...] = ()
-    """Members of the groups that the rank is creating."""
+    making: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Name and members of the groups that the rank is creating; without members, one that is unknown."""
     place: tuple[int, ...] = ()
     """Unchanged as long as the code of the call does not move."""
     sleeps: bool = False
@@ -41,6 +41,8 @@ class Standing(NamedTuple):
     """Whether the call neither runs there nor waits for its turn."""
     busy: bool = False
     """Whether any call runs there, or waits for its turn, and so may join what others wait in."""
+    made: tuple[str, ...] = ()
+    """Names of the groups that the rank has created in this generation; ``groups`` may have them under other names."""
     gate: int = 0
     """Port of the only call that runs there, if it joins nothing until all calls with lower ports have ended."""
 
@@ -53,9 +55,8 @@ def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
         for name, (members, count) in standing.groups.items():
             if other.rank in members and count > other.groups.get(name, ((), 0))[1]:
                 return True
-        for members in standing.making:
-            has_made = any(known == members for known, _ in other.groups.values())
-            if not members or (other.rank in members and not has_made):
+        for name, members in standing.making:
+            if not members or (other.rank in members and name not in other.made):
                 return True
     return False
 

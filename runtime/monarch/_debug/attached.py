@@ -10,6 +10,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -191,9 +192,15 @@ class _Session:
         return {proc: each.position for proc, each in list(self._stops.now.items()) if split_proc(proc)[0] == self._uid}
 
     def _names(self) -> dict[str, str]:
-        """Return the names of the meshes that run, by uid."""
+        """Return the names of the meshes that run, by uid; of equal names, the second one is ``mesh#2``."""
         states = list(meshes_of(self._node).own_procs.items())
-        return {uid: self._node.names.get(uid, uid) for uid, state in states if state.stopped is None}
+        named = [(uid, self._node.names.get(uid, uid)) for uid, state in states if state.stopped is None]
+        seen: Counter[str] = Counter()
+        found: dict[str, str] = {}
+        for uid, name in named:
+            seen[name] += 1
+            found[uid] = name if seen[name] == 1 else f"{name}#{seen[name]}"
+        return found
 
     def _procs(self) -> list[str]:
         """Return the ranks of the mesh that is looked at; another one if that has ended."""
@@ -220,7 +227,8 @@ class _Session:
     def _list(self) -> str:
         names = self._names()
         own = meshes_of(self._node).own_procs
-        lines = [f"mesh {name!r}: {own[uid].procs.size} ranks" for uid, name in names.items() if uid in own]
+        sizes = {uid: own[uid].procs.size for uid in names if uid in own}
+        lines = [f"mesh {names[uid]!r}: {size} rank{'s' * (size != 1)}" for uid, size in sizes.items()]
         return "\n".join(lines) or "no mesh of this program runs"
 
 

@@ -49,7 +49,7 @@ def parse_command(line: str, more: tuple[str, ...] = ()) -> tuple[str, str]:
     word, _, rest = line.partition(" ")
     word, rest = _SHORT.get(word, word), rest.strip()
     # A variable of the same name as a command is seen with print.
-    if (word in _ALONE and not rest) or (word in more and (not rest or rest.isidentifier())):
+    if (word in _ALONE and not rest) or (word in more and (not rest or rest.partition("#")[0].isidentifier())):
         return word, rest
     if word == UNTIL:
         rest = rest.removeprefix("--line").strip()

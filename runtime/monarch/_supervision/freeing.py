@@ -101,17 +101,18 @@ def standing(key: str, src: str, port: int) -> Standing:
         from monarch._tensors.collectives.world import counts
 
         groups = counts()
-    making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
+    making = [] if world is None else [(name, ranks) for name, (ranks, _) in list(world.making.items())]
+    made = () if world is None else tuple(world.made.copy())
     if found is None:
-        return Standing(node.rank, groups, tuple(making), generation=number, idle=idle, busy=busy, gate=gate)
+        return Standing(node.rank, groups, tuple(making), (), False, number, idle, busy, made, gate)
     ident = thread_of(found[0])
     frame = frame_of(ident)
     if _makes_group(frame) and not making:
-        making.append(())
+        making.append(("", ()))
     wait = blocked(ident).wait
     groups |= _being_checked(ident, frame, node.rank, wait)
     place, sleeps = place_of(frame), wait is Wait.SLEEP and not _is_checking(ident)
-    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, gate)
+    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, made, gate)
 
 
 def _gate(src: str) -> int:

@@ -34,7 +34,7 @@ from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
 from monarch._engine.rank.stopping import stop_function as stop_function
-from monarch._groups.breaking import give_up_everywhere
+from monarch._groups.breaking import end_everywhere, give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
@@ -290,8 +290,8 @@ class Executor(Actor):
             self._fail(number, failure)
         self._spread()
         self.new_failures.clear()
-        if renew:
-            self.meshes.renew(self.values, regions)
+        if renew and not self._renewed(regions):
+            return Report(True)
         for number, (restored, part) in self.restored.items():
             self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
         self.restored = {}
@@ -299,6 +299,20 @@ class Executor(Actor):
         self.is_new = self.halted = False
         self._run(iter(kept))
         return Report(self.halted)
+
+    def _renewed(self, regions: list[Region] | None) -> bool:
+        """Make new process groups; return False if they broke meanwhile, so that all ranks must do it again."""
+        try:
+            self.meshes.renew(self.values, regions)
+        except Exception as error:
+            if not (isinstance(error, GroupError) or broke(error)):
+                raise
+            # Others may have made theirs, or wait for this rank.
+            end_everywhere(
+                f"rank {self.rank} could not make its process groups: {error}", local_rendezvous().generation
+            )
+            return False
+        return True
 
     def _fail(self, number: int, failure: Failure) -> None:
         if number and number not in self.failed:

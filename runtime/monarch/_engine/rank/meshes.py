@@ -54,6 +54,8 @@ class RankMeshes:
     def renew(self, values: dict[int, Any], regions: list[Region] | None) -> None:
         """Make new process groups, and move all tensors to meshes over them.
 
+        Raises whatever breaks the groups while they are made; then nothing has changed.
+
         Args:
             values: tensors by reference.
             regions: meshes and slices that need groups, in the same order on all ranks; None for the known ones.
@@ -61,10 +63,15 @@ class RankMeshes:
         old, self._meshes = self._meshes, {}
         forget_shardings()
         rank = current_node().rank
-        for region in regions or ():
-            if region.position_of(rank) is not None:
-                self.of(region)
-        by_mesh = {id(mesh): self.of(region) for region, mesh in old.items()}
+        try:
+            for region in regions or ():
+                if region.position_of(rank) is not None:
+                    self.of(region)
+            by_mesh = {id(mesh): self.of(region) for region, mesh in old.items()}
+        except BaseException:
+            # Tensors are found by the old ones when this is called again.
+            self._meshes = old
+            raise
         for number, tensor in values.items():
             mesh = by_mesh.get(id(tensor.device_mesh)) if isinstance(tensor, DTensor) else None
             if mesh is not None:

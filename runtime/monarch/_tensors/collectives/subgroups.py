@@ -19,6 +19,17 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from monarch._tensors.torch_compat import make_group
 
 
+def name_of_subgroup(ranks: Sequence[int], token: str) -> str:
+    """Return the name of the group of some ranks, in torch's own format: backends derive keys and file names from it.
+
+    Args:
+        ranks: in the default group.
+        token: the same on all members, and unique to the default group.
+    """
+    text = ",".join(map(str, sorted(ranks)))
+    return hashlib.sha1(f"{token} {text}".encode(), usedforsecurity=False).hexdigest()
+
+
 def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, timeout: datetime.timedelta) -> Any:
     """Create the group of some ranks of the default one, together with its other members.
 
@@ -29,8 +40,5 @@ def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, 
         token: the same on all members, and unique to the default group.
         timeout: of its collectives.
     """
-    members = sorted(ranks)
-    text = ",".join(map(str, members))
-    # In torch's own format: backends derive keys and file names from it.
-    name = hashlib.sha1(f"{token} {text}".encode(), usedforsecurity=False).hexdigest()
+    members, name = sorted(ranks), name_of_subgroup(ranks, token)
     return make_group(members, dist.get_rank(), backend, PrefixStore(f"groups {token}", store), name, timeout)

@@ -23,7 +23,7 @@ from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
 from monarch._tensors.collectives.renewed import Formers
 from monarch._tensors.collectives.store import find_store, meet
-from monarch._tensors.collectives.subgroups import make_subgroup
+from monarch._tensors.collectives.subgroups import make_subgroup, name_of_subgroup
 from monarch._tensors.collectives.wrappers import reset_wrappers
 from monarch._tensors.torch_compat import (
     abort_together,
@@ -74,10 +74,12 @@ class World:
     turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict[tuple[int, ...], threading.Lock])
     apart: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict[tuple[str, tuple[int, ...]], Any])
     """Groups for one purpose, by that and the ranks. Lock: the turn of the ranks."""
-    making: dict[tuple[int, ...], set[tuple[int, int]]] = field(
-        default_factory=dict[tuple[int, ...], set[tuple[int, int]]]
+    making: dict[str, tuple[tuple[int, ...], set[tuple[int, int]]]] = field(
+        default_factory=dict[str, tuple[tuple[int, ...], set[tuple[int, int]]]]
     )
-    """Groups under creation, with the sockets from before."""
+    """Groups under creation by name: the ranks, and the sockets from before. Single operations of a dict."""
+    made: set[str] = field(default_factory=set[str])
+    """Names of the groups that were created. Only grows, by single operations."""
     broken: str = ""
     """Why the groups are broken; empty while they work. Set once, before connections are cut."""
 
@@ -118,15 +120,18 @@ class World:
         return self._make_subgroup(key, self.backend(key), self.token + purpose)
 
     def _make_subgroup(self, key: tuple[int, ...], backend: str, token: str) -> Any:
-        before = self.making[key] = open_sockets()
+        name, before = name_of_subgroup(key, token), open_sockets()
+        self.making[name] = key, before
         try:
             store = find_store(self.place.address, self.place.port, self.place.size, lambda: self.broken)
             store.set_timeout(_TIMEOUT)
             # Only its members take part, so the others stay free.
-            return make_subgroup(key, backend, store, token, _TIMEOUT)
+            group = make_subgroup(key, backend, store, token, _TIMEOUT)
+            self.made.add(name)
+            return group
         finally:
             self.sockets |= open_sockets() - before
-            del self.making[key]
+            del self.making[name]
 
     def renew(self, formers: Formers, texts: Sequence[str]) -> None:
         """Give the groups of the last generation new connections; all ranks call this.
@@ -176,7 +181,7 @@ class World:
         self.broken = self.broken or reason
         free_checks(reason)
         received = free_receives(reason)
-        making = [open_sockets() - before for before in list(self.making.values())]
+        making = [open_sockets() - before for _, before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
         return received + shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
 
