@@ -204,9 +204,9 @@ class LimitError(SpawnError):
     """A system limit leaves no room for a session, or for more processes; nothing was started.
 
     Attributes:
-        limit: the limit of open files of the process without room.
-        need: how many more descriptors it needs.
-        free: how many it has left.
+        limit: the limit of the process without room: of open files, or of memory in bytes.
+        need: how many more descriptors, or bytes, it needs.
+        free: how many it has left; 0 if that is unknown.
     """
 
     def __init__(self, message: str, *, limit: int = 0, need: int = 0, free: int = 0) -> None:

@@ -291,6 +291,36 @@ def test_rank_without_memory_raises_and_continues(program: Callable[..., Any]) -
     assert done.ok().splitlines() == ["MemoryError", "True 2"], done.err
 
 
+BOTH = """
+import resource, sys
+from monarch.actor import Actor, endpoint, this_host
+from monarch.exceptions import LimitError
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20),) * 2)
+class A(Actor):
+    @endpoint
+    def one(self):
+        return 1
+for count in (2, 24, 2):
+    try:
+        procs = this_host().spawn_procs({"gpus": count})
+        print(sum(procs.spawn("a", A).one.call().get(60).values()))
+        procs.stop().get(60)
+    except LimitError as error:
+        print("memory" if "ulimit -v" in str(error) else "descriptors" if "ulimit -n" in str(error) else error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "outcomes"),
+    [(4000, "2 descriptors 2"), (20, "memory memory memory")],
+)
+def test_few_descriptors_and_little_memory_together(program: Callable[..., Any], megabytes: int, outcomes: str) -> None:
+    done = program(BOTH, str(megabytes))
+    assert done.ok().split() == outcomes.split(), done.err
+
+
 KILLED = (
     START
     + """

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from monarch._meshes.procs.agents import agents_of
+from monarch._procs.os.memory_limit import check_memory
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve, used_by
 from monarch.exceptions import LimitError
 
@@ -23,7 +24,8 @@ _AGENT = 45
 
 
 def check_session() -> None:
-    """Raise LimitError if this process has too few descriptors for a session."""
+    """Raise LimitError if this process has too few descriptors, or too little memory, for a session."""
+    check_memory()
     limit, free = limit_of(), reserve.free()
     if limit < _SESSION or free < _SESSION // 2:
         raise LimitError(
