@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from monarch._kernel_api import Dead, advice, current_node, describe, describe_all, describe_ranks, state_of
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.meshes.registry import Mesh
+
+_CALL = re.compile(r"^\S+\.inside\.run_in_actor\(\)")
+"""The call of a cell inside actors."""
 
 
 @contextmanager
@@ -17,7 +21,14 @@ def naming_deaths(mesh: Mesh | None) -> Generator[None]:
     try:
         yield
     except DeviceMeshError as error:
-        raise (error if mesh is None else death_error(error, mesh)) from None
+        raise (_of_cell(error) if mesh is None else death_error(error, mesh)) from None
+
+
+def _of_cell(error: DeviceMeshError) -> DeviceMeshError:
+    """Let the error of a call to actors name the cell that the call runs."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (_CALL.sub("the cell", error.args[0]), *error.args[1:])
+    return error
 
 
 def death_error(error: DeviceMeshError, mesh: Mesh) -> DeviceMeshError:

@@ -205,6 +205,10 @@ class Works(Actor):
         while True: pass
     @endpoint
     def get(self): return self.kept
+    @endpoint
+    def leave(self):
+        import os
+        os._exit(3)
 works = this_host().spawn_procs({'gpus': 2}).spawn('works', Works)
 works.loop.call().get()
 """
@@ -218,3 +222,7 @@ def test_stop_reaches_actors_of_a_program_without_magics(own: Callable[[], Noteb
     book.interrupt()
     assert "stopped: ranks 0-1: stopped by an interrupt" in cell.wait().text
     assert "'kept', 'kept'" in book.run("works.get.call().get().values()").ok().shown
+    # Its actors are those of cells too; after their deaths, the error is about the cell.
+    assert book.mesh("self.kept", "works").ok().shown == "[ranks 0-1] 'kept'"
+    assert book.run("works.leave.call().get()").status == "error"
+    assert "the cell failed: the processes of all 2 ranks of works exited with code 3" in book.mesh("1", "works").text
