@@ -324,7 +324,7 @@ def test_remote_function_that_raises_fails_its_results(mesh: Any) -> None:
     function = monarch.remote(picky, propagate=lambda x: x)
     x = numbered(mesh)
     failed, good = function(x), function(x * 0) + 1
-    with pytest.raises(TensorError, match=r"call failed on rank 3 of mesh: ValueError: too much"):
+    with pytest.raises(TensorError, match=r"the remote function picky failed on rank 3 of mesh: ValueError: too much"):
         monarch.inspect(failed)
     assert values(mesh, good) == [1] * 4
     wrong = monarch.remote(lambda x: x[None], propagate=lambda x: x)(x)
