@@ -110,6 +110,34 @@ def test_why_explains_background_cells(notebook: Notebook) -> None:
     notebook.run("h.cancel()")
 
 
+WAITS_FOR_CHILDREN = """import os, subprocess, time
+if rank < 2:
+    child = subprocess.Popen(['sleep', '600'])
+    os.waitpid(child.pid, 0) if rank == 0 else os.waitid(os.P_PID, child.pid, os.WEXITED)
+else:
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    os.waitpid(child if rank == 2 else -1, 0)"""
+
+
+def test_children_that_are_waited_for_by_pid_are_named(notebook: Notebook) -> None:
+    notebook.mesh(WAITS_FOR_CHILDREN, "--nowait --out h").ok()
+
+    def lines() -> list[str]:
+        return notebook.run("%mesh why").ok().stream().splitlines()
+
+    def named(rank: int, what: str) -> bool:
+        pattern = rf"rank {rank} waiting for a child process: {what} \(pid \d+\), which is asleep"
+        return any(re.search(pattern, line) for line in lines())
+
+    for rank, what in enumerate(["sleep 600", "sleep 600", "a fork of this process", "a fork of this process"]):
+        assert wait_until(lambda rank=rank, what=what: named(rank, what)), "\n".join(lines())
+    notebook.run("h.cancel()")
+    notebook.mesh("pid = child.pid if rank < 2 else child\nos.kill(pid, 9)\nos.waitpid(pid, 0)").ok()
+
+
 def test_idle_and_computing_ranks_are_not_stuck(notebook: Notebook) -> None:
     assert "nothing is stuck, as far as can be seen\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
     notebook.mesh("while True: rank + 1", "--nowait --out h").ok()

@@ -19,8 +19,9 @@ from monarch._core.places import is_ours, is_users
 from monarch._debug.frames import users_frames
 from monarch._debug.why.holders import wait_for
 from monarch._debug.why.known_waits import known_wait
-from monarch._procs.os.blocked import Blocked, Call, Wait, blocked, ran_on_cpu, system_call
-from monarch._procs.os.children import at_other_end
+from monarch._debug.why.workers_compat import doing_of
+from monarch._procs.os.blocked import Blocked, Call, Wait, awaited_child, blocked, ran_on_cpu, system_call
+from monarch._procs.os.children import at_other_end, child_named, only_child
 
 _LOOK = 0.02
 """Seconds between two looks at a thread."""
@@ -48,7 +49,6 @@ class Look(NamedTuple):
 _BETWEEN_PROCESSES = "multiprocessing.synchronize"
 """The module of locks whose methods are of each object, not of their classes."""
 _CALLED = {
-    Call.CHILD: Look(Kind.CHILD),
     Call.FILE_LOCK: Look(Kind.LOCK, "a lock on a file"),
     Call.SELECT: Look(Kind.SOCKET, "any of several"),
     Call.OPEN: Look(Kind.FILE, "opening it"),
@@ -156,6 +156,9 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
         is_zmq = look is _EVENTFD and any(class_of(each).__module__.startswith("zmq.") for each in _named(frame))
         return Look(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
     call = system_call(ident)
+    if call is Call.CHILD:
+        pid = awaited_child(ident) or only_child()
+        return Look(Kind.CHILD, child_named(pid) + doing_of(pid or None))
     if call is not None:
         return _CALLED[call]
     lock = _lock_of(frame)

@@ -198,6 +198,9 @@ _ARM_CALLS = {
     Call.SIGNAL: {133, 137},
     Call.SYNC: {81, 82, 83, 227, 267},
 }
+_WAITID = (247, 95)
+_LEAST_NEGATIVE = 1 << 31
+"""From here on, an argument is a negative number."""
 _BY_NUMBER = {
     number: call
     for call, numbers in {"x86_64": _X86_CALLS, "aarch64": _ARM_CALLS}.get(platform.machine(), {}).items()
@@ -212,6 +215,16 @@ def system_call(ident: int) -> Call | None:
         ident: of the thread, as ``threading.get_ident`` returns it.
     """
     return kind_of_call(call_number(f"/proc/self/task/{_tid(ident)}/syscall")[0])
+
+
+def awaited_child(ident: int) -> int:
+    """Return the pid of the child that a thread in ``Call.CHILD`` waits for; 0 for any child, or if it is unknown."""
+    number, first, second = _system_call(f"/proc/self/task/{_tid(ident)}/syscall")
+    if kind_of_call(number) is not Call.CHILD:
+        return 0
+    # waitid takes the pid after the kind of it.
+    pid = second if number in _WAITID else first
+    return pid if 0 < pid < _LEAST_NEGATIVE else 0
 
 
 def kind_of_call(number: int) -> Call | None:

@@ -92,6 +92,20 @@ def _states_of(pid: int) -> list[str]:
     return found
 
 
+def only_child() -> int:
+    """Return the pid of the only child of this process; 0 if it has none or several."""
+    children = children_of(os.getpid())
+    return children[0] if len(children) == 1 else 0
+
+
+def child_named(pid: int) -> str:
+    """Return a child process as text: its command, or that it is a fork; empty for 0."""
+    command = _command(pid) if pid else ""
+    if not command:
+        return ""
+    return f"a fork of this process (pid {pid})" if command == _command(os.getpid()) else f"{command} (pid {pid})"
+
+
 def at_other_end(pipe: str) -> tuple[int, str] | None:
     """Return the pid and command of a descendant that has a pipe open; None if there is none.
 
