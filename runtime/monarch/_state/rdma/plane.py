@@ -35,7 +35,7 @@ _ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
 
 
 class Plane:
-    """The transfers of one process."""
+    """The transfers of one process; a part of its node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -181,18 +181,9 @@ class Plane:
         self._nixl.close()
 
 
-_lock = threading.Lock()
-_own: tuple[Node, Plane] | None = None
-
-
 def plane() -> Plane:
     """Return the transfers of this process."""
-    global _own
-    node = current_node()
-    with _lock:
-        if _own is None or _own[0] is not node:
-            _own = (node, Plane(node))
-        return _own[1]
+    return current_node().part(Plane)
 
 
 @service("rdma.stream_address", "threaded")
