@@ -41,6 +41,6 @@ def break_here(*_: Any, **__: Any) -> None:
     elif not gate.busy():
         where = "outside a cell or an endpoint"
     if where:
-        print(f"breakpoint() {where} was passed: ranks pause in cells and endpoints", file=sys.stderr)
+        print(f"breakpoint() {where} was skipped: ranks pause in cells and endpoints", file=sys.stderr)
         return
     gate.stop_at(caller(), Stop(BREAKPOINT, "breakpoint"))

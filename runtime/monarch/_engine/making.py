@@ -55,8 +55,8 @@ def leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta:
-            kind = "the device meta" if value.is_meta else str(value.layout)
-            raise ArgumentError(f"distribute: a tensor of {kind} has no dense values; give one that has")
+            kind = "one on the meta device" if value.is_meta else f"one of layout {value.layout}"
+            raise ArgumentError(f"distribute: expected a dense tensor, got {kind}")
         return value
     name = type(value).__name__
     if hasattr(value, "to_numpy"):

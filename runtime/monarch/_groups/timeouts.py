@@ -86,7 +86,7 @@ class _Watch:
             except Exception as error:
                 # The next look may succeed; without one, a collective that hangs would have no timeout at all.
                 if not is_told:
-                    tell(f"monarch: a look at the timeouts of collectives failed: {type(error).__name__}: {error}")
+                    tell(f"monarch: checking the timeouts of collectives failed: {type(error).__name__}: {error}")
                 is_told, wait = True, _LONGEST
 
     @staticmethod

@@ -240,7 +240,7 @@ def _described(error: BaseException) -> tuple[str, traceback.TracebackException]
     try:
         text = str(error)
     except BaseException as broken:
-        text = f"<its text raised {type(broken).__name__}>"
+        text = f"<its str() raised {type(broken).__name__}>"
         # Its code does not run a second time.
         return text, traceback.TracebackException(type(error), Exception(text), error.__traceback__)
     return text, traceback.TracebackException.from_exception(error)

@@ -168,7 +168,7 @@ def launch_hosts(
     launched = Launched(meshes, launch, ids, keys, tuple(each.host for each in joined), growth, preemption)
     left = launch.left()
     if left is not None and tell is not None:
-        tell(f"the hosts' time ends in {_minutes(left)}", True)
+        tell(f"the allocation of the hosts ends in {_minutes(left)}", True)
         _Reminder(node, release, launch, tell).plan(left)
     return launched
 
@@ -238,8 +238,8 @@ class _Reminder:
             return
         if left <= max(_WARN_S) + _STEP_S:
             self._tell(
-                f"the hosts' time ends in {_minutes(left)}; save what you need, such as with %mesh save, or ask for "
-                f"more time",
+                f"the allocation of the hosts ends in {_minutes(left)}; save what you need, for example "
+                f"with %mesh checkpoint, or ask for more time",
                 True,
             )
         # It may have been extended.
@@ -309,7 +309,7 @@ def describe_news(news: News) -> list[str]:
     """Return lines about a step of the wait."""
     if isinstance(news, Queued):
         parts = [f"queued: {news.what}"]
-        parts += [f"{news.ahead} pending before it"] if news.ahead is not None else []
+        parts += [f"{news.ahead} pending ahead of it"] if news.ahead is not None else []
         parts += [f"expected start {time.strftime('%H:%M', time.localtime(news.start))}"] if news.start else []
         return [", ".join(parts) + (f" ({news.reason})" if news.reason else "")]
     if isinstance(news, Starting):

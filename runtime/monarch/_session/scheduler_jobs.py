@@ -112,7 +112,7 @@ class SlurmJob(SchedulerJob):
 
 
 class RayJob(SchedulerJob):
-    """A job on the hosts of a Ray cluster, each on another node of it.
+    """A job on the hosts of a Ray cluster, each on a different node.
 
     Args:
         meshes: the number of hosts of each mesh, by name.

@@ -216,7 +216,7 @@ class Shape(Frozen):
 
     def _check(self, label: str) -> None:
         if label not in self._labels:
-            raise ShapeError(f"there is no axis {label!r}; the shape has {self}")
+            raise ShapeError(f"no axis {label!r}; the shape has {self}")
 
     def __len__(self) -> int:
         return len(self._slice)

@@ -146,4 +146,4 @@ def text_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as broken:
-        return f"{type(error).__name__}, whose text could not be made ({type(broken).__name__})"
+        return f"{type(error).__name__}, whose str() raised ({type(broken).__name__})"

@@ -197,7 +197,7 @@ def error_here() -> tuple[str, str, str] | None:
         lines = traceback.format_exception(class_of(error), error, stop.trace)
         return class_of(error).__name__, portable(str(error)), portable("".join(lines))
     except Exception as broken:
-        return class_of(error).__name__, f"<its text raised {type(broken).__name__}>", ""
+        return class_of(error).__name__, f"<its str() raised {type(broken).__name__}>", ""
 
 
 def _keep(value: Any) -> int:
