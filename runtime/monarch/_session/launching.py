@@ -31,7 +31,8 @@ from monarch._procs.launch.interface import (
 from monarch._procs.session_folder import host_of
 from monarch._session.draining import Notices, Preemption
 from monarch._session.growing import Growth
-from monarch._session.session import LATER, PRELOAD, Session, session_of
+from monarch._session.local_agent import LATER, PRELOAD
+from monarch._session.session import Session, session_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
