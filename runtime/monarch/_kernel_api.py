@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch._actors.actor import Actor as Actor
     from monarch._actors.endpoint import methods_of as methods_of
     from monarch._actors.interrupting import interrupt as interrupt
-    from monarch._actors.points import hits_of as hits_of
+    from monarch._actors.pausing.points import hits_of as hits_of
     from monarch._actors.ports import Channel as Channel
     from monarch._core.diagnosis.findings import diagnose as diagnose
     from monarch._core.digests.digest import DIGEST as DIGEST
@@ -290,7 +290,7 @@ _WHERE = {
     "monarch._actors.actor": "Actor",
     "monarch._actors.endpoint": "methods_of",
     "monarch._actors.interrupting": "interrupt",
-    "monarch._actors.points": "hits_of",
+    "monarch._actors.pausing.points": "hits_of",
     "monarch._actors.ports": "Channel",
     "monarch._core.diagnosis.findings": "diagnose",
     "monarch._core.digests.digest": "DIGEST Digest describe_difference",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch._actors import interruptible
 from monarch._actors.interrupts import ThreadInterrupts
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 from monarch._node.node import Node

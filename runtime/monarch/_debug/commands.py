@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from monarch._actors.tracing import FINISH, INTO, NEXT, UNTIL
+from monarch._actors.pausing.tracing import FINISH, INTO, NEXT, UNTIL
 
 STEPS = (NEXT, INTO, UNTIL, FINISH)
 _SHORT = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from monarch._actors.tracing import BREAKPOINT, ERROR
+from monarch._actors.pausing.tracing import BREAKPOINT, ERROR
 from monarch._core.position import Packed, Position
 from monarch._core.roster import split_proc
 from monarch._debug.stepping import park_here, unpark_here

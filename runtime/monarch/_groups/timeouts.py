@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.text.mismatch import describe_timeout
 from monarch._groups.breaking import spoil

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
 
-from monarch._actors.failed import failed as last_error
+from monarch._actors.pausing.failed import failed as last_error
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._actors.construction import construct
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
@@ -136,7 +137,7 @@ class Session:
             self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"), actors_of(self.node)
         )
         actors_of(self.node).here[create.actor] = mailbox
-        mailbox.executor.post(lambda: mailbox.construct(create, more))
+        mailbox.executor.post(lambda: construct(mailbox, create, more))
 
     def _halt(self, halt: m.Halt) -> None:
         mailbox = actors_of(self.node).here.get(halt.actor)

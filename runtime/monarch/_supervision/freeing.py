@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.cleanup import cleans_up
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.frames import frame_of, is_between_calls

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch._actors.mailbox import Mailbox
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.diagnosis.facts import FORMING, Doing, Entered, Kind, RankFacts, Target
 from monarch._core.frames import frame_of

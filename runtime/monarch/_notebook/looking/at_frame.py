@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._actors.failed import failed
 from monarch._actors.interrupts import raised
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
 from monarch._debug.frames import users_frames
 from monarch._procs.zygote.user_forks import leave_if_forked
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.digests.digest import DIGEST
 from monarch._core.kinds import class_of
 from monarch._core.text.tables import value_text

@@ -10,7 +10,7 @@ from itertools import chain
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.digests.arrays import size_of
 from monarch._core.frames import frame_of
 from monarch._core.kinds import class_of

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from monarch._actors import running
-from monarch._actors.failed import failed
-from monarch._actors.pausing import gate
-from monarch._actors.tracing import BREAKPOINT, Stop
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.tracing import BREAKPOINT, Stop
 from monarch._core.frames import caller
 from monarch._node.remote_errors import is_consequence
 from monarch._procs.zygote import user_forks
