@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
+# IPython does not type the decorator.
 from IPython.core.magic import Magics, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._kernel_api import (
@@ -82,6 +83,7 @@ _CALLER = 2
 class MeshMagics(Magics):
     """The magics, and the meshes of the notebook."""
 
+    # IPython allows None.
     shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, shell: Any, meshes: Meshes | None = None, front_end: FrontEnd | None = None) -> None:

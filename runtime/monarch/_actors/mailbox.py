@@ -334,6 +334,7 @@ class Mailbox:
                 if isinstance(value, Coroutine):
                     self.running = self.turns.call
                     args = kwargs = None
+                    # An endpoint returns anything.
                     value = await value  # pyright: ignore[reportUnknownVariableType]
             except BaseException as error:
                 self._answer_cut(call, error)

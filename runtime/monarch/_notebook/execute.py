@@ -194,6 +194,7 @@ def execute_code(
         tree = ast.fix_missing_locations(change.visit(tree))
     tree = marked(tree, name, variables)
     if last is not None:
+        # An expression, by the check above.
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
     if tree.body:
         yield from _run(tree, name, "exec", variables)

@@ -286,6 +286,7 @@ def _wake(ident: int) -> int:
         return 0
     waiter = frame.f_locals.get("waiter")
     try:
+        # Missing if the wait has just ended; then this raises.
         waiter.release()  # pyright: ignore[reportOptionalMemberAccess]
     except (AttributeError, RuntimeError):
         return 0

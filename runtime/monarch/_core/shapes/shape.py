@@ -147,6 +147,7 @@ class Shape(Frozen):
 
     __slots__ = ("_labels", "_slice")
 
+    # As Python does for a class with __eq__.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
     _labels: tuple[str, ...]
     _slice: NDSlice

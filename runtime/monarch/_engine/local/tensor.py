@@ -93,6 +93,7 @@ class RankTensor(torch.Tensor):
     def drop(self) -> None:
         """Free the memory on the ranks; later uses raise."""
         self.monarch_dropped = self.monarch_dropped or str(lines[lines.here()])
+        # Not in the type, because only a dropped tensor has none.
         self.monarch_ref = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def reduce(self, dims: Any = None, reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> RankTensor:

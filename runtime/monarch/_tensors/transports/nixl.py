@@ -137,6 +137,7 @@ class Nixl:
         if self._agent is None:
             # Otherwise it prints its findings at each start.
             os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+            # Optional; typings/ has its types.
             from nixl._api import (  # pyright: ignore[reportMissingImports]
                 nixl_agent,
                 nixl_agent_config,
