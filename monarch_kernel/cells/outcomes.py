@@ -1,4 +1,4 @@
-"""What a cell on ranks has brought: its results in ``_mesh``, its errors, how it was stopped, or the handle of a cell
+"""The outcome of a cell on ranks: its results in ``_mesh``, its errors, how it was stopped, or the handle of a cell
 that the notebook does not wait for."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from monarch_kernel.output.streams import Streams
 
 
 class Outcomes:
-    """Shows what cells have brought, and keeps it in variables of the notebook.
+    """Shows the outcomes of cells, and keeps their results in variables of the notebook.
 
     Args:
         shell: of the notebook.
@@ -51,7 +51,7 @@ class Outcomes:
     def finish(
         self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None, shown: bool
     ) -> None:
-        """Show what a cell has brought, and raise its errors.
+        """Show the outcome of a cell, and raise its errors.
 
         Args:
             mesh: of the ranks; None for a mesh of actors.

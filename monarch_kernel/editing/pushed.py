@@ -47,7 +47,7 @@ class Pushed:
                 copied[name] = new
                 if not is_alike(old, new):
                     print(
-                        f"note: the ranks of {mesh.name} keep the {name} of before; %mesh push {name} copies this one"
+                        f"note: the ranks of {mesh.name} keep the old {name}; %mesh push {name} copies this one"
                     )
 
 

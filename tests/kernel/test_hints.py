@@ -36,7 +36,7 @@ def test_newer_version_of_a_pushed_function_is_told_once(notebook: Notebook) -> 
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""
     assert notebook.run("# the same, below a comment\ndef scaled(x):\n    return x * 2").ok().stream() == ""
     edited = notebook.run("def scaled(x):\n    return x * 3\n\nclass Config:\n    size = 2").ok().stream()
-    kept = "note: the ranks of mesh keep the {0} of before; %mesh push {0} copies this one\n"
+    kept = "note: the ranks of mesh keep the old {0}; %mesh push {0} copies this one\n"
     assert edited == kept.format("scaled") + kept.format("Config")
     assert notebook.mesh("(scaled(1), Config.size)").ok().shown == "[ranks 0-3] (2, 1)"
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""

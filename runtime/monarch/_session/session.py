@@ -68,25 +68,34 @@ class Session:
         self._local = LocalAgent(node, self.folder, self._local_agent_lost)
         self._watch = HostWatch(node, lambda host: self.host_lost(host, HostLost(self.host_names.get(host, host))))
         self._lock = threading.RLock()
+        """Held briefly by threads that listen, attach and release; the receiving thread drops lost hosts without it, in
+        single operations, which are atomic."""
         self._door: CurveAuthenticator | None = None
+        """Lock: ``_lock``."""
         self._address = ""
+        """Of this program, for other hosts. Lock for writing: ``_lock``."""
         self._released: set[str] = set()
+        """Hosts whose agents were told to end. Single operations only."""
         self._users: Counter[str] = Counter()
-        """The number of attachments of each host."""
+        """The number of attachments of each host. Lock: ``_lock``."""
         self.host_names: dict[str, str] = {}
         """Names of hosts for messages, by host id. Written before a host is attached."""
         self.detached: dict[str, Any] = {}
-        """Attached detached meshes, by host id: they outlive this session."""
+        """Attached detached meshes, by host id: they outlive this session. Single operations only."""
         self._interfaces: dict[str, str] = {}
-        """Addresses, with ports, at which this program listens."""
+        """Addresses, with ports, at which this program listens. Lock: ``_lock``."""
         self._opening = threading.Lock()
+        """Held while the agent of this host begins to listen, which waits for it."""
         self._opened: set[str] = set()
-        """Addresses at which this host's agent listens."""
+        """Addresses at which this host's agent listens. Lock: ``_opening``; cleared without it when the agent dies."""
         self._listening: Promise[m.Listening] | None = None
+        """Set under ``_opening``, completed by the receiving thread."""
         self._table: dict[str, tuple[str, str]] = {}
+        """Address and public key by host, for all agents. Single operations only."""
         self._forwarded: dict[str, dict[str, str]] = {}
         """By host: addresses of this program and its agent as that host connects to them, through forwarded ports."""
         self._greeted: dict[str, Promise[m.Listening]] = {}
+        """By token, the greetings that workers have not answered. Single operations only."""
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.died.subscribe(self._on_dead)
@@ -222,11 +231,12 @@ class Session:
         """
         node = self.node
         self.listen(keys, interface, [host.public for host in hosts])
-        for listening in hosts:
-            host = host_of(listening.src)
-            self._users[host] += 1
-            node.hosts.known[host] = (listening.owner_address, listening.public)
-            self._table[host] = (listening.peer_address, listening.public)
+        with self._lock:
+            for listening in hosts:
+                host = host_of(listening.src)
+                self._users[host] += 1
+                node.hosts.known[host] = (listening.owner_address, listening.public)
+                self._table[host] = (listening.peer_address, listening.public)
         if own or self._local.runs:
             self._open_own_agent(keys, interface)
         for host in [*node.hosts.known]:
@@ -346,9 +356,12 @@ class Session:
     def release(self, hosts: Sequence[str]) -> None:
         """Release an attachment of hosts, and end the agents that nobody uses any more."""
         for host in hosts:
-            self._users[host] -= 1
-            if self._users[host] <= 0 and host in self.node.hosts.known:
-                self._released.add(host)
+            with self._lock:
+                self._users[host] -= 1
+                is_last = self._users[host] <= 0 and host in self.node.hosts.known
+                if is_last:
+                    self._released.add(host)
+            if is_last:
                 self.node.peers.to_agent(host, m.Bye(self.node.proc))
 
     def own_address(self) -> str:
