@@ -62,6 +62,7 @@ class Executor:
         self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
+        """What to run next. Any thread appends, the executor's thread takes."""
         self.interruptible = False
         """Whether user code runs that Ctrl-C should interrupt."""
         self.interrupts: ThreadInterrupts | None = None
@@ -75,6 +76,7 @@ class Executor:
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
+        """Whether the thread must end; in the executor's thread."""
         self._was_long = False
         """Whether the last call took long; in the executor's thread."""
         self._lost: BaseException | None = None

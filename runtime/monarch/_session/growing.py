@@ -41,6 +41,7 @@ class Growth:
         self._ids: list[str] = []
         """All hosts that have joined late. Under ``_lock``."""
         self._thread: Future[None] | None = None
+        """Set once, by the thread that starts it."""
 
     def begin(self, node: Node, joined: int, failed: Mapping[str, Failed]) -> None:
         """Watch for the hosts that are missing, in a thread.
