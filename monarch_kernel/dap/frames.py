@@ -161,7 +161,7 @@ class Frames:
         """Return the frame of a number.
 
         Raises:
-            Refused: the rank has gone on since.
+            Refused: the rank has continued since.
         """
         frame = self._ids.frame(number)
         if frame is None:

@@ -62,7 +62,7 @@ class Executor:
         self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
-        """What to run next. Any thread appends, the executor's thread takes."""
+        """The next actions and messages. Any thread appends, the executor's thread takes."""
         self.interruptible = False
         """Whether user code runs that Ctrl-C should interrupt."""
         self.interrupts: ThreadInterrupts | None = None

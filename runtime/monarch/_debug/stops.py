@@ -56,7 +56,7 @@ class Stops:
         self.now: dict[str, Stopped] = {}
         """By proc, the stopped ranks."""
         self.turns: dict[str, int] = {}
-        """By proc, how often it has stopped or gone on for good."""
+        """By proc, how often it has stopped or continued for good."""
         self._stepping: set[str] = set()
         """The ranks that are in a step."""
         self._holding: set[str] = set()

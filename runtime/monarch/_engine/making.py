@@ -24,7 +24,7 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
 
     Args:
         tensor: a tensor, or an array of numpy or Arrow. Its memory is read at once, also if it is mapped from a file,
-            as by ``torch.load(mmap=True)``.
+            for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
             None alone gives each rank the whole value.

@@ -24,7 +24,7 @@ class Draws:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self.names: dict[int, str] = {}
-        """Names on the tape by seed. A seed that is drawn twice, as by gradient checkpointing, has one."""
+        """Names on the tape by seed. A seed that is drawn twice, for example by gradient checkpointing, has one."""
         self._before = torch.default_generator.get_state()
         self._python = random.getstate()
         self._numpy = _numpy_state()
