@@ -11,9 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import copy_context
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipykernel.ipkernel import IPythonKernel
 from zmq import ZMQError
 
 import monarch_kernel
@@ -22,6 +21,25 @@ from monarch_kernel.compat import cancels_awaits, publish_status, runs_cell
 from monarch_kernel.dap.session import Session
 from monarch_kernel.magics.typing_help import TypingHelp
 from monarch_kernel.views.lane import Lane
+
+if TYPE_CHECKING:
+
+    class IPythonKernel:
+        """ipykernel's kernel, with the types that it lacks: what this file uses of it."""
+
+        shell: Any
+
+        def __init__(self, **kwargs: Any) -> None: ...
+        async def shell_channel_thread_main(self, msg: Any) -> None: ...
+        async def process_control(self, msg: Any) -> None: ...
+        async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
+        def do_complete(self, code: str, cursor_pos: int) -> Any: ...
+        def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any: ...
+        def do_is_complete(self, code: str) -> Any: ...
+        async def do_debug_request(self, msg: dict[str, Any]) -> Any: ...
+        def do_shutdown(self, restart: bool) -> Any: ...
+else:
+    from ipykernel.ipkernel import IPythonKernel
 
 _AGAIN = 0.02
 """Seconds before a Ctrl-C that came too early for the code of a cell is sent again."""
@@ -52,16 +70,15 @@ class MonarchKernel(IPythonKernel):
         return "Monarch: a Python kernel that controls a mesh of ranks. %mesh help lists the verbs."
 
     def __init__(self, **kwargs: Any) -> None:
-        # ipykernel types few of its methods.
-        super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
+        super().__init__(**kwargs)
         self._session: Session | None = None
         """The debugger of the front end. Control thread only."""
         self.lane = Lane(self)
         """The way of messages of views around the running cell."""
         self.running: Any = None
+        """The request that the notebook's thread runs; None if it is idle. Written by that thread under ``_busy``."""
         self.context = copy_context()
         """Of the running cell: what a thread prints or asks in it belongs to that cell."""
-        """The request that the notebook's thread runs; None if it is idle. Written by that thread under ``_busy``."""
         self._busy = threading.Lock()
         """Held while front ends are told that the cell goes on, so that its end comes after that."""
         self._replied = threading.Event()
@@ -74,7 +91,7 @@ class MonarchKernel(IPythonKernel):
         _shell(self).extension_manager.loaded.add(monarch_kernel.__name__)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
-        self.shell.events.register("post_execute", leave_if_forked)  # pyright: ignore[reportOptionalMemberAccess]
+        self.shell.events.register("post_execute", leave_if_forked)
         if threading.current_thread() is threading.main_thread():
             # For the time between messages; ipykernel sets its own handler for each message, and restores this one.
             signal.signal(signal.SIGINT, self._on_idle_interrupt)
@@ -84,11 +101,11 @@ class MonarchKernel(IPythonKernel):
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Take a message of the shell channel: those of views do not wait for the running cell."""
         if not await self.lane.takes(msg):
-            await super().shell_channel_thread_main(msg)  # pyright: ignore[reportUnknownMemberType]
+            await super().shell_channel_thread_main(msg)
 
     async def process_control(self, msg: Any) -> None:
         """Handle a message of the control channel, such as the first one of the server for a page that opens."""
-        await super().process_control(msg)  # pyright: ignore[reportUnknownMemberType]
+        await super().process_control(msg)
         self.say_busy()
 
     def say_busy(self) -> None:
@@ -108,7 +125,7 @@ class MonarchKernel(IPythonKernel):
     async def _run_cell(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell. A Ctrl-C interrupts only its code: an interrupted kernel would not answer."""
         if threading.current_thread() is not threading.main_thread():
-            await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
+            await super().execute_request(stream, ident, parent)
             return
         over = threading.Event()
         last = 0.0
@@ -128,7 +145,7 @@ class MonarchKernel(IPythonKernel):
         self.running, self.context = parent, copy_context()
         self._replied.clear()
         try:
-            await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
+            await super().execute_request(stream, ident, parent)
         finally:
             with self._busy:
                 self.running = None
@@ -174,8 +191,7 @@ class MonarchKernel(IPythonKernel):
         """Complete a name; in ``%mesh`` lines and ``%%mesh`` cells never by names of the notebook's Python."""
         completion = self._typing_help().complete(code, cursor_pos)
         if completion is None:
-            answer: Any = super().do_complete(code, cursor_pos)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            return answer
+            return super().do_complete(code, cursor_pos)
         return {
             "status": "ok",
             "matches": completion.texts,
@@ -188,9 +204,7 @@ class MonarchKernel(IPythonKernel):
         """Inspect a name, in a ``%%mesh`` cell on the rank; or show the help for ``%mesh`` and its verbs."""
         bundle = self._typing_help().inspect(code, cursor_pos)
         if bundle is None:
-            return super().do_inspect(  # pyright: ignore[reportUnknownMemberType]
-                code, cursor_pos, detail_level, omit_sections
-            )
+            return super().do_inspect(code, cursor_pos, detail_level, omit_sections)
         return {"status": "ok", "found": True, "data": bundle, "metadata": {}}
 
     def _typing_help(self) -> TypingHelp:
@@ -199,7 +213,7 @@ class MonarchKernel(IPythonKernel):
     def do_is_complete(self, code: str) -> Any:
         """Return whether a cell is complete; a ``%%mesh`` cell is when it ends in an empty line, and its body is."""
         self.serves_terminal = True
-        answer: dict[str, Any] = super().do_is_complete(code)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        answer: dict[str, Any] = super().do_is_complete(code)
         first, _, body = code.partition("\n")
         if answer["status"] != "complete" or not first.startswith("%%mesh") or body.lstrip().startswith("%%"):
             return answer
@@ -210,8 +224,8 @@ class MonarchKernel(IPythonKernel):
         """Answer a request of a debugger, about the notebook or about ranks."""
         session = self._debugging()
         if session is None:
-            return await super().do_debug_request(msg)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        return await session.handle(msg, super().do_debug_request)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            return await super().do_debug_request(msg)
+        return await session.handle(msg, super().do_debug_request)
 
     def _debugging(self) -> Session | None:
         """Return the debugger of the front end, from its first request on; None without debugpy or the magics."""
@@ -232,7 +246,7 @@ class MonarchKernel(IPythonKernel):
         self._replied.wait(_CELL_S)
         shutdown_context(2).get()
         self._replied.wait(_LOST_S)
-        return super().do_shutdown(restart)  # pyright: ignore[reportUnknownMemberType]
+        return super().do_shutdown(restart)
 
 
 def _shell(kernel: MonarchKernel) -> Any:

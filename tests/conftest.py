@@ -178,10 +178,11 @@ def spec(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def host(leaks: Kit) -> Any:
     """This host, in a session that tests share: its agent and zygote are warm."""
     from monarch._node.current import current_node, has_node
-    from monarch._session.session import PRELOAD, need_session
+    from monarch._session.local_agent import PRELOAD
+    from monarch._session.session import need_session
     from monarch.actor import this_host
 
-    if not has_node() or need_session(current_node())._agent is None:
+    if not has_node() or not need_session(current_node()).agent_pid:
         # What the test modules import is warm too, where each rank would import it.
         PRELOAD.extend(name for name in OWN if name not in PRELOAD)
         this_host().spawn_procs().stop().get(timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import inspect
 import re
@@ -10,6 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
+from monarch._core import causes
 from monarch._wire import messages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +102,70 @@ def test_paths_named_in_pages_exist(page: Path) -> None:
         if not any((base / name).exists() for base in (ROOT, PACKAGE, PACKAGE.parent)):
             missing.append(name)
     assert not missing
+
+
+@functools.cache
+def members_of_classes() -> dict[str, set[str]]:
+    """The methods and attributes of each class of the packages, with those of the base classes that are named."""
+    members: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "monarch_kernel").rglob("*.py")]:
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(each, ast.ClassDef):
+                names = members.setdefault(each.name, set())
+                bases.setdefault(each.name, set()).update(ast.unparse(base).split("[")[0] for base in each.bases)
+                names.update(inner.name for inner in ast.walk(each) if isinstance(inner, ast.FunctionDef))
+                names.update(inner.attr for inner in ast.walk(each) if isinstance(inner, ast.Attribute))
+                names.update(inner.id for inner in ast.walk(each) if isinstance(inner, ast.Name))
+    return {name: names.union(*(members.get(base, set()) for base in bases[name])) for name, names in members.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_methods_named_in_pages_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
+        # They tell what was.
+        return
+    members = members_of_classes()
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)", page.read_text(encoding="utf-8"))
+    missing = [f"{name}.{member}" for name, member in named if name in members and member not in members[name]]
+    assert not missing
+
+
+def test_parts_of_a_node_are_listed() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = set(first_column(sections(page, "##")["A node and its parts"]))
+    sources = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    used = {name for text in sources for name in re.findall(r"\.(?:find_)?part\(([A-Z_]\w+)\)", text)}
+    assert used
+    assert {name for name in listed if not name.startswith("node.")} == used
+
+
+def test_causes_of_death_are_listed() -> None:
+    section = sections(sections(PROTOCOL, "###")["9 Dead"], "####")["Causes of death"]
+    rows = re.findall(r"^\| (\d+) \| (\w+) \|(.*)\|$", section, flags=re.MULTILINE)
+    listed = [(int(tag), name, re.findall(r"`(\w+)`", fields)) for tag, name, fields in rows]
+    kinds = get_args(causes.Cause)
+    assert listed == [(kind.__struct_config__.tag, kind.__name__, list(kind.__struct_fields__)) for kind in kinds]
+
+
+def test_statuses_of_replies_are_listed() -> None:
+    row = next(line for line in sections(PROTOCOL, "###")["3 Reply"].splitlines() if line.startswith("| `status`"))
+    listed = {int(number) for number in re.findall(r"\b(\d): ", row)}
+    assert listed == {messages.RESULT, messages.ERROR, messages.FAILED, messages.STOPPED}
+
+
+def test_fields_of_a_failure_are_listed() -> None:
+    section = re.search(r"a packed \*\*Failure\*\*(.*?)\n###", PROTOCOL, flags=re.DOTALL)
+    assert section is not None
+    listed = [name for name in re.findall(r"`(\w+)`", section[1])]
+    assert listed[: len(messages.Failure.__struct_fields__)] == list(messages.Failure.__struct_fields__)
+
+
+def test_glossary_gives_a_word_one_meaning() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| \*\*([^*]+)\*\* \|", page, flags=re.MULTILINE)
+    assert words
+    assert not {word for word in words if words.count(word) > 1}
 
 
 @pytest.mark.slow

@@ -96,6 +96,23 @@ def test_comments_name_lines_and_rules(package: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_ignored_lines_give_a_reason(package: Path) -> None:
+    """In a comment above, or behind; ``INSIDES`` has the reasons for private names."""
+    wrong: list[str] = []
+    for path in FILES:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_relative_to(package) else []
+        for number, line in enumerate(lines):
+            found = re.search(r"# (?:(?:pyright|type): ignore\[.*?\]|noqa: \w+)(.*)", line)
+            if found is None or "reportPrivateUsage" in line:
+                continue
+            above = lines[number - 1].strip() if number else ""
+            behind = re.sub(r"# (?:pyright|type): ignore\[.*?\]", "", found[1]).strip(" #")
+            if not behind and not above.startswith("#"):
+                wrong.append(f"{name_of(path)}:{number + 1}")
+    assert not wrong
+
+
 def test_private_names_are_read_in_few_places() -> None:
     counts = {name_of(path): sum("reportPrivateUsage" in each for each in comments(path)) for path in FILES}
     assert {name: count for name, count in counts.items() if count} == INSIDES

@@ -17,7 +17,7 @@ _IMPORT = 120.0
 
 def usual_preload() -> list[str]:
     """Return what the zygote of a program imports that asks for nothing else."""
-    from monarch._session.session import PRELOAD
+    from monarch._session.local_agent import PRELOAD
 
     return [name for name in PRELOAD if name not in OWN]
 
@@ -32,7 +32,7 @@ def hold_server() -> socket.socket:
     from monarch._procs.session_folder import base_folder
     from monarch._procs.zygote.fork_server import READY
     from monarch._procs.zygote.identity import session_key
-    from monarch._session.session import LATER
+    from monarch._session.local_agent import LATER
 
     base, preload = str(base_folder()), usual_preload()
     key = session_key(preload, LATER)

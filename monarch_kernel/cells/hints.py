@@ -70,7 +70,7 @@ class Hints:
             hint = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
         elif holders and set(ranks) <= set(holders):
             # Such as one of the mesh's own names, which come back when a cell that deletes them has ended.
-            hint = f"{name!r} is defined again now: run the lines that need it in a new cell"
+            hint = f"{name!r} is defined again now; run the failed lines in a new cell"
         elif holders:
             hint = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
         hints = dict.fromkeys(ranks, hint) if hint else {}
@@ -119,7 +119,7 @@ class Hints:
             if not holders:
                 continue
             if name in _FOR_ACTORS and len(holders) == len(mesh.cells):
-                here = _HERE.get(name, f"{mesh.name}[{name!r}] is that of each rank")
+                here = _HERE.get(name, f"{mesh.name}[{name!r}] has the value of each rank")
                 if name == "mesh":
                     here = f"the notebook has {', '.join(self._meshes.by_name)}"
                 return f"{name!r} is a name of %%mesh cells; {here}"

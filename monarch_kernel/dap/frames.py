@@ -28,7 +28,7 @@ from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
 from monarch_kernel.dap.protocol import Message, Refused
 from monarch_kernel.dap.sources import Sources, source_of
 
-_GONE = "the rank has gone on; what it was asked for is gone"
+_GONE = "the rank has continued, so the requested value is gone"
 _HERE = "locals", "globals"
 _COLLECTIVE = "{} waits for other ranks, which do other things now"
 
@@ -142,7 +142,7 @@ class Frames:
         """Answer ``exceptionInfo``."""
         found = await ask(proc, request(error_here))
         if found is None:
-            raise Refused("the rank does not stand at an exception")
+            raise Refused("the rank is not stopped at an exception")
         kind, text, trace = found
         details = {"typeName": kind, "message": text, "stackTrace": trace}
         return {"exceptionId": kind, "description": text, "breakMode": "always", "details": details}
@@ -161,7 +161,7 @@ class Frames:
         """Return the frame of a number.
 
         Raises:
-            Refused: the rank has gone on since.
+            Refused: the rank has continued since.
         """
         frame = self._ids.frame(number)
         if frame is None:

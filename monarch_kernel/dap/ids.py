@@ -62,7 +62,7 @@ class Ids:
         return number
 
     def frame(self, number: object) -> FrameRef | None:
-        """Return the frame of a number; None if it is not of a rank, or the rank has gone on."""
+        """Return the frame of a number; None if it is not of a rank, or the rank has continued."""
         return self._frames.get(number) if isinstance(number, int) else None
 
     def add_value(self, value: ValueRef) -> int:

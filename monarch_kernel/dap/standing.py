@@ -1,7 +1,7 @@
 """The ranks that stand, as a front end has been told, and what it is told when that changes. Control thread only.
 
 JupyterLab shows one thread at a time, that of the last ``stopped`` event, and clears its view at any ``continued``
-event. So it is told of one rank; of the next one when that has gone on, or of another when somebody asks for it.
+event. So it is told of one rank; of the next one when that has continued, or of another when somebody asks for it.
 Other front ends are told of all ranks.
 """
 
@@ -36,7 +36,7 @@ class Standing:
     Args:
         ids: the numbers of the session.
         emit: sends an event, by its name and body.
-        went_on: called with the process of a rank that has gone on.
+        went_on: called with the process of a rank that has continued.
     """
 
     def __init__(self, ids: Ids, emit: Emit, went_on: Callable[[str], object]) -> None:

@@ -14,7 +14,7 @@ from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.late import id_of
 from monarch_kernel.output.streams import Streams
 
-_ADVICE = "%mesh where and print look, %mesh next and step go on by a line, %mesh continue goes on"
+_ADVICE = "%mesh where and print look around, %mesh next and step run one line, %mesh continue resumes"
 _DEPTH = 12
 """Frames from a wait of the notebook to the code that receives."""
 

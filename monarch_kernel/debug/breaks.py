@@ -113,14 +113,14 @@ class Breaks:
         """Return a note about code that is not known yet, whose name may be misspelt; empty for other code."""
         cell = _CELL.fullmatch(place.rpartition(":")[0].strip()) if point.kind == "line" else None
         if cell is not None:
-            return "" if self._source(int(cell[1]))[1] else f"\nnote: no cell [{cell[1]}] has run on ranks yet"
+            return "" if self._source(int(cell[1]))[1] else f"\nnote: cell [{cell[1]}] has not run on ranks yet"
         if point.kind == "line" and os.path.exists(point.where):
             return ""
         answers = ask_ranks(state_of(mesh.procs).procs, [rank], request(known_here, point.kind, point.where))
         if answers[rank] is not False:
             return ""
         what = "file" if point.kind == "line" else "function"
-        return f"\nnote: rank {rank} has loaded no {what} {point.where!r} yet"
+        return f"\nnote: rank {rank} has not loaded the {what} {point.where!r} yet"
 
     def breaks(self, words: list[str]) -> None:
         """List the breakpoints."""

@@ -34,7 +34,7 @@ class Checking:
         if wanted:
             mesh.procs.check_collectives(wanted == ["on"])
             mesh.checked = wanted == ["on"]
-            now = "compares each collective before it begins" if wanted == ["on"] else "compares collectives no longer"
+            now = "compares each collective before it begins" if wanted == ["on"] else "no longer compares collectives"
             print(f"mesh {mesh.name!r} {now}")
             return
         answers = ask_ranks(state_of(mesh.procs).procs, ranks, request(is_checked_here))

@@ -1,4 +1,4 @@
-"""``%mesh debug`` and ``%mesh forget``: look into the last error of ranks, or let go of it."""
+"""``%mesh debug`` and ``%mesh forget``: look into the last error of ranks, or forget it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ class Failing:
         if not chosen:
             others = standing(mesh, list(range(len(mesh.procs)))) if len(ranks) < len(mesh.procs) else []
             if others:
+                are = "is" if len(ranks) == 1 else "are"
                 raise Usage(
-                    f"%mesh debug: of mesh {mesh.name!r}, {describe_ranks(others)} can be looked into, "
-                    f"{describe_ranks(ranks)} not"
+                    f"%mesh debug: {describe_ranks(ranks)} did not fail in the last call and {are} not paused; choose "
+                    f"from {describe_ranks(others)} of mesh {mesh.name!r}"
                 )
             raise Usage(
                 f"%mesh debug: no rank of mesh {mesh.name!r} has failed in its last call, or is paused; %mesh pause "
@@ -62,7 +63,7 @@ class Failing:
         mesh, ranks = self._pausing.named("forget", list(parse("forget", words).words))
         answers = ask_ranks(state_of(mesh.procs).procs, ranks, request(forget_here))
         had = [rank for rank, answer in answers.items() if answer is True]
-        print(f"{describe_ranks(had)}: the last error is forgotten" if had else "there was nothing to forget")
+        print(f"{describe_ranks(had)}: the last error is forgotten" if had else "nothing to forget")
 
 
 def standing(mesh: Mesh, ranks: list[int]) -> list[int]:

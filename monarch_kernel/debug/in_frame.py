@@ -91,7 +91,7 @@ class InFrame:
         if stopped:
             ended = [rank for rank, each in results.items() if each.error is not None and each.error.interrupted]
             text = f"{describe_ranks(ended)} stopped in the frame" if ended else "the cell had ended"
-            raise CellStopped(f"{text}; still paused, %mesh resume lets the code go on")
+            raise CellStopped(f"{text}; still paused, %mesh resume lets it continue")
         errors: dict[int, CellError] = {rank: each.error for rank, each in results.items() if each.error is not None}
         if errors:
             failure = MeshCellError(name, errors, len(mesh.procs))

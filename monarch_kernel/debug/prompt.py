@@ -203,7 +203,7 @@ def _tell_deaths(mesh: Mesh, stood: dict[str, Stopped]) -> None:
     for proc, each in stood.items():
         dead = node_of(mesh.procs).peers.get(proc).dead
         if dead is not None:
-            print(f"rank {each.rank} {describe(dead.cause, dead.at)}; ranks that waited for it go on", flush=True)
+            print(f"rank {each.rank} {describe(dead.cause, dead.at)}; ranks that waited for it continue", flush=True)
 
 
 def _standing(uid: str) -> dict[str, Stopped]:

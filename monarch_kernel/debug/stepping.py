@@ -61,4 +61,6 @@ def not_paused(verb: str, mesh: Mesh, ranks: list[int]) -> str:
     others = [rank for rank, each in positions(mesh, list(range(len(mesh.procs)))).items() if each.state == "paused"]
     if not others:
         return f"%mesh {verb}: no rank of mesh {mesh.name!r} is paused; %mesh pause pauses ranks"
-    return f"%mesh {verb}: of mesh {mesh.name!r}, {describe_ranks(others)} can go on, {describe_ranks(ranks)} not"
+    are = "is" if len(ranks) == 1 else "are"
+    paused = f"paused on mesh {mesh.name!r}: {describe_ranks(others)}"
+    return f"%mesh {verb}: {describe_ranks(ranks)} {are} not paused; {paused}"

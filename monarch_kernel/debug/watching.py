@@ -92,7 +92,7 @@ class Watches:
             watch = self._watches.pop((mesh.name, each))
             ask_ranks(state_of(watch.mesh.procs).procs, watch.ranks, request(end_watch_here, watch.key))
             open_node().part(Sentries).end(state_of(watch.mesh.procs).procs.uid, watch.key)
-        return [f"{each} is watched no more" for each in names]
+        return [f"no longer watching {each}" for each in names]
 
     def _lines(self, mesh: Mesh) -> list[str]:
         lines: list[str] = []

@@ -153,7 +153,7 @@ class Verbs:
             for mesh in list(self._meshes.by_name.values()):
                 left = mesh.recipe.left()
                 if left is not None:
-                    print(f"mesh {mesh.name!r}: the hosts' time ends in {duration_text(left)}")
+                    print(f"mesh {mesh.name!r}: the allocation of the hosts ends in {duration_text(left)}")
 
     def do_use(self, words: list[str]) -> None:
         """Make a mesh the one that cells run on if they name none."""

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from threading import Lock
 from typing import Any
 
+# IPython does not type the decorator.
 from IPython.core.magic import Magics, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._kernel_api import (
     ActorMesh,
-    CellResult,
-    Deferred,
-    Extent,
-    ValueMesh,
     calling,
     describe_ranks,
-    hides_value,
-    in_thread,
     is_actor_mesh,
     need_session,
     on_opened,
     open_node,
 )
-from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch.exceptions import MonarchError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.dry_run import dry_run
 from monarch_kernel.cells.gutter import lines_above
-from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
+from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped
@@ -78,9 +70,7 @@ from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
 from monarch_kernel.meshes.who import Who
-from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
-from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.views.shown import Shown
 from monarch_kernel.views.verbs import Watching
@@ -90,23 +80,11 @@ _CALLER = 2
 """Frames between a line magic and the code that runs it, whose variables a line may name."""
 
 
-def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
-    """Return the value of each rank, in the shape of the mesh or slice that the cell ran on."""
-    extent = run.futures[0].extent if len(run.futures) == 1 else Extent(("ranks",), (len(run.ranks),))
-    # A result is kept for long, and the cell is not.
-    ranks = run.ranks
-    return ValueMesh.of(extent, [_value(results.get(rank)) for rank in ranks], lambda: ranks)
-
-
-def _value(result: CellResult | None) -> Any:
-    sealed = result.value if result is not None else None
-    return Deferred(sealed.open) if sealed is not None else None
-
-
 @magics_class
 class MeshMagics(Magics):
     """The magics, and the meshes of the notebook."""
 
+    # IPython allows None.
     shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, shell: Any, meshes: Meshes | None = None, front_end: FrontEnd | None = None) -> None:
@@ -120,6 +98,7 @@ class MeshMagics(Magics):
         self.meshes.silent = lambda: self._attach_streams().hiding(False)
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams)
+        self._outcomes = Outcomes(shell, self.hints, self.stopping, self._attach_streams)
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
@@ -257,7 +236,7 @@ class MeshMagics(Magics):
         with naming_deaths(mesh):
             run, displays = self._start(mesh, actors, header, cell)
         if header.nowait:
-            return self._handle(mesh, header, run, displays, len(actors))
+            return self._outcomes.handle(mesh, header, run, displays, len(actors))
         self._attach_streams().calls.name(run.futures, run.name)
         stopped: Stopped | None = None
         try:
@@ -273,7 +252,8 @@ class MeshMagics(Magics):
         except KeyboardInterrupt:
             stopped = self.stopping.stop_cell(mesh, run)
         displays.close()
-        return self._finish(mesh, len(actors), header, run, stopped)
+        self._outcomes.finish(mesh, len(actors), header, run, stopped, not self._is_assigned)
+        return None
 
     def _run_in_frame(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> None:
         """Run a cell in the selected frame of paused ranks."""
@@ -282,7 +262,7 @@ class MeshMagics(Magics):
             raise HeaderError(f"--in-frame: expected a mesh of ranks, got a mesh of actors: {header.name}")
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         ranks = sorted(ranks_in(choose(actors, header)))
-        running = InFrame(self.shell, self._attach_streams, lambda failure: self._show_errors(failure, True))
+        running = InFrame(self.shell, self._attach_streams, lambda failure: self._outcomes.show_errors(failure, True))
         running.run(mesh, ranks, header, name, read(self.shell, cell, name, lines_above(self.shell, cell)))
 
     def _run_dry(self, header: Header, cell: str) -> None:
@@ -355,7 +335,7 @@ class MeshMagics(Magics):
         hidden = header.quiet or not header.stream
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
-                preview = None if header.quiet else self._previewer(mesh, len(actors))
+                preview = None if header.quiet else self._outcomes.previewer(mesh, len(actors))
                 run = Run(name, source, views, displays.port, mesh is None, preview)
         except BaseException:
             displays.close()
@@ -363,139 +343,6 @@ class MeshMagics(Magics):
         if mesh is not None:
             mesh.replaced.last_cell = name
         return run, displays
-
-    def _finish(self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
-        streams = self._attach_streams()
-        for future in run.futures:
-            kept = streams.hidden.pop(future.port, None)
-            if kept is not None:
-                sys.stdout.writelines(kept.pieces())
-        streams.finish()
-        results = run.results()
-        ordered = sorted(results.items())
-        values = _values(run, results)
-        self.shell.user_ns["_mesh"] = values
-        if header.out and stopped is None and not any(result.error is not None for result in results.values()):
-            # As in an assignment: nothing is assigned if the right side raises.
-            self.shell.user_ns[header.out] = values
-            if hides_value(run.source.code):
-                print(f"note: {header.out} holds None for each rank, since the cell ends in a semicolon")
-        if not (header.quiet or self._is_assigned):
-            shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
-            for bundle in bundles_of_ranks(shown, total):
-                self.shell.display_pub.publish(bundle)
-        if stopped is not None:
-            if stopped.errors:
-                # The stop does not hide errors from before it.
-                self._show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
-            print(stopped.text(), file=sys.stderr)
-            if stopped.timeout is not None:
-                raise CallTimeoutError(self._describe_timeout(run, results, stopped))
-            raise CellStopped(stopped.outcome())
-        errors = {rank: result.error for rank, result in ordered if result.error is not None}
-        self._record(mesh, header, run, results, total)
-        if errors:
-            self.hints.teach(mesh, errors)
-            failure = MeshCellError(run.name, errors, total, values)
-            self._show_errors(failure, True)
-            raise failure
-        return None
-
-    @staticmethod
-    def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: Stopped) -> str:
-        interrupts = {
-            rank: result.error
-            for rank, result in sorted(results.items())
-            if result.error is not None and rank not in stopped.errors
-        }
-        return timeout_text(run.name, stopped.timeout or 0.0, interrupts, stopped.left)
-
-    def _show_errors(self, failure: MeshCellError, shown: bool) -> None:
-        """Show folded tracebacks, below the error lines unless these were shown already."""
-        if not shown:
-            print("\n".join(failure.lines), file=sys.stderr)
-        tracebacks = failure.tracebacks()
-        if tracebacks is not None:
-            self.shell.display_pub.publish(tracebacks)
-            failure.folded = True
-
-    def _previewer(self, mesh: Mesh | None, total: int) -> Callable[[Run], None]:
-        """Return a function that shows the errors of ranks while others still run."""
-        streams = self._attach_streams()
-        kernel = getattr(self.shell, "kernel", None)
-        parent = kernel.get_parent("shell") if kernel is not None else None
-
-        def show(run: Run) -> None:
-            # The stop reports the ranks that it interrupted or freed, and those that waited for them.
-            by_hand = self.stopping.is_interrupted(run)
-            errors = {
-                rank: error
-                for rank, error in run.failures().items()
-                if not (error.interrupted or error.freed or (error.broken and by_hand))
-            }
-            run.told.update(errors)
-            left = run.missing()
-            if not errors or not left:
-                return
-            self.hints.teach(mesh, errors)
-            head, *lines = error_lines(run.name, errors, total)
-            verb = "runs" if len(left) == 1 else "run"
-            text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
-            streams.write(text, "stderr", parent)
-
-        # Called by the receiving thread, which must not wait.
-        return lambda run: (in_thread(open_node(), "preview", lambda: show(run)), None)[1]
-
-    def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
-        """Return the handle of a cell that the notebook does not wait for."""
-
-        streams = self._attach_streams()
-        once = Lock()
-
-        def settle() -> bool:
-            if not run.done:
-                return False
-            results = run.results()
-            with once:
-                # No user code runs under this lock.
-                if not handle.recorded:
-                    handle.recorded = True
-                    displays.close()
-                    for future in run.futures:
-                        streams.hidden.pop(future.port, None)
-                    if run.missing():
-                        # A rank died, so the cell has failed; the others need not go on.
-                        run.interrupt()
-                    self._record(mesh, header, run, results, total)
-            return True
-
-        def finish() -> ValueMesh[Any]:
-            settle()
-            results = run.results()
-            errors = {rank: result.error for rank, result in results.items() if result.error is not None}
-            values = _values(run, results)
-            if errors:
-                self.hints.teach(mesh, errors)
-                raise MeshCellError(run.name, errors, total, values)
-            return values
-
-        name = header.out or f"Out[{self.shell.displayhook.prompt_count}]"
-        handle = Handle(run, finish, lambda: self.stopping.stop_cell(mesh, run), name, streams.place())
-        streams.calls.name(run.futures, run.name, name)
-        self.shell.user_ns["_mesh"] = handle
-        if header.out:
-            self.shell.user_ns[header.out] = handle
-        if mesh is not None:
-            mesh.record_ended()
-            mesh.unrecorded.append(settle)
-        handle.watch()
-        return handle
-
-    def _record(self, mesh: Mesh | None, header: Header, run: Run, results: dict[int, CellResult], total: int) -> None:
-        """Record the definitions of a cell for the ranks where it succeeded, of all that there were."""
-        good = [rank for rank in sorted(results) if results[rank].error is None]
-        if mesh is not None and good and not header.once:
-            mesh.definitions.record(run.name, run.source, good, total, header.define)
 
     def verbs(self) -> list[str]:
         """Return the verbs of ``%mesh``."""

@@ -34,7 +34,7 @@ def recipe_of(words: list[str]) -> Recipe:
         raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")
     if iskeyword(arguments.name) or hasattr(builtins, arguments.name):
         # The mesh is in a variable of its name.
-        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: it is a name of Python itself")
+        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: it is a keyword or builtin of Python")
     if arguments.spares < 0:
         raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
     axes, roles = _axes(arguments), roles_of(arguments.roles)

@@ -201,8 +201,8 @@ def _print() -> Parser:
 def _diff() -> Parser:
     return _expression(
         "diff", "compare a value across ranks",
-        "It tells which ranks agree, and of tensors, modules, dicts and lists the first key and index that differ. "
-        "Hashes are compared, so no large value is sent. Options come first.",
+        "It says which ranks agree, and for tensors, modules, dicts and lists the first key and index that differ. "
+        "It compares hashes, so no large value is sent. Options come first.",
     )  # fmt: skip
 
 
@@ -260,8 +260,8 @@ def _check() -> Parser:
     parser = Parser(
         "check", "compare collectives across ranks before they begin",
         "Ranks whose operation, shapes, dtypes, op or src differ raise an error with the calls and lines of all ranks, "
-        "instead of hanging or computing a wrong result. It covers all process groups. Turned off, it costs nothing. "
-        "Without on or off, it tells whether it is on.",
+        "instead of hanging or computing a wrong result. It covers all process groups. When off, it costs nothing. "
+        "Without on or off, it says whether it is on.",
     )  # fmt: skip
     parser.add_argument(
         "words", nargs="*", metavar="on|off", help="turn it on or off; a mesh may follow",
@@ -271,7 +271,7 @@ def _check() -> Parser:
 
 
 def _until() -> Parser:
-    parser = Parser("until", "go on to a line below, or to the function's end")
+    parser = Parser("until", "run to a line below, or to the end of the function")
     parser.add_argument(
         "words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; all paused ranks if omitted",
         offers=(Offer.MESH,), then=(Offer.RANK,),
@@ -282,9 +282,9 @@ def _until() -> Parser:
 
 def _break() -> Parser:
     parser = Parser(
-        "break", "stop at a line or function, on some condition",
+        "break", "pause ranks at a line or function",
         "PLACE is file:line, cell:line such as 3:5, or a function such as Trainer.step. Ranks that have no breakpoint "
-        "run at full speed. While one is at a breakpoint, the others wait: MONARCH_BREAK_ALONE=1 lets them run on. "
+        "run at full speed. While one is at a breakpoint, the others wait, unless MONARCH_BREAK_ALONE=1 is set. "
         "breakpoint() in the code does the same.",
     )  # fmt: skip
     parser.add_argument("place", metavar="PLACE", help="as in train.py:12, 3:5 or Trainer.step")
@@ -498,19 +498,19 @@ SECTIONS = {
         _break(),
         _one_mesh("breaks", "list the breakpoints of a mesh"),
         _clear(),
-        _on_ranks("next", "go on to the next line of the function"),
-        _on_ranks("step", "go on to the next line, also of a called function"),
+        _on_ranks("next", "run to the next line of the function"),
+        _on_ranks("step", "run to the next line, also in called functions"),
         _until(),
-        _on_ranks("finish", "go on to the end of the function"),
-        _on_ranks("continue", "let paused ranks go on, like resume"),
+        _on_ranks("finish", "run to the end of the function"),
+        _on_ranks("continue", "let paused ranks continue, like resume"),
         _on_ranks("debug", "look into failed or paused ranks, at a prompt"),
-        _on_ranks("forget", "let go of the variables of the last error"),
+        _on_ranks("forget", "release the variables of the last error"),
     ],
     "Variables": [_who(), _push(), _pull(), _checkpoint(), _restore()],
     "Programs and output": [
         _run(),
         _log(),
-        _named("update", "give live actors the notebook's new class", "NAME", "the actor mesh", Offer.ACTORS),
+        _named("update", "switch live actors to the notebook's new class", "NAME", "the actor mesh", Offer.ACTORS),
         _named("reload", "reload an edited module here and on all ranks", "MODULE", "the module", Offer.MODULE),
         _get(),
         _put(),

@@ -35,7 +35,7 @@ class Busy(NamedTuple):
         title = self.title.removesuffix(" (--nowait)")
         where = place if place.startswith(f"{title} ") else ", ".join(filter(None, [title, place]))
         if is_paused:
-            return f"paused: {where}; %mesh resume lets it go on"
+            return f"paused: {where}; %mesh resume lets it continue"
         return f"{'stopped, but still in' if self.stopped else 'busy:'} {where}, {self.seconds:.0f} s"
 
 

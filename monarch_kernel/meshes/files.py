@@ -68,7 +68,7 @@ class Files:
         source = Path(arguments.path).expanduser()
         files = list(_files_below(source))
         if not files:
-            raise Usage(f"%mesh put: there is no file {arguments.path!r} here")
+            raise Usage(f"%mesh put: no file {arguments.path!r} here")
         mesh = self._meshes.get(None)
         target = arguments.target or "."
         written: list[tuple[str, int]] = []

@@ -141,7 +141,9 @@ class _Leave:
             kind = self._call(kind, names.get(kind))
         if self._whole and not (kind == HEAL and mesh.hosts.free_now(self._hosts)):
             if kind != CHECKPOINT:
-                self._tell(f"all hosts of mesh {mesh.name!r} go: %mesh checkpoint PATH keeps its variables")
+                self._tell(
+                    f"all hosts of mesh {mesh.name!r} are being taken back: %mesh checkpoint PATH keeps its variables"
+                )
             return
         self._leave(kind)
 
@@ -178,13 +180,13 @@ class _Leave:
         except TimeoutError:
             self._tell(
                 f"{describe_ranks(self._ranks)} of mesh {mesh.name!r} still run a cell, so "
-                f"their variables cannot move before {self._names} goes"
+                f"their variables cannot move before {self._names} is gone"
             )
         node, until = current_node(), time.monotonic() + self._left + _MARGIN_S + _LATE_S
         while time.monotonic() < until and any(reaches(node, host) for host in self._hosts):
             time.sleep(_LOOK_S)
         if any(reaches(node, host) for host in self._hosts):
-            self._tell(f"{self._names} has not gone; mesh {mesh.name!r} is as before")
+            self._tell(f"{self._names} was not taken back; mesh {mesh.name!r} is unchanged")
             return
         self._say(self._drain(free))
         mesh.hosts.leave(self._hosts)

@@ -72,7 +72,7 @@ class Recipe:
     def __post_init__(self) -> None:
         # No field, since a detached mesh stores those.
         self.left: Callable[[], float | None] = _unlimited
-        """Returns the seconds until the engine takes the hosts back; None if it does not, or not known."""
+        """Return the seconds until the scheduler takes the hosts back; None if it does not, or not known."""
         self.late: Callable[[], HostMesh | None] = _none
         """Returns the hosts that have joined since the last call; None if none has."""
         self.preemption: Preemption | None = None

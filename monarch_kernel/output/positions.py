@@ -26,7 +26,7 @@ _SHARE = 0.1
 """Fraction of the time of a call between two questions."""
 _SHOWN = 6
 """Most places shown."""
-_MISMATCH = "these collectives differ, so none of them ends; give all ranks the same one, shape and dtype"
+_MISMATCH = "these collectives differ, so none of them can end; call the same one, shape and dtype on all ranks"
 _LEFT_BEHIND = "shape or dtype of its tensor may differ between ranks; %mesh check on compares them"
 
 

@@ -111,6 +111,7 @@ class Views:
             conversation.take(message["content"]["data"])
 
         comm.on_msg(take)
+        # The comm package has no types.
         comm.on_close(lambda _: conversation.close())  # pyright: ignore[reportUnknownLambdaType]
 
     def cell_ended(self, emptied: str = "") -> None:

@@ -68,6 +68,7 @@ class MeshView(anywidget.AnyWidget):
         self._conversation = Conversation(self._views, self._speaker, source.uid)
         if self._lane is not None:
             self._lane.widgets[self._speaker.comm] = self._take
+        # ipywidgets has no types.
         self.on_msg(self._on_custom)  # pyright: ignore[reportUnknownMemberType]
 
     def _on_custom(self, _widget: Any, content: Any, _buffers: Any) -> None:

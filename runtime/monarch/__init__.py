@@ -44,6 +44,7 @@ set_modules(SERVICES)
 
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 
+# Type checkers see the imports above; the list is built from the same table.
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -19,7 +19,7 @@ def main() -> int:
         from monarch._debug.attach_command import main as debug
 
         return debug(sys.argv[2:])
-    from monarch._session.command_line import main as others
+    from monarch._session.commands.command_line import main as others
 
     return others(sys.argv[1:])
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch._actors.actor import Actor as Actor
     from monarch._actors.endpoint import methods_of as methods_of
     from monarch._actors.interrupting import interrupt as interrupt
-    from monarch._actors.points import hits_of as hits_of
+    from monarch._actors.pausing.points import hits_of as hits_of
     from monarch._actors.ports import Channel as Channel
     from monarch._core.diagnosis.findings import diagnose as diagnose
     from monarch._core.digests.digest import DIGEST as DIGEST
@@ -241,6 +241,11 @@ if TYPE_CHECKING:
     from monarch._session.code import lacking as lacking
     from monarch._session.code import read_code as read_code
     from monarch._session.code import use_code as use_code
+    from monarch._session.commands.files import Found as FoundFile
+    from monarch._session.commands.files import find_files as find_files
+    from monarch._session.commands.files import host_here as host_here
+    from monarch._session.commands.files import read_piece as read_piece
+    from monarch._session.commands.files import write_piece as write_piece
     from monarch._session.detached import DetachedMesh as DetachedMesh
     from monarch._session.detached import attach as attach
     from monarch._session.detached import end as end
@@ -250,11 +255,6 @@ if TYPE_CHECKING:
     from monarch._session.display_pace import tell_taken as tell_taken
     from monarch._session.draining import HostNotice as HostNotice
     from monarch._session.draining import Preemption as Preemption
-    from monarch._session.files import Found as FoundFile
-    from monarch._session.files import find_files as find_files
-    from monarch._session.files import host_here as host_here
-    from monarch._session.files import read_piece as read_piece
-    from monarch._session.files import write_piece as write_piece
     from monarch._session.launching import launch_hosts as launch_hosts
     from monarch._session.output import in_units as in_units
     from monarch._session.output import show_blocks as show_blocks
@@ -292,7 +292,7 @@ _WHERE = {
     "monarch._actors.actor": "Actor",
     "monarch._actors.endpoint": "methods_of",
     "monarch._actors.interrupting": "interrupt",
-    "monarch._actors.points": "hits_of",
+    "monarch._actors.pausing.points": "hits_of",
     "monarch._actors.ports": "Channel",
     "monarch._core.diagnosis.findings": "diagnose",
     "monarch._core.digests.digest": "DIGEST Digest describe_difference",
@@ -400,7 +400,7 @@ _WHERE = {
     "monarch._procs.zygote.user_forks": "leave_if_forked watch_forks",
     "monarch._session.code": "code_files keep_code lacking read_code use_code",
     "monarch._session.detached": "DetachedMesh attach end keep records",
-    "monarch._session.files": "FoundFile=Found find_files host_here read_piece write_piece",
+    "monarch._session.commands.files": "FoundFile=Found find_files host_here read_piece write_piece",
     "monarch._session.draining": "HostNotice Preemption",
     "monarch._session.launching": "launch_hosts",
     "monarch._session.output": "in_units show_blocks",

@@ -9,10 +9,10 @@ from monarch._session.detached import DetachedMesh, attach, end, keep, records
 
 if TYPE_CHECKING:
     from monarch._session.cluster_jobs import SSHJob
-    from monarch._session.commands import exec_command
+    from monarch._session.commands.execution import exec_command
+    from monarch._session.commands.forwarding import PortForwarder
+    from monarch._session.commands.shells import shell
     from monarch._session.draining import HostNotice
-    from monarch._session.engine_jobs import KubernetesJob, RayJob, SlurmJob
-    from monarch._session.forwarding import PortForwarder
     from monarch._session.jobs import (
         DEFAULT_JOB_PATH,
         JobState,
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
         job_load,
         job_loads,
     )
-    from monarch._session.shells import shell
+    from monarch._session.scheduler_jobs import KubernetesJob, RayJob, SlurmJob
     from monarch._session.workers import hosts_from_config
     from monarch._state.drain import drain
 
 _LATER = {
     "monarch._session.cluster_jobs": "SSHJob",
-    "monarch._session.commands": "exec_command",
+    "monarch._session.commands.execution": "exec_command",
     "monarch._session.draining": "HostNotice",
-    "monarch._session.engine_jobs": "KubernetesJob RayJob SlurmJob",
-    "monarch._session.forwarding": "PortForwarder",
+    "monarch._session.scheduler_jobs": "KubernetesJob RayJob SlurmJob",
+    "monarch._session.commands.forwarding": "PortForwarder",
     "monarch._session.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
-    "monarch._session.shells": "shell",
+    "monarch._session.commands.shells": "shell",
     "monarch._session.workers": "hosts_from_config",
     "monarch._state.drain": "drain",
 }

@@ -123,7 +123,7 @@ def test_running_program_is_paused_looked_at_and_goes_on(start: Callable[[str], 
     assert program.goes_on()
     text = said(program.process.pid, "pause", "continue", "next", "no such thing", "rank 7")
     assert "resumed ranks 0-1" in text and "next: ranks 0-1 are not paused" in text
-    assert "'no such thing' is not a command here" in text and "there is no rank 7" in text
+    assert "'no such thing' is not a command here" in text and "no rank 7" in text
     text = said(program.process.pid, "mesh", "mesh procs#2", "mesh procs")
     assert "mesh 'procs': 2 ranks\nmesh 'procs#2': 1 rank\n" in text and "(rank 0) " in text
     assert program.goes_on()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch._session.files import find_files
+from monarch._session.commands.files import find_files
 
 
 def names(pattern: str) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.points import FUNCTION, LINE, RAISED, Points
-from monarch._actors.tracing import FINISH, INTO, NEXT, OUT, UNTIL, Step, Stop, Tracer
+from monarch._actors.pausing.points import FUNCTION, LINE, RAISED, Points
+from monarch._actors.pausing.tracing import FINISH, INTO, NEXT, OUT, UNTIL, Step, Stop, Tracer
 
 CODE = """def inner(x):
     y = x + 1

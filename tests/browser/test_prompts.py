@@ -52,6 +52,6 @@ def test_prompt_of_a_killed_rank_ends_with_a_clear_line(opened: Open) -> None:
     assert not book.page.locator(BOX).count()
     book.shot("prompt-of-a-killed-rank")
     assert re.search(r"rank 1 was killed by signal 9 \(SIGKILL\) at cell \[\d+\] line 3", book.said(2)), book.said(2)
-    assert "ranks that waited for it go on" in book.said(2), book.said(2)
+    assert "ranks that waited for it continue" in book.said(2), book.said(2)
     book.run(4)
     book.wait(lambda: "[rank 0] 40" in book.said(4), "the other rank goes on")

@@ -83,7 +83,7 @@ def test_nan_of_a_rank_is_reported_though_others_do_not_come() -> None:
 
 def test_ranks_with_other_tensors_are_named() -> None:
     (found,) = taken(Sentry("model", 2), sampled(1), Sample(1, NAMES[:2], [1, 2], {}))
-    assert "rank 1 and rank 0 have other parameters or gradients" in str(found)
+    assert "rank 1 and rank 0 have different parameters or gradients" in str(found)
 
 
 @given(st.integers(2, 6), st.integers(1, 30), st.data())

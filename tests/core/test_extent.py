@@ -117,7 +117,7 @@ def test_unknown_axis_error_lists_axes_and_nearest() -> None:
     for wrong in (lambda: MESH["gpu"], lambda: MESH.point(0)["gpu"], lambda: MESH.rank_of(gpu=1)):
         with pytest.raises(AxisError) as caught:
             wrong()
-        text = "there is no axis 'gpu'; this mesh has hosts=2, gpus=4 (did you mean 'gpus'?)"
+        text = "no axis 'gpu'; this mesh has hosts=2, gpus=4 (did you mean 'gpus'?)"
         assert str(caught.value) == text
         assert isinstance(caught.value, (MonarchError, KeyError, TypeError))
 

@@ -142,10 +142,10 @@ def test_equality_is_identity() -> None:
 @pytest.mark.parametrize(
     ("key", "kind", "said"),
     [
-        (8, PointError, "there is no rank 8; this mesh has ranks 0-7 (hosts=2, gpus=4)"),
-        (-9, PointError, "there is no rank -9"),
+        (8, PointError, "no rank 8; this mesh has ranks 0-7 (hosts=2, gpus=4)"),
+        (-9, PointError, "no rank -9"),
         (slice(9, None), ShapeError, "the range 9: of axis 'ranks' is empty"),
-        (("gpu", 1), AxisError, "there is no axis 'gpu'; this mesh has hosts=2, gpus=4"),
+        (("gpu", 1), AxisError, "no axis 'gpu'; this mesh has hosts=2, gpus=4"),
         ({"gpus": 4}, PointError, "4 is out of range along axis 'gpus'"),
         ("gpus", ShapeError, "a mesh of hosts=2, gpus=4 cannot be indexed by 'gpus'"),
         ((0, 1), ShapeError, "a mesh of hosts=2, gpus=4 cannot be indexed by (0, 1)"),

@@ -236,7 +236,7 @@ def test_tensors_of_the_program_are_refused_except_numbers(mesh: Any) -> None:
         with monarch.no_mesh.activate():
             mine, number = torch.ones(2), torch.tensor(3.0)
         with pytest.raises(MeshOpError, match=r"shape \(2,\) meets tensors of the ranks; send it to them"):
-            x + mine
+            _ = x + mine
         assert values(mesh, x * number) == [[3, 3]] * 4
         # Ops on tensors of the program only stay in it.
         assert type(mine + mine) is torch.Tensor
@@ -245,7 +245,7 @@ def test_tensors_of_the_program_are_refused_except_numbers(mesh: Any) -> None:
 def test_wrong_shapes_raise_at_the_line(mesh: Any) -> None:
     with mesh.activate():
         with pytest.raises(RuntimeError, match="broadcast"):
-            torch.ones(2) + torch.ones(3)
+            _ = torch.ones(2) + torch.ones(3)
         with pytest.raises(MeshOpError, match="depends on values, which differ"):
             torch.ones(2).nonzero()
 
@@ -259,7 +259,7 @@ def test_dropped_tensors_raise_and_leave_the_ranks(mesh: Any) -> None:
     x.drop()
     assert x.dropped and number not in live
     with pytest.raises(MeshOpError, match=r"dropped before, at File .*test_local.py"):
-        x + 1
+        _ = x + 1
     assert values(mesh, later) == [[2, 2]] * 4
 
 
@@ -354,19 +354,19 @@ def test_streams_lend_tensors(mesh: Any) -> None:
             y = torch.ones(2)
     assert y.stream is side and x.stream is monarch.get_active_stream()
     with pytest.raises(MeshOpError, match="different streams"):
-        x + y
+        _ = x + y
     lent, borrow = side.borrow(x)
     assert values(mesh, lent + y) == [[2, 2]] * 4
     with pytest.raises(MeshOpError, match="borrowed to read"):
         lent.add_(1)
     borrow.drop()
     with pytest.raises(MeshOpError, match="the borrow of a tensor"):
-        lent + y
+        _ = lent + y
     mutable, borrow = side.borrow(x, mutable=True)
     with borrow:
         mutable.add_(y)
         with pytest.raises(MeshOpError, match="borrowed by another stream"):
-            x + 1
+            _ = x + 1
     assert values(mesh, x) == [[2, 2]] * 4
 
 

@@ -204,7 +204,7 @@ def test_random_numbers_do_not_depend_on_the_spec(mesh: Any, draw: Callable[[Any
 def test_op_without_a_rule_names_op_and_line(a: Any) -> None:
     with pytest.raises(MeshOpError, match=r"aten.nonzero.default cannot run .* shape of its result .*test_ops.py"):
         a.nonzero()
-    with pytest.raises(MeshOpError, match=r"Fetch the values by tensor.full_tensor\(\); torch.where"):
+    with pytest.raises(MeshOpError, match=r"Fetch the values with tensor.full_tensor\(\); torch.where"):
         a.replicate().unique()
     check(
         torch.linalg.inv(a[:12].replicate() @ a[:12].replicate().T + torch.eye(12)),

@@ -402,12 +402,12 @@ def items(x: Any) -> Any:
         (python_generator, r"generator 'RANDOM' at File .*in python_generator\n"),
         (numpy_generator, r"generator 'NUMPY' at File .*in numpy_generator\n"),
         (old_numpy_generator, r"generator 'GENERATORS.old' at File .*in old_numpy_generator\n"),
-        (numpy_module, r"random numbers of numpy at File .*in numpy_module\n"),
+        (numpy_module, r"numpy's random generator at File .*in numpy_module\n"),
         (torch_generator, r"looks at a value at File .*in torch_generator"),
         (bound_draw, r"generator 'GENERATORS.draw' at File .*in bound_draw\n"),
-        (without_seed, r"makes a random generator without a seed at File .*in without_seed\n"),
-        (numpy_without_seed, r"makes a random generator without a seed at File .*in numpy_without_seed\n"),
-        (from_the_system, r"draws from the random numbers of the system at File .*in from_the_system\n"),
+        (without_seed, r"creates a random generator without a seed at File .*in without_seed\n"),
+        (numpy_without_seed, r"creates a random generator without a seed at File .*in numpy_without_seed\n"),
+        (from_the_system, r"draws from the system's random generator at File .*in from_the_system\n"),
         (torch_number, "random number"),
         (reseeds, "random generator"),
         (counts, r"changes COUNTS\['calls'\]"),
@@ -542,4 +542,4 @@ def test_tensor_that_cannot_be_found_again_is_named(mesh: Any) -> None:
         ArgumentError, match=r"a tensor of shape \(4, 16\) .*in step\n    return x \+ known\(\)"
     ) as raised:
         step(ones(mesh))
-    assert "Give the tensor as an argument" in str(raised.value)
+    assert "Pass the tensor as an argument" in str(raised.value)

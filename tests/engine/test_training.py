@@ -226,7 +226,7 @@ def test_modules_on_meta_are_made_on_the_ranks(mesh: Any) -> None:
     model(monarch.randn(6, 12, mesh=mesh, spec=["dp", None])).sum().backward()
     assert weight.grad is not None
     assert monarch.module_to_mesh(other, mesh).in_proj_weight.detach().std().item() > 0
-    with pytest.raises(ArgumentError, match=r"Transformer\) has tensors on the device meta"):
+    with pytest.raises(ArgumentError, match=r"Transformer\) has tensors on the meta device"):
         monarch.module_to_mesh(broken, mesh)
     assert broken.tokens.weight.is_meta
 

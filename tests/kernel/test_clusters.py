@@ -177,7 +177,7 @@ def test_files_go_to_each_host_and_come_back(hosts: sshd.SSHHosts, notebook: Not
         assert sorted(each.name for each in (tmp_path / "back").iterdir()) == ["rank-0", "rank-2"]
         assert (tmp_path / "back" / "rank-2" / "inbox" / "data" / "large.bin").read_bytes() == large
         assert "no rank has a file 'nothing'" in notebook.run("%mesh get nothing").reply["evalue"]
-        assert "there is no file 'nothing' here" in notebook.run("%mesh put nothing").reply["evalue"]
+        assert "no file 'nothing' here" in notebook.run("%mesh put nothing").reply["evalue"]
         assert not list(tmp_path.rglob("*.part")) and not list(hosts.folder.rglob("*.part"))
         # Files of the same name in different folders stay apart.
         notebook.mesh("for name in 'ab': os.makedirs(f'runs/{rank}/{name}')").ok()
@@ -202,9 +202,9 @@ def test_time_of_hosts_is_shown(notebook: Notebook, tmp_path: Path) -> None:
         where = f"--on kubernetes:image:1 --opt kubectl={cluster.kubectl} --opt python={sys.executable}"
         options = "--opt forward=false --opt time_limit=3600 --hosts 2 --gpus 1 --device cpu"
         up = notebook.run(f"%mesh up far {where} {options}").ok()
-        assert "hosts=2, gpus=1" in up.text and re.search(r"the hosts' time ends in (59|60) min", up.text)
+        assert "hosts=2, gpus=1" in up.text and re.search(r"the allocation of the hosts ends in (59|60) min", up.text)
         assert notebook.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-1] 2.0"
-        assert re.search(r"mesh 'far': the hosts' time ends in (59m|1h)", notebook.run("%mesh").ok().text)
+        assert re.search(r"mesh 'far': the allocation of the hosts ends in (59m|1h)", notebook.run("%mesh").ok().text)
         notebook.run("%mesh down far").ok()
         assert not cluster.objects
         assert wait_until(lambda: all(pod.poll() is not None for pod in cluster.pods.values()), 20)

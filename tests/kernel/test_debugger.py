@@ -511,7 +511,7 @@ def test_no_prompt_beside_the_debugger(debugger: Debugger) -> None:
 
 def test_ranks_without_a_session_have_no_breakpoints(started: Notebook) -> None:
     assert said(started, "%mesh breaks") == "mesh 'mesh' has no breakpoints\n"
-    code = "from monarch._actors.pausing import gate\nimport sys\nlen(gate.points.now), len(gate.points.others)"
+    code = "from monarch._actors.pausing.gate import gate\nimport sys\nlen(gate.points.now), len(gate.points.others)"
     assert started.mesh(code).ok().shown == "[ranks 0-3] (0, 0)"
     assert started.mesh("'debugpy' in sys.modules").ok().shown == "[ranks 0-3] False"
 

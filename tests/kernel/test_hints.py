@@ -36,7 +36,7 @@ def test_newer_version_of_a_pushed_function_is_told_once(notebook: Notebook) -> 
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""
     assert notebook.run("# the same, below a comment\ndef scaled(x):\n    return x * 2").ok().stream() == ""
     edited = notebook.run("def scaled(x):\n    return x * 3\n\nclass Config:\n    size = 2").ok().stream()
-    kept = "note: the ranks of mesh keep the {0} of before; %mesh push {0} copies this one\n"
+    kept = "note: the ranks of mesh keep the old {0}; %mesh push {0} copies this one\n"
     assert edited == kept.format("scaled") + kept.format("Config")
     assert notebook.mesh("(scaled(1), Config.size)").ok().shown == "[ranks 0-3] (2, 1)"
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""
@@ -113,7 +113,7 @@ def test_mistyped_name_is_one_line_with_a_suggestion(notebook: Notebook, code: s
     ("name", "words"),
     [
         ("dist", "'dist' is a name of %%mesh cells; import torch.distributed as dist imports it here"),
-        ("world_size", "'world_size' is a name of %%mesh cells; mesh['world_size'] is that of each rank"),
+        ("world_size", "'world_size' is a name of %%mesh cells; mesh['world_size'] has the value of each rank"),
     ],
 )
 def test_names_of_cells_are_explained_in_the_notebook(notebook: Notebook, name: str, words: str) -> None:
@@ -142,7 +142,7 @@ def test_own_name_comes_back_where_it_is_deleted(notebook: Notebook) -> None:
 
 def test_own_name_that_a_function_has_deleted_comes_back_in_the_next_cell(notebook: Notebook) -> None:
     text = notebook.mesh("def f():\n    global dist\n    del dist\nf()\ndist.get_rank()").text
-    assert "'dist' is defined again now: run the lines that need it in a new cell" in text
+    assert "'dist' is defined again now; run the failed lines in a new cell" in text
     assert notebook.mesh("dist.is_initialized()").ok()
 
 

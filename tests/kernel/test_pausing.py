@@ -69,7 +69,7 @@ def test_expressions_see_the_variables_of_the_line(notebook: Notebook) -> None:
         assert said(notebook, "%mesh print --on [1:3] step * 10").splitlines() == ["rank 1: 20", "rank 2: 30"]
         assert said(notebook, "%mesh print --up 1 'step' in dir()") == "ranks 0-3: False\n"
         assert "the code has 1 caller here, so --up takes up to 1" in said(notebook, "%mesh print --up 2 n")
-        assert "rank 0: Bad, whose text could not be made (ValueError)" in said(notebook, "%mesh print --on [0] bad()")
+        assert "rank 0: Bad, whose str() raised (ValueError)" in said(notebook, "%mesh print --on [0] bad()")
         assert said(notebook, "%mesh print missing") == "ranks 0-3: NameError: name 'missing' is not defined\n"
         assert "tensor" in said(notebook, "%mesh print torch.ones(3)").lower()
     finally:

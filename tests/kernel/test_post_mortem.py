@@ -43,7 +43,7 @@ def test_frames_go_with_the_next_call_or_when_they_are_forgotten(failed: Noteboo
     assert "rank 1: the last error is forgotten" in said(failed, "%mesh forget")
     assert said(failed, alive) == "rank 1: False\n"
     assert "ranks 0-3: idle" in said(failed, "%mesh where")
-    assert "there was nothing to forget" in said(failed, "%mesh forget")
+    assert "nothing to forget" in said(failed, "%mesh forget")
     assert failed.mesh(FAILS).status == "error"
     assert failed.mesh("seen() is not None", "[1:2]").ok().shown == "[rank 1] False"
     assert "has failed in its last call" in failed.run("%mesh debug").text

@@ -69,7 +69,7 @@ def test_ranks_move_to_a_spare_host_with_their_variables(up: Up, notebook: Noteb
     agent = agent_of("home1")
     os.kill(agent, signal.SIGTERM)
     last.until(lambda: "moved to" in last.stream())
-    assert "mesh 'far': host node1 is taken back (SIGTERM); it may be gone in 30 s" in last.stream()
+    assert "mesh 'far': host node1 is being taken back (SIGTERM); it may be gone in 30 s" in last.stream()
     assert "ranks 0-1 of mesh 'far' moved to node3 with their variables" in last.stream()
     assert notebook.mesh("double(x).mean().item(), text").ok().shown.splitlines() == [
         f"[rank {rank}] ({20.0 * rank}, '{rank}')" for rank in range(4)
@@ -103,7 +103,11 @@ def test_checkpoint_is_written_before_all_hosts_go(up: Up, notebook: Notebook, t
     again = notebook.mesh("x.sum().item()").ok()
     assert again.shown == "[rank 0] 1.5\n[rank 1] 4.5"
     os.kill(agent_of("home2"), signal.SIGTERM)
-    again.until(lambda: "all hosts of mesh 'far' go: %mesh checkpoint PATH keeps its variables" in again.stream())
+    again.until(
+        lambda: (
+            "all hosts of mesh 'far' are being taken back: %mesh checkpoint PATH keeps its variables" in again.stream()
+        )
+    )
 
 
 def test_function_of_the_notebook_is_called(up: Up, notebook: Notebook, tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_function_of_the_notebook_is_called(up: Up, notebook: Notebook, tmp_path
     start = up("node[1-3]", f"--spare-hosts 1 --on-preempt leave --opt 'notice={command}' --opt grace=60")
     Path(f"{go}-home2").touch()
     start.until(lambda: "has shrunk" in start.stream())
-    assert "host node2 is taken back (notice); it may be gone in 60 s" in start.stream()
+    assert "host node2 is being taken back (notice); it may be gone in 60 s" in start.stream()
     assert notebook.run("seen.mesh, seen.hosts, seen.ranks").ok().shown == "('far', ('node2',), (2, 3))"
     assert notebook.mesh(HOMES).ok().shown == "[ranks 0-1] 'home1'"
 
@@ -127,7 +131,7 @@ def test_cell_that_outlasts_a_host_fails_and_the_mesh_shrinks(up: Up, notebook: 
     cell.wait()
     assert cell.status == "error" and "node1" in cell.text
     cell.until(lambda: "has shrunk" in cell.stream())
-    assert "still run a cell, so their variables cannot move before node1 goes" in cell.stream()
+    assert "still run a cell, so their variables cannot move before node1 is gone" in cell.stream()
     assert notebook.mesh(HOMES).ok().shown == "[ranks 0-1] 'home2'"
 
 
@@ -152,7 +156,7 @@ def test_host_that_is_taken_back_ends_with_a_killed_program(hosts: sshd.SSHHosts
     assert program.stdout is not None
     assert any(line == "ready\n" for line in program.stdout)
     os.kill(agent_of("home1"), signal.SIGTERM)
-    assert "host node1 is taken back" in program.stdout.readline()
+    assert "host node1 is being taken back" in program.stdout.readline()
     program.kill()
     program.communicate()
     # Long before its 30 s are over.

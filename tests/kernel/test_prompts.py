@@ -115,7 +115,7 @@ def test_ranks_are_listed_and_idle_ones_refused(notebook: Notebook) -> None:
     dialog.shown()
     assert wait_until(lambda: "ranks 0,2-3: idle" in dialog.ask("rank"))
     assert "rank 2: idle; only paused ranks can be selected" in dialog.ask("rank 2")
-    assert "there is no rank 9" in dialog.ask("rank 9")
+    assert "no rank 9" in dialog.ask("rank 9")
     dialog.answer("rank all")
     assert dialog.prompt() == "(mesh rank 1) "
 
@@ -135,7 +135,7 @@ def test_step_that_waits_for_paused_ranks_is_canceled(notebook: Notebook) -> Non
 
 def test_debug_of_failed_and_of_paused_ranks(notebook: Notebook) -> None:
     assert notebook.run(FAILS).status == "error"
-    assert "ranks 0-1 can be looked into, rank 2 not" in notebook.run("%mesh debug 2").text
+    assert "rank 2 did not fail in the last call and is not paused" in notebook.run("%mesh debug 2").text
     dialog = Dialog(notebook, "%mesh debug 0")
     assert dialog.prompt() == "(mesh rank 0) "
     dialog.shown()
@@ -144,8 +144,8 @@ def test_debug_of_failed_and_of_paused_ranks(notebook: Notebook) -> None:
         ("d", "return 1 // b"),
         ("l", "->"),
         ("a", "a = 0"),
-        ("n", "next: rank 0 is not paused, so it cannot go on"),
-        ("c", "continue: rank 0 is not paused, so it cannot go on"),
+        ("n", "next: rank 0 is not paused, so it cannot continue"),
+        ("c", "continue: rank 0 is not paused, so it cannot continue"),
         ("rank 3", "rank 3: idle"),
     ):
         assert shown in dialog.ask(line), line
@@ -161,7 +161,7 @@ def test_debug_ends_when_all_ranks_go_on(notebook: Notebook) -> None:
     said(notebook, "%mesh pause")
     assert "rank 1: paused" in said(notebook, "%mesh next 1")
     assert "resumed rank 1" in said(notebook, "%mesh continue 1")
-    assert "ranks 0,2-3 can go on, rank 1 not" in notebook.run("%mesh next 1").text
+    assert "rank 1 is not paused; paused on mesh 'mesh': ranks 0,2-3" in notebook.run("%mesh next 1").text
     dialog = Dialog(notebook, "%mesh debug")
     assert dialog.prompt() == "(mesh ranks 0,2-3) "
     dialog.answer("rank 0")

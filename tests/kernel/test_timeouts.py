@@ -74,7 +74,7 @@ def test_timeout_ends_collectives_and_says_so_on_all_ranks(notebook: Notebook) -
     begun = time.monotonic()
     cell = notebook.mesh(f"if rank == 2: time.sleep({2 * SECONDS})\n{SUM}")
     assert cell.status == "error" and time.monotonic() - begun < 4 * SECONDS
-    wanted = f"GroupError: timed out after {SECONDS} s: other ranks have not come to all_reduce of the group"
+    wanted = f"GroupError: timed out after {SECONDS} s: other ranks have not joined all_reduce of the group"
     assert wanted in cell.text and "ranks 0-3" in cell.text and "gloo/" not in cell.text, cell.text
     # Its groups work again, with the timeout that they had.
     assert notebook.mesh(SUM).ok().shown == "[ranks 0-3] 4.0"

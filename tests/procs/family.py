@@ -9,7 +9,7 @@ import subprocess
 import sys
 from multiprocessing import shared_memory
 
-import monarch._session.session as client
+import monarch._session.local_agent as client
 from monarch.actor import Actor, endpoint, this_host
 
 SLEEP = ["sleep", "1000"]

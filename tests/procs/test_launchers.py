@@ -122,7 +122,7 @@ def test_agent_of_a_launcher_ends_if_no_program_connects(leaks: Kit) -> None:
 
 
 def test_steps_of_the_wait_are_sentences() -> None:
-    assert describe_news(Queued("job 7", "Priority", 3)) == ["queued: job 7, 3 pending before it (Priority)"]
+    assert describe_news(Queued("job 7", "Priority", 3)) == ["queued: job 7, 3 pending ahead of it (Priority)"]
     assert describe_news(Queued("pod monarch-ab-0", "pending")) == ["queued: pod monarch-ab-0 (pending)"]
     assert "expected start" in describe_news(Queued("job 7", start=1e9))[0]
     about = describe_news(Environment("n1", "3.11.7", "2.1", "/py", ("torch is 2.1, this program has 2.2",)))

@@ -161,7 +161,7 @@ def test_lock_files_are_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(ArgumentError, match=what):
             packages_of(str(tmp_path / name))
-    with pytest.raises(ArgumentError, match="there is no file"):
+    with pytest.raises(ArgumentError, match="packages: no file"):
         packages_of(str(tmp_path / "none.txt"))
     (tmp_path / "pylock.toml").write_text(
         'lock-version = "1.0"\n[[packages]]\nname = "a"\nversion = "1"\nmarker = "os_name == \'posix\'"\n'

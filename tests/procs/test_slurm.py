@@ -187,7 +187,7 @@ def test_preempted_job_lets_its_host_go(cluster: slurm.SlurmCluster, running: Ca
     begun = time.monotonic()
     # The job of its own that has the last host.
     winner = subprocess.Popen(["srun", "-N1", "-w", rest[-1], "-p", "high", "true"], env={**os.environ, **cluster.env})
-    assert line_of(process, f"host {rest[-1]} is taken back (SIGTERM)")
+    assert line_of(process, f"host {rest[-1]} is being taken back (SIGTERM)")
     assert line_of(process, "notices") == f"notices ['{rest[-1]}']\n"
     assert line_of(process, "has") == "has 2 [6, 6]\n"
     assert line_of(process, "on").split()[1:] == [first, rest[0]]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from monarch._state.rdma.plane import plane
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, ArgumentError, TransferError
 from monarch.rdma import RDMAAction, RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
@@ -387,3 +388,29 @@ def test_transfer_timeout_is_an_error(procs: Callable[..., Any], tmp_path: Any) 
         assert time.monotonic() - begun < 20
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_transport_chosen_during_a_death_is_kept(host: Any) -> None:
+    """A thread chooses a transport while the receiving thread forgets those of a dead process."""
+    transfers = plane()
+    chosen, transport = transfers._chosen, next(iter(transfers._transports.values()))
+
+    class Proc(str):
+        """The id of a process; another thread runs whenever it is compared."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            chosen[f"h/{len(chosen)}", "cpu", b"", "cpu"] = transport
+            return str.__eq__(self, other)
+
+        def __ne__(self, other: object) -> bool:
+            return not self == other
+
+    before = dict(chosen)
+    chosen[Proc("h/dead"), "cpu", b"", "cpu"] = transport
+    transfers._forget("h/dead")
+    assert transfers._chosen is chosen
+    assert [proc for proc, *_ in chosen if proc not in {proc for proc, *_ in before}] == [f"h/{len(before) + 1}"]
+    chosen.clear()
+    chosen.update(before)

@@ -87,7 +87,8 @@ def _catching(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[tuple[i
     for node in ast.walk(tree):
         handlers = [each for each in getattr(node, "handlers", ()) if _catches(each)]
         if handlers:
-            yield _lines(node.body), tuple(_lines([each]) for each in handlers)  # type: ignore[attr-defined]
+            body: list[ast.stmt] = getattr(node, "body", [])
+            yield _lines(body), tuple(_lines([each]) for each in handlers)
         elif isinstance(node, (ast.With, ast.AsyncWith)) and "suppress" in ast.dump(node.items[0]):
             yield _lines(node.body), ()
 

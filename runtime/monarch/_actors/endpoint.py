@@ -63,6 +63,7 @@ class EndpointProperty(Generic[P, R]):
         self.explicit = explicit
         self.concurrent = concurrent
         self.propagate = propagate
+        # It takes any object, not only functions.
         functools.update_wrapper(self, method)  # pyright: ignore[reportArgumentType]
 
     def __set_name__(self, owner: type, name: str) -> None:

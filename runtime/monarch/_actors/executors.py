@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch._actors import interruptible
 from monarch._actors.interrupts import ThreadInterrupts
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 from monarch._node.node import Node
@@ -62,6 +62,7 @@ class Executor:
         self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
+        """The next actions and messages. Any thread appends, the executor's thread takes."""
         self.interruptible = False
         """Whether user code runs that Ctrl-C should interrupt."""
         self.interrupts: ThreadInterrupts | None = None
@@ -75,6 +76,7 @@ class Executor:
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
+        """Whether the thread must end; in the executor's thread."""
         self._was_long = False
         """Whether the last call took long; in the executor's thread."""
         self._lost: BaseException | None = None

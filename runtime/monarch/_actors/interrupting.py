@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from monarch._actors.mailbox import Mailbox
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.current import current_node

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._actors.actor import is_async
 from monarch._actors.ending import (
     cause_of_end,
     ends_actor,
@@ -26,14 +25,13 @@ from monarch._actors.ending import (
 )
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
-from monarch._actors.executors import start_task
 from monarch._actors.halting import Halting
 from monarch._actors.interrupts import raised
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.ports import ReplyPort
 from monarch._actors.running import before, current, explained, prepare
 from monarch._actors.turns import Turns
-from monarch._core.kinds import class_of, is_coroutine
+from monarch._core.kinds import class_of
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
@@ -44,7 +42,7 @@ from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
 from monarch._wire.pickling import ATOMS, dumps, dumps_whole, loads
-from monarch.exceptions import ArgumentError, MonarchError, PointError, SerializationError, StoppedError
+from monarch.exceptions import ArgumentError, MonarchError, PointError
 
 if TYPE_CHECKING:
     from monarch._actors.awaits import Awaits
@@ -122,7 +120,6 @@ class Mailbox:
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
         """Whether ``leave`` refuses the queue. Any thread sets it; it never changes back."""
-        self._judging: set[asyncio.Task[None]] = set()
 
     @property
     def is_coming(self) -> bool:
@@ -140,6 +137,12 @@ class Mailbox:
         point = Point(position, self.spec.region.extent)
         at = ", ".join(f"{label}={point[label]}" for label in point)
         return f"{self.spec.name}[{at}]" if at else self.spec.name
+
+    def take_spec(self, spec: ActorSpec) -> None:
+        """Learn what the actor is, before its construction."""
+        self.spec = spec
+        self._methods = methods_of(spec.cls)
+        self.rank = spec.procs.rank_of(self.node.proc)
 
     def take_class(self, cls: type) -> None:
         """Switch to a new version of the actor's class."""
@@ -331,6 +334,7 @@ class Mailbox:
                 if isinstance(value, Coroutine):
                     self.running = self.turns.call
                     args = kwargs = None
+                    # An endpoint returns anything.
                     value = await value  # pyright: ignore[reportUnknownVariableType]
             except BaseException as error:
                 self._answer_cut(call, error)
@@ -448,44 +452,6 @@ class Mailbox:
         else:
             self.fail(failure)
 
-    def supervises(self) -> bool:
-        """Return whether the actor has ``__supervise__``."""
-        # Look at the class, since a user's __getattr__ may block.
-        return any("__supervise__" in vars(base) for base in type(self.instance).__mro__)
-
-    def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
-        """Queue a call of the actor's ``__supervise__`` for a failure in a mesh that it owns."""
-
-        def act() -> None:
-            loop = self.executor.loop
-            if loop is not None:
-                task = start_task(loop, self._supervise_async(failure, judged))
-                self._judging.add(task)
-                task.add_done_callback(self._judging.discard)
-                return
-            token = current.set((self, m.Call(self.node.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
-            try:
-                handled = self.instance.__supervise__(failure)
-            except BaseException as error:
-                # From here on, report this failure.
-                self.fail(pack_failure(error))
-                handled = True
-            finally:
-                current.reset(token)
-            judged(bool(handled))
-
-        self._post(act)
-
-    async def _supervise_async(self, failure: Any, judged: Callable[[bool], None]) -> None:
-        try:
-            handled = self.instance.__supervise__(failure)
-            if is_coroutine(handled):
-                handled = await handled
-        except BaseException as error:
-            self.fail(pack_failure(error))
-            handled = True
-        judged(bool(handled))
-
     def fail(self, failure: bytes) -> None:
         """Mark the actor failed and tell its owner, since nobody waits for an answer and its state may be broken."""
         if self.failed is None:
@@ -494,64 +460,6 @@ class Mailbox:
             self.node.peers.get(owner).send(m.encode(m.Fault(self.node.proc, self.key, self.rank, failure)))
 
     # Life
-
-    def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
-        """Construct the actor, in its thread or on its event loop.
-
-        Args:
-            create: the message to construct it.
-            more: the buffers of the message.
-            broken: the failure of this process's bootstrap, if any; then the actor is not constructed.
-        """
-        try:
-            spec: ActorSpec = self.node.bulk.load(create, more)
-            if spec.whole:
-                # The mesh may have been resized since this was sent.
-                spec.region = spec.procs.region()
-            self.spec = spec
-            self._methods = methods_of(spec.cls)
-            self.rank = spec.procs.rank_of(self.node.proc)
-        except BaseException as error:
-            self._not_made(create, error, isinstance(error, SerializationError))
-            return
-        if broken is not None:
-            self._broken_off(create, broken)
-        elif is_async(spec.cls):
-            self.executor.enter_loop(lambda: self._initialize(create))
-        else:
-            self._initialize(create)
-
-    def _initialize(self, create: m.Create) -> None:
-        node, spec = self.node, self.spec
-        assert spec is not None
-        call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
-        token = current.set((self, call))
-        self.since = monotonic()
-        self.running = call
-        try:
-            with self.executor.inside():
-                self.instance = spec.cls(*spec.args, **spec.kwargs)
-        except BaseException as error:
-            freed = explained(error)
-            if self.ending is not None and isinstance(error, KeyboardInterrupt):
-                error = StoppedError(f"{self.title()} was stopped before it was created: {self.ending}")
-                self._not_made(create, error, True)
-            else:
-                self._not_made(create, freed or error, False, is_consequence(freed))
-        else:
-            node.output.idle()
-            node.replies.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
-        finally:
-            self.running = None
-            current.reset(token)
-
-    def _not_made(self, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
-        self._broken_off(create, pack_unreadable(error) or pack_failure(error, own, freed))
-
-    def _broken_off(self, create: m.Create, failure: bytes) -> None:
-        self.node.output.idle()
-        self.failed = failure
-        self.node.replies.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
         """Stop the actor after earlier messages, then report the end and any failure of its cleanup.

@@ -191,6 +191,7 @@ class PortReceiver(Generic[T]):
     def ranked(self) -> PortReceiver[tuple[int, T]]:
         """Return the same receiver, but with pairs of the sender's rank and the value."""
         self._ranked = True
+        # The same object, with another type of values.
         return self  # pyright: ignore[reportReturnType]
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Flag:
 
 
 class Count:
-    """A number of things.
+    """A number that an environment variable overrides.
 
     Args:
         variable: the environment variable that overrides the default.

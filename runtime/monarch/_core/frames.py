@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, cast
 
@@ -21,6 +22,20 @@ def is_between_calls(frame: FrameType) -> bool:
     """Return whether the innermost frame of another thread runs bytecode, and so waits for nothing but the GIL."""
     code, at = frame.f_code.co_code, frame.f_lasti
     return 0 <= at < len(code) and dis.opname[code[at]].startswith(_BETWEEN)
+
+
+def outward(frame: FrameType | None, most: int) -> Iterator[FrameType]:
+    """Yield a frame and its callers, innermost first.
+
+    Args:
+        frame: the innermost one.
+        most: yield no more than these, since a stack may be deep.
+    """
+    for _ in range(most):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
 
 
 def handled_by(ident: int) -> BaseException | None:

@@ -33,7 +33,7 @@ _AROUND = 11
 LOOKED_INTO = (PAUSED, PAUSING, FAILED)
 """States of ranks whose frames do not change."""
 _RUNS_ON = "runs on, and stops at the end of the step"
-_ENDED = "went on to the end of the call"
+_ENDED = "ran to the end of the call"
 
 
 @declared("evaluate.evaluate_here")
@@ -149,7 +149,7 @@ class Answering:
         answers = ask_soon(procs, request(go_here, how, line), PATIENCE)
         going = [proc for proc, answer in answers.items() if answer is True]
         if not going:
-            raise ArgumentError(f"{how}: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot go on")
+            raise ArgumentError(f"{how}: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot continue")
 
         def left() -> list[str]:
             return [proc for proc in going if self._stops.turns.get(proc, 0) == before[proc]]
@@ -176,7 +176,9 @@ class Answering:
         were = [proc for proc in procs if answers.get(proc) is True]
         other = [(split_proc(proc)[1], str(answers.get(proc, SILENT))) for proc in procs if proc not in were]
         if not were and all(answers.get(proc) is False for proc in procs):
-            raise ArgumentError(f"continue: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot go on")
+            raise ArgumentError(
+                f"continue: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot continue"
+            )
         # So that the next prompt is not for ranks that are about to go on.
         self.until(lambda: all(self._stops.turns.get(proc, 0) != turn for proc, turn in before.items()), _STEP_S)
         lines = [f"resumed {_named(were)}"] if were else []

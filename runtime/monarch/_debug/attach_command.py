@@ -28,7 +28,7 @@ def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         "monarch debug",
         description="Look into the ranks of a running notebook or program: where they are, values, and why they wait.",
-        epilog="Ranks that are paused here go on when the command ends, in whatever way.",
+        epilog="Ranks that are paused here continue when the command ends, however it ends.",
     )
     parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the program, as in the list without it")
     arguments = parser.parse_args(args)

@@ -39,7 +39,7 @@ _HELP = f"""pause             stop ranks at their next Python line
 {HELP}
 why               what ranks wait for, and why
 mesh NAME         look at another mesh; 'mesh' lists them
-quit              leave; ranks that were paused here go on"""
+quit              leave; ranks that were paused here continue"""
 _OWN = ("pause", "why", "mesh")
 _TELLS = (*STEPS, "continue")
 """Commands whose answer tells where ranks are."""
@@ -220,7 +220,7 @@ class _Session:
     def _choose_mesh(self, name: str) -> str:
         found = [uid for uid, each in self._names().items() if each == name]
         if not found:
-            return f"there is no mesh {name!r}\n{self._list()}"
+            return f"no mesh {name!r}\n{self._list()}"
         self._uid, self._chosen = found[-1], None
         return self._where()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from monarch._actors.tracing import FINISH, INTO, NEXT, UNTIL
+from monarch._actors.pausing.tracing import FINISH, INTO, NEXT, UNTIL
 
 STEPS = (NEXT, INTO, UNTIL, FINISH)
 _SHORT = {
@@ -22,10 +22,10 @@ _REPEATED = {*STEPS, "continue", "up", "down", "list", "where"}
 _OPERATORS = ("=", "(", ".", "[", "+", "-", "*", "/", "%", "<", ">", "|", "&", "^", "@", ":", ",")
 VALUE, RUN, WRONG = "value", "run", "wrong"
 """Of a line that is no command: an expression, statements, or no Python."""
-HELP = """next, step        go on to the next line, or into a call
-until [LINE]      go on to a line below
-finish            go on to the end of the function
-continue          go on; ranks that wait for this one go on too
+HELP = """next, step        run to the next line, or into a call
+until [LINE]      run to a line below
+finish            run to the end of the function
+continue          continue, and with it the ranks that wait for this one
 where             the stacks
 up, down [N]      select the caller, or the function that it calls; frame N selects the N-th frame
 list [LINE]       the source around the line; again for the lines below, and longlist for the whole function
@@ -33,7 +33,7 @@ args, vars        the arguments of the function, or its variables
 print EXPR, EXPR  the value of an expression; whatis EXPR its type
 STATEMENT         runs in the selected frame, as in x = 5; !STATEMENT if it begins like a command
 rank N            look at other ranks, as in rank 2, rank 0,2 or rank all; rank lists them
-Enter             repeats a command that goes on, or moves"""
+Enter             repeats a command that steps or moves"""
 
 
 def parse_command(line: str, more: tuple[str, ...] = ()) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch._actors.failed import failed
+from monarch._actors.pausing.failed import failed
 from monarch._core.places import is_ours, is_users
 from monarch._core.position import FAILED, Position
 from monarch._debug.frames import described

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.position import IDLE, PAUSED, PAUSING, RUNNING, Packed, Position
 from monarch._debug.failure import failed_position
 from monarch._debug.frames import described, users_frames

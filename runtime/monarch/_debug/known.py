@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from monarch._actors.points import FUNCTION
+from monarch._actors.pausing.points import FUNCTION
 from monarch._node.services.registry import service
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monarch._actors.failed import failed
-from monarch._actors.pausing import gate
-from monarch._actors.points import Packed
-from monarch._actors.tracing import Step
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.points import Packed
+from monarch._actors.pausing.tracing import Step
 from monarch._node.services.registry import service
 
 

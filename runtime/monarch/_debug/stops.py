@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from monarch._actors.tracing import BREAKPOINT, ERROR
+from monarch._actors.pausing.tracing import BREAKPOINT, ERROR
 from monarch._core.position import Packed, Position
 from monarch._core.roster import split_proc
 from monarch._debug.stepping import park_here, unpark_here
@@ -56,7 +56,7 @@ class Stops:
         self.now: dict[str, Stopped] = {}
         """By proc, the stopped ranks."""
         self.turns: dict[str, int] = {}
-        """By proc, how often it has stopped or gone on for good."""
+        """By proc, how often it has stopped or continued for good."""
         self._stepping: set[str] = set()
         """The ranks that are in a step."""
         self._holding: set[str] = set()

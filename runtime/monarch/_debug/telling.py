@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from types import FrameType
 
-from monarch._actors.tracing import Stop
+from monarch._actors.pausing.tracing import Stop
 from monarch._core.position import PAUSED, Position
 from monarch._debug.frames import described, users_frames
 from monarch._debug.stops import left_there, paused_there, resumed_there, stopped_there

@@ -99,7 +99,7 @@ class Terminal:
                 self._asking = False
 
     def _ask(self, uid: str, procs: set[str]) -> str | None:
-        """Ask for a line; return None if the ranks have gone on or others have stopped."""
+        """Ask for a line; return None if the ranks have continued or others have stopped."""
         _say(f"({_named(procs)}) ")
         before = self._stops.held(), self._stops.positions().keys()
         while (self._stops.held(), self._stops.positions().keys()) == before and not self._news:

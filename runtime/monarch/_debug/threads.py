@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.frames import frame_of
 from monarch._core.kinds import is_tuple
 from monarch._core.places import is_ours

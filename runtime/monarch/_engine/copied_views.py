@@ -34,7 +34,7 @@ def write_back(view: Tensor) -> None:
     back = _BACK.get(op)
     if back is None:
         raise MeshOpError(
-            f"the result of {op} is a copy on the ranks, since it is divided in another way than its tensor; "
+            f"the result of {op} is a copy on the ranks, because it is divided differently from its tensor; "
             f"change the tensor itself, or use an op that returns a new one"
         )
     with torch.no_grad():

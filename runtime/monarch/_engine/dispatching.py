@@ -282,7 +282,7 @@ def _mesh_of(op: Any, tensors: list[Tensor]) -> TensorMesh:
             mesh = layout.mesh
         elif mesh is not layout.mesh:
             raise MeshOpError(
-                f"{op}: its tensors are on different meshes, {mesh!r} and {layout.mesh!r}; move one of them by "
+                f"{op}: its tensors are on different meshes, {mesh!r} and {layout.mesh!r}; move one of them with "
                 f"monarch.distribute(tensor.full_tensor(), mesh, spec)"
             )
     assert mesh is not None

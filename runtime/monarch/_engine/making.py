@@ -24,7 +24,7 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
 
     Args:
         tensor: a tensor, or an array of numpy or Arrow. Its memory is read at once, also if it is mapped from a file,
-            as by ``torch.load(mmap=True)``.
+            for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
             None alone gives each rank the whole value.
@@ -55,8 +55,8 @@ def leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta:
-            kind = "the device meta" if value.is_meta else str(value.layout)
-            raise ArgumentError(f"distribute: a tensor of {kind} has no dense values; give one that has")
+            kind = "one on the meta device" if value.is_meta else f"one of layout {value.layout}"
+            raise ArgumentError(f"distribute: expected a dense tensor, got {kind}")
         return value
     name = type(value).__name__
     if hasattr(value, "to_numpy"):

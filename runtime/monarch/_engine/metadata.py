@@ -65,13 +65,13 @@ class NoRuleError(Exception):
         advice: what to do.
     """
 
-    advice = "Give it whole values, as in tensor.replicate(), or fetch them by tensor.full_tensor()"
+    advice = "Give it whole values, as in tensor.replicate(), or fetch them with tensor.full_tensor()"
 
 
 class ByValueError(NoRuleError):
     """The result of an op depends on values, also on whole ones."""
 
-    advice = "Fetch the values by tensor.full_tensor(); torch.where(mask, a, b) and sums over a mask need no fetch"
+    advice = "Fetch the values with tensor.full_tensor(); torch.where(mask, a, b) and sums over a mask need no fetch"
 
 
 def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[Layout]) -> Plan:
@@ -225,7 +225,7 @@ def _results(
             before = layouts[index]
             if found.placements != before.placements:
                 raise MeshOpError(
-                    f"{op} cannot change this tensor in place: its result has other placements, "
+                    f"{op} cannot change this tensor in place: its result has different placements, "
                     f"{found.placements} instead of {before.placements}; use the op that returns a new tensor"
                 )
         return index

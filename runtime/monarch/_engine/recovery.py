@@ -164,8 +164,8 @@ class Recovery:
                     return
                 if idle >= _ROUNDS:
                     raise DeviceMeshError(
-                        f"the collectives of {self._name} fail again and again, without an error of their "
-                        f"own: look at the output of its ranks, and heal or restart the mesh",
+                        f"the collectives of {self._name} keep failing without an error on any "
+                        f"rank; look at the output of its ranks, and heal or restart the mesh",
                         mesh=self._name,
                     )
 

@@ -34,7 +34,7 @@ above = Above()
 
 
 class Tensor(torch.Tensor):
-    """A tensor whose parts are on the ranks of a mesh, and which computes as any tensor does.
+    """A tensor whose parts are on the ranks of a mesh. It computes like any other tensor.
 
     Ops return at once: they are sent to the ranks in batches. ``item()``, ``float()``, ``tolist()``, ``numpy()``,
     ``full_tensor()``, ``fetch()`` and printing wait for values. Make one with ``monarch.distribute``, ``zeros``,
@@ -88,7 +88,7 @@ class Tensor(torch.Tensor):
         return partial_axes(self.monarch_layout.placements, self.monarch_layout.mesh.axes)
 
     def redistribute(self, spec: Any = None) -> Tensor:
-        """Return the tensor divided in another way; gradients flow back as they came.
+        """Return the tensor divided differently; gradients flow back divided as before.
 
         Args:
             spec: as ``sharding_spec`` of ``monarch.distribute``; None for the whole value on each rank.

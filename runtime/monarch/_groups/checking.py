@@ -107,8 +107,8 @@ def set_all(procs: Procs, on: bool) -> None:
     ranks = sorted(procs.rank_of(name) for name in failed)
     text = "; ".join(f"{describe_ranks(sorted(each))}: {why}" for why, each in reasons.items())
     raise GroupError(
-        f"the check of collectives of {procs.name} is not turned {'on' if on else 'off'}: {text}; "
-        f"try again when no rank runs a call",
+        f"cannot turn the check of collectives of {procs.name} {'on' if on else 'off'}: {text}; try again when no rank "
+        f"runs a call",
         mesh=procs.name,
         ranks=tuple(ranks),
     )

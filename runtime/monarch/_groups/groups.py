@@ -139,5 +139,5 @@ def _along(region: Region, rank: int, axes: tuple[str, ...]) -> list[int]:
     here = region.extent.point(position)
     for axis in axes:
         if axis not in region.extent:
-            raise AxisError(f"there is no axis {axis!r}")
+            raise AxisError(f"no axis {axis!r}")
     return list(region.slice(**{label: here[label] for label in region.extent if label not in axes}).base_ranks())

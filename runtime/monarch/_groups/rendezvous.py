@@ -47,11 +47,15 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        # Lock for writing: lock; any thread reads them.
         self.generation = 0
+        """The newest generation that this rank has heard of."""
         self.convened = 0
+        """The newest generation that this process has convened; only on the first rank."""
         self.roster = -1
         """Version of the roster of this generation. Lock: ``lock``."""
         self.world: World | None = None
+        """The groups of this generation; None until they are formed. Lock for writing: ``lock``."""
         self._formed: World | None = None
         """The last world formed here, until this process has left it; it has torch's default group. Lock: ``lock``."""
         self._formers: Formers | None = None
@@ -59,12 +63,14 @@ class Rendezvous:
         self._turn = threading.Lock()
         """Held while leaving one world and forming the next: torch has one default group at a time."""
         self.broken = ""
-        """Why the groups of this generation are broken; empty while they work."""
+        """Why the groups of this generation are broken; empty while they work. Lock for writing: ``lock``."""
         self._waiting: list[Promise[Any]] = []
+        """Of the threads that wait for the groups. Lock: ``lock``."""
         self._joining = False
-        """Whether a generation is being formed."""
+        """Whether a generation is being formed. Lock: ``lock``."""
         self._sockets: set[tuple[int, int]] | None = None
-        """The connections before the current formation; newer ones are cut if it cannot succeed."""
+        """The connections before the current formation; newer ones are cut if it cannot succeed. Lock for writing:
+        ``lock``."""
         self.kept: list[Any] = []
         """The stores that this process serves while others may use them."""
         self.calls = CallRecords()

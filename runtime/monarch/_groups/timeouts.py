@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.text.mismatch import describe_timeout
 from monarch._groups.breaking import spoil
@@ -86,7 +86,7 @@ class _Watch:
             except Exception as error:
                 # The next look may succeed; without one, a collective that hangs would have no timeout at all.
                 if not is_told:
-                    tell(f"monarch: a look at the timeouts of collectives failed: {type(error).__name__}: {error}")
+                    tell(f"monarch: checking the timeouts of collectives failed: {type(error).__name__}: {error}")
                 is_told, wait = True, _LONGEST
 
     @staticmethod

@@ -53,6 +53,7 @@ class BulkData:
         self.mapped = 0
         """Messages mapped here from shared memory of others; under ``_lock``."""
         self._sweeping = False
+        """Whether the next look for unmapped messages is arranged; under ``_lock``."""
         # By pid; an entry never changes its value.
         self._owners: dict[int, str] = {}
 

@@ -46,6 +46,7 @@ class Dispatch:
             except m.UNREADABLE:
                 # Again, for its ProtocolError.
                 message = m.decode(frame)
+            # A union of all messages.
             kind: type = type(message)  # pyright: ignore[reportUnknownVariableType]
             handler = self.handlers.get(kind) or self._handler_of(message)
             more: Sequence[Any] = ()

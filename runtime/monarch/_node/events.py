@@ -24,7 +24,7 @@ class NodeEvents:
         self.faulted: Event[[m.Fault]] = Event(tell_error)
         """An actor failed where no caller waited."""
         self.not_sent: Event[[Any, tuple[int, ...], str]] = Event(tell_error)
-        """A broadcast could not be sent, and its caller has gone on: mesh, base ranks, reason. In any thread."""
+        """A broadcast could not be sent, and its caller has continued: mesh, base ranks, reason. In any thread."""
         self.ready: Event[[m.Ready]] = Event(tell_error)
         """A process that was started from here listens."""
         self.sent: Event[[Any]] = Event(tell_error)

@@ -187,6 +187,7 @@ class Node:
             self.receive_loop.notify(peer)
         sink = self.ports.sinks.get(reply.port)
         if sink is not None:
+            # Its buffers, which the dispatch passes on untyped.
             sink.reply(reply, more)  # pyright: ignore[reportArgumentType]
 
     def _on_folded(self, folded: m.Folded, more: Sequence[object]) -> None:

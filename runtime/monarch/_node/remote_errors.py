@@ -221,11 +221,6 @@ def is_consequence(replacement: BaseException | None) -> bool:
     return replacement is not None and not isinstance(replacement, CollectiveMismatchError)
 
 
-def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:
-    """Return the error to raise for a call to one actor."""
-    return group({rank: failure}, extent, call, None)
-
-
 def group(
     failures: dict[int, Failure],
     extent: Extent,
@@ -253,6 +248,7 @@ def group(
     original = exception_of(failure)
     if failure.own and isinstance(original, MonarchError):
         if results is not None and hasattr(original, "results"):
+            # Any exception of the user can have it.
             original.results = results  # pyright: ignore[reportAttributeAccessIssue]
         return original
     total = extent.nelements

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
 
-from monarch._actors.failed import failed as last_error
+from monarch._actors.pausing.failed import failed as last_error
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
@@ -194,6 +194,7 @@ def execute_code(
         tree = ast.fix_missing_locations(change.visit(tree))
     tree = marked(tree, name, variables)
     if last is not None:
+        # An expression, by the check above.
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
     if tree.body:
         yield from _run(tree, name, "exec", variables)
@@ -240,7 +241,7 @@ def _described(error: BaseException) -> tuple[str, traceback.TracebackException]
     try:
         text = str(error)
     except BaseException as broken:
-        text = f"<its text raised {type(broken).__name__}>"
+        text = f"<its str() raised {type(broken).__name__}>"
         # Its code does not run a second time.
         return text, traceback.TracebackException(type(error), Exception(text), error.__traceback__)
     return text, traceback.TracebackException.from_exception(error)

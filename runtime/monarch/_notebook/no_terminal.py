@@ -6,7 +6,7 @@ import builtins
 import pdb
 from typing import Any, NoReturn
 
-from monarch._actors.breaking import break_here
+from monarch._actors.pausing.breaking import break_here
 from monarch._notebook.magics.nested import caller
 
 _DEBUGGERS = {"bdb", "cmd", "pdb"}

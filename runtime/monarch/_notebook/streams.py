@@ -121,6 +121,7 @@ def install() -> None:
         stream.flush()
         below = stream.succeed() if isinstance(stream, RankText) else stream.buffer
         text = CellText(below, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        # As open() sets it.
         text.mode = stream.mode  # pyright: ignore[reportAttributeAccessIssue]
         setattr(sys, name, text)
         _streams.append(text)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
 from monarch._notebook.busy import place_of
 

@@ -64,7 +64,7 @@ class LauncherJob(JobTrait):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the engine takes the hosts back; None if it does not, or while the job is not running."""
+        """Seconds until the scheduler takes the hosts back; None if it does not, or while the job is not running."""
         return self._launched.launch.left() if self._launched is not None else None
 
     def on_preempt(self, function: Callable[[Sequence[HostNotice]], object] | None) -> LauncherJob:

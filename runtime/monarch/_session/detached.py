@@ -38,8 +38,9 @@ from monarch._procs.launch.process import start_agent
 from monarch._procs.os.posix import memfd, outlives
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import host_of
+from monarch._session.local_agent import LATER, PRELOAD
 from monarch._session.reattach import adopt, make_spec, spec_of
-from monarch._session.session import LATER, PRELOAD, Session, need_session, session_of
+from monarch._session.session import Session, need_session, session_of
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.pickling import dumps_whole, loads

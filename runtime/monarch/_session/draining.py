@@ -19,7 +19,7 @@ _GATHER_S = 0.3
 
 @dataclass(frozen=True)
 class HostNotice:
-    """A host is taken back.
+    """The notice that a host is being taken back.
 
     Attributes:
         host: its id.
@@ -40,7 +40,7 @@ class HostNotice:
         return max(0.0, self._since + self.seconds - time.monotonic())
 
     def __str__(self) -> str:
-        return f"host {self.name} is taken back ({self.reason}); it may be gone in {self.seconds:.0f} s"
+        return f"host {self.name} is being taken back ({self.reason}); it may be gone in {self.seconds:.0f} s"
 
 
 class Notices:

@@ -41,6 +41,7 @@ class Growth:
         self._ids: list[str] = []
         """All hosts that have joined late. Under ``_lock``."""
         self._thread: Future[None] | None = None
+        """Set once, by the thread that starts it."""
 
     def begin(self, node: Node, joined: int, failed: Mapping[str, Failed]) -> None:
         """Watch for the hosts that are missing, in a thread.
@@ -69,7 +70,7 @@ class Growth:
                 elif isinstance(each, Failed):
                     missing -= not retries
                     if each.host not in told:
-                        again = "; it is asked again every few seconds" if retries else ""
+                        again = "; it is tried again every few seconds" if retries else ""
                         self._say(f"failed: {each.host}: {each.reason}{again}")
                     told.add(each.host)
                 elif isinstance(each, Environment):

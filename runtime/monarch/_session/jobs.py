@@ -160,7 +160,7 @@ def job_loads(data: bytes) -> JobTrait:
     """Return the job of ``JobTrait.dumps``; it runs nothing yet. The data must come from you, since it is unpickled."""
     job = pickle.loads(data)
     if not isinstance(job, JobTrait):
-        raise ArgumentError(f"expected the data of a job, got that of {type(job).__name__}")
+        raise ArgumentError(f"expected a pickled job, got a pickled {type(job).__name__}")
     return job
 
 

@@ -31,7 +31,8 @@ from monarch._procs.launch.interface import (
 from monarch._procs.session_folder import host_of
 from monarch._session.draining import Notices, Preemption
 from monarch._session.growing import Growth
-from monarch._session.session import LATER, PRELOAD, Session, session_of
+from monarch._session.local_agent import LATER, PRELOAD
+from monarch._session.session import Session, session_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
@@ -168,7 +169,7 @@ def launch_hosts(
     launched = Launched(meshes, launch, ids, keys, tuple(each.host for each in joined), growth, preemption)
     left = launch.left()
     if left is not None and tell is not None:
-        tell(f"the hosts' time ends in {_minutes(left)}", True)
+        tell(f"the allocation of the hosts ends in {_minutes(left)}", True)
         _Reminder(node, release, launch, tell).plan(left)
     return launched
 
@@ -238,8 +239,8 @@ class _Reminder:
             return
         if left <= max(_WARN_S) + _STEP_S:
             self._tell(
-                f"the hosts' time ends in {_minutes(left)}; save what you need, such as with %mesh save, or ask for "
-                f"more time",
+                f"the allocation of the hosts ends in {_minutes(left)}; save what you need, for example "
+                f"with %mesh checkpoint, or ask for more time",
                 True,
             )
         # It may have been extended.
@@ -309,7 +310,7 @@ def describe_news(news: News) -> list[str]:
     """Return lines about a step of the wait."""
     if isinstance(news, Queued):
         parts = [f"queued: {news.what}"]
-        parts += [f"{news.ahead} pending before it"] if news.ahead is not None else []
+        parts += [f"{news.ahead} pending ahead of it"] if news.ahead is not None else []
         parts += [f"expected start {time.strftime('%H:%M', time.localtime(news.start))}"] if news.start else []
         return [", ".join(parts) + (f" ({news.reason})" if news.reason else "")]
     if isinstance(news, Starting):

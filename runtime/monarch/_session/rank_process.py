@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from monarch._actors import interruptible
-from monarch._actors.breaking import take_breakpoints
+from monarch._actors.construction import construct
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupting import abort_paused
 from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice
 from monarch._actors.mailbox import NOTHING, Mailbox
-from monarch._actors.pausing import PAUSE, gate
+from monarch._actors.pausing.breaking import take_breakpoints
+from monarch._actors.pausing.gate import PAUSE, gate
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups.breaking import member_died
@@ -295,7 +296,7 @@ class Rank:
     def _construct(self, mailbox: Mailbox, create: m.Create, more: Sequence[Any]) -> None:
         """Construct an actor after the bootstrap; in the actor's thread."""
         self._booted.wait()
-        mailbox.construct(create, more, self._broken)
+        construct(mailbox, create, more, self._broken)
 
     def _halt(self, halt: m.Halt) -> None:
         node = self.node

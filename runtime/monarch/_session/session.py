@@ -7,40 +7,30 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
-import zmq
-
+from monarch._actors.construction import construct
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
-from monarch._core.causes import AgentEnded, Cause, HostLost
+from monarch._core.causes import Cause, HostLost
 from monarch._meshes.procs.agents import AgentsSlot
 from monarch._meshes.procs.limits import check_session
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.node import Node
-from monarch._node.peers import Gateway
-from monarch._procs.agent.children import cause_of
-from monarch._procs.agent.request import AgentConfig
-from monarch._procs.launch.local import HostAgent
-from monarch._procs.os.orphans import end_orphans
-from monarch._procs.os.posix import memfd, proc_start_time
-from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import (
     TEND,
     host_id,
     host_of,
     make_folder,
     remove_folder,
-    remove_socket,
-    restore_folder,
 )
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
+from monarch._session.host_watch import HostWatch
+from monarch._session.local_agent import LocalAgent
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
 from monarch._session.wiring import wire
@@ -56,33 +46,6 @@ _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
 _AGAIN = 0.25
 """Seconds between requests to a worker that does not answer."""
-_SWEEPS = (0.0, 0.05, 0.2, 1.0)
-"""Seconds between searches for processes left by the ranks of a killed agent."""
-_LOOK = 200
-"""Milliseconds between checks for newly attached hosts."""
-PRELOAD = [
-    "torch",
-    "numpy",
-    "multiprocessing.resource_tracker",
-    "monarch.actor",
-    "monarch._session.rank_process",
-    "monarch._state.checkpoint.api",
-    "monarch._state.heal",
-    "monarch._telemetry.collector",
-    "monarch._telemetry.reporter",
-    "monarch.distributed",
-    "monarch._tensors.collectives.waiting",
-    "monarch._tensors.collectives.world",
-]
-"""Modules that the zygote imports before it forks."""
-LATER = [
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint",
-    "torch.distributed.pipelining",
-]
-"""Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second."""
 
 
 class Session:
@@ -102,36 +65,37 @@ class Session:
             remove_folder(self.folder)
             raise
         self.pid = os.getpid()
-        self._agent: HostAgent | None = None
-        self._former: HostAgent | None = None
-        """The previous agent, which has died. Under the lock, like ``_agent``."""
-        self._agent_errors = -1
-        self._agent_env: dict[str, str] = {}
+        self._local = LocalAgent(node, self.folder, self._local_agent_lost)
+        self._watch = HostWatch(node, lambda host: self.host_lost(host, HostLost(self.host_names.get(host, host))))
         self._lock = threading.RLock()
+        """Held briefly by threads that listen, attach and release; the receiving thread drops lost hosts without it, in
+        single operations, which are atomic."""
         self._door: CurveAuthenticator | None = None
+        """Lock: ``_lock``."""
         self._address = ""
-        self._watched: set[str] = set()
-        self._monitors: deque[tuple[str, Gateway, Any]] = deque()
-        self._host_joined = threading.Event()
-        """Set by any thread when there is another monitor, cleared by the thread that watches hosts."""
-        self._watcher: threading.Thread | None = None
+        """Of this program, for other hosts. Lock for writing: ``_lock``."""
         self._released: set[str] = set()
+        """Hosts whose agents were told to end. Single operations only."""
         self._users: Counter[str] = Counter()
-        """The number of attachments of each host."""
+        """The number of attachments of each host. Lock: ``_lock``."""
         self.host_names: dict[str, str] = {}
         """Names of hosts for messages, by host id. Written before a host is attached."""
         self.detached: dict[str, Any] = {}
-        """Attached detached meshes, by host id: they outlive this session."""
+        """Attached detached meshes, by host id: they outlive this session. Single operations only."""
         self._interfaces: dict[str, str] = {}
-        """Addresses, with ports, at which this program listens."""
+        """Addresses, with ports, at which this program listens. Lock: ``_lock``."""
         self._opening = threading.Lock()
+        """Held while the agent of this host begins to listen, which waits for it."""
         self._opened: set[str] = set()
-        """Addresses at which this host's agent listens."""
+        """Addresses at which this host's agent listens. Lock: ``_opening``; cleared without it when the agent dies."""
         self._listening: Promise[m.Listening] | None = None
+        """Set under ``_opening``, completed by the receiving thread."""
         self._table: dict[str, tuple[str, str]] = {}
+        """Address and public key by host, for all agents. Single operations only."""
         self._forwarded: dict[str, dict[str, str]] = {}
         """By host: addresses of this program and its agent as that host connects to them, through forwarded ports."""
         self._greeted: dict[str, Promise[m.Listening]] = {}
+        """By token, the greetings that workers have not answered. Single operations only."""
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.died.subscribe(self._on_dead)
@@ -156,7 +120,7 @@ class Session:
 
     def need_agent(self) -> None:
         """Start the agent of this host, unless it runs, and connect it to the other hosts."""
-        if self._start_agent() and self._interfaces and self.node.hosts.known:
+        if self._local.start() and self._interfaces and self.node.hosts.known:
             assert self.node.hosts.keys is not None
             for interface in list(self._interfaces):
                 self._open_own_agent(self.node.hosts.keys, interface)
@@ -165,73 +129,15 @@ class Session:
     @property
     def agent_pid(self) -> int:
         """The pid of this host's agent; 0 if none runs."""
-        agent = self._agent
-        return agent.pid if agent is not None else 0
+        return self._local.pid
 
-    def _start_agent(self) -> bool:
-        """Start the agent and return True, or return False if it runs."""
-        with self._lock:
-            if self._agent is not None:
-                return False
-            node = self.node
-            # A new agent has the name of a dead one, so forget the dead one's state; ranks have new names.
-            start = proc_start_time(os.getpid()) or 0
-            config = AgentConfig(node.host, self.folder, node.proc, os.getpid(), start, PRELOAD, later=LATER)
-            node.peers.known.pop(node.agent, None)
-            node.peers.get(node.agent, starting=True)
-            # An agent ended by a signal has removed it.
-            restore_folder(self.folder)
-            self._agent_errors = memfd("agent-stderr")
-            self._agent_env = dict(os.environ)
-            self._agent = agent = HostAgent(config, self._agent_errors)
-            if self._former is not None:
-                self._former.release()
-                self._former = None
-            threading.Thread(
-                target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
-            ).start()
-            return True
-
-    def _watch_agent(self, agent: HostAgent, errors: int) -> None:
-        agent.attend()
-        tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
-        os.close(errors)
-        if self.node.closed or self._agent is not agent:
-            return
-        self._remove_sockets()
-        how = cause_of(agent.status) if agent.status is not None else None
-        cause = AgentEnded(how, tail.splitlines()[-1] if tail else "")
-
-        def lost() -> None:
-            # Starting another agent of the same name waits for this.
-            with self._lock:
-                self.node.peers.lose_host(self.node.host, cause)
-                self._agent, self._former = None, agent
-                self._opened.clear()
-                self._table.pop(self.node.host, None)
-
-        self.node.receive_loop.post(lost)
-        # The zygote does this too, unless it was killed as well. Ranks end a moment after their agent.
-        for pause in _SWEEPS:
-            time.sleep(pause)
-            end_orphans()
-
-    def _remove_sockets(self) -> None:
-        """Remove the sockets of ranks that died with their agent."""
-        own = self.node.proc.partition("/")[2]
-        # An agent that was told to end has also removed the folder.
-        with suppress(OSError):
-            for name in os.listdir(self.folder):
-                if not name.startswith(own):
-                    remove_socket(self.folder, f"{self.node.host}/{name}")
+    def _local_agent_lost(self) -> None:
+        self._opened.clear()
+        self._table.pop(self.node.host, None)
 
     def base_env(self, host: str) -> dict[str, str | None]:
-        if host != self.node.host:
-            return {}
-        now, then = os.environ, self._agent_env
-        changed: dict[str, str | None] = {key: now[key] for key in now if then.get(key) != now[key]}
-        changed.update({key: None for key in then if key not in now})
-        return changed
+        """Return changes of this program's environment since the agent of a host was started."""
+        return self._local.changed_env() if host == self.node.host else {}
 
     # Actors in this process
 
@@ -240,7 +146,7 @@ class Session:
             self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"), actors_of(self.node)
         )
         actors_of(self.node).here[create.actor] = mailbox
-        mailbox.executor.post(lambda: mailbox.construct(create, more))
+        mailbox.executor.post(lambda: construct(mailbox, create, more))
 
     def _halt(self, halt: m.Halt) -> None:
         mailbox = actors_of(self.node).here.get(halt.actor)
@@ -325,15 +231,16 @@ class Session:
         """
         node = self.node
         self.listen(keys, interface, [host.public for host in hosts])
-        for listening in hosts:
-            host = host_of(listening.src)
-            self._users[host] += 1
-            node.hosts.known[host] = (listening.owner_address, listening.public)
-            self._table[host] = (listening.peer_address, listening.public)
-        if own or self._agent is not None:
+        with self._lock:
+            for listening in hosts:
+                host = host_of(listening.src)
+                self._users[host] += 1
+                node.hosts.known[host] = (listening.owner_address, listening.public)
+                self._table[host] = (listening.peer_address, listening.public)
+        if own or self._local.runs:
             self._open_own_agent(keys, interface)
         for host in [*node.hosts.known]:
-            self._watch_host(host)
+            self._watch.watch(host)
         if joins:
             node.hosts.join([host_of(listening.src) for listening in hosts])
         self._tell_all()
@@ -401,7 +308,7 @@ class Session:
         with self._opening:
             if interface in self._opened:
                 return
-            self._start_agent()
+            self._local.start()
             self._listening = Promise(node, "the host agent")
             node.peers.to_agent(node.host, m.Listen(node.proc, f"tcp://{interface}", [keys.public.decode()]))
             listening = self._listening.get(_LISTENING_S)
@@ -415,61 +322,12 @@ class Session:
         if answer is not None:
             answer.complete(lambda: listening)
 
-    def _watch_host(self, host: str) -> None:
-        """Watch for broken connections to hosts; one thread for all hosts."""
-        gateway = self.node.hosts.gateway(host)
-        if host in self._watched:
-            return
-        self._watched.add(host)
-        self._monitors.append((host, gateway, gateway.monitor()))
-        self._host_joined.set()
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch_hosts, name="monarch-hosts", daemon=True)
-            self._watcher.start()
-
-    def _watch_hosts(self) -> None:
-        watched: dict[Any, tuple[str, Gateway]] = {}
-        poller = zmq.Poller()
-        try:
-            while not self.node.closed:
-                while self._monitors:
-                    host, gateway, monitor = self._monitors.popleft()
-                    watched[monitor] = (host, gateway)
-                    poller.register(monitor, zmq.POLLIN)
-                if not poller.sockets:
-                    # A poll of nothing returns at once.
-                    self._host_joined.wait(_LOOK / 1000)
-                    self._host_joined.clear()
-                for monitor, _ in poller.poll(_LOOK):
-                    host, gateway = watched[monitor]
-                    poller.unregister(monitor)
-                    if not gateway.closed.is_set():
-                        self.node.receive_loop.post(
-                            partial(self.host_lost, host, HostLost(self.host_names.get(host, host)))
-                        )
-                for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
-                    # ZeroMQ blocks if it cannot deliver an event, so close this monitor after its link.
-                    if monitor in poller:
-                        poller.unregister(monitor)
-                    del watched[monitor]
-                    monitor.close(0)
-        except zmq.ContextTerminated:
-            pass
-        finally:
-            for monitor, (_, gateway) in watched.items():
-                gateway.closed.wait(10)
-                monitor.close(0)
-            while self._monitors:
-                _, gateway, monitor = self._monitors.popleft()
-                gateway.closed.wait(10)
-                monitor.close(0)
-
     def host_lost(self, host: str, cause: Cause) -> None:
         """Give up a host whose connection broke, since messages may be lost."""
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._forwarded.pop(host, None)
-        self._watched.discard(host)
+        self._watch.forget(host)
         self._users.pop(host, None)
         self.detached.pop(host, None)
         self.node.peers.lose_host(host, cause, host in self._released)
@@ -482,7 +340,7 @@ class Session:
             gateway.close(500)
         node.hosts.known.pop(host, None)
         self._table.pop(host, None)
-        self._watched.discard(host)
+        self._watch.forget(host)
         self._users.pop(host, None)
         self._released.discard(host)
         self.detached.pop(host, None)
@@ -498,9 +356,12 @@ class Session:
     def release(self, hosts: Sequence[str]) -> None:
         """Release an attachment of hosts, and end the agents that nobody uses any more."""
         for host in hosts:
-            self._users[host] -= 1
-            if self._users[host] <= 0 and host in self.node.hosts.known:
-                self._released.add(host)
+            with self._lock:
+                self._users[host] -= 1
+                is_last = self._users[host] <= 0 and host in self.node.hosts.known
+                if is_last:
+                    self._released.add(host)
+            if is_last:
                 self.node.peers.to_agent(host, m.Bye(self.node.proc))
 
     def own_address(self) -> str:
@@ -519,18 +380,12 @@ class Session:
         self.output.flush()
         self._users.clear()
         self.release([host for host in node.hosts.known if host not in self.detached])
-        agent = self._agent
-        self._agent = None
-        if agent is not None:
-            node.peers.to_agent(node.host, m.Bye(node.proc))
+        self._local.dismiss()
         if self._door is not None:
             self._door.close()
         node.close(linger_ms=500)
         self.output.close()
-        if agent is not None:
-            agent.close(timeout)
-        if self._former is not None:
-            self._former.release()
+        self._local.close(timeout)
         remove_folder(self.folder)
 
 

@@ -15,7 +15,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent, start_agent
 from monarch._procs.launch.tcp import WorkerLauncher
 from monarch._session.launching import launch_hosts, local_address
-from monarch._session.session import LATER, PRELOAD
+from monarch._session.local_agent import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError

@@ -112,7 +112,10 @@ def drain_hosts(
     if not going:
         return drained
     if fewer >= len(before):
-        raise ShapeError(f"{mesh.name} runs only on hosts that go ({axes_text(mesh.extent)}); it needs others")
+        raise ShapeError(
+            f"{mesh.name} has no hosts but those that are being taken back ({axes_text(mesh.extent)}); pass onto= with "
+            f"other hosts"
+        )
     if fewer and procs.host_axes != 1:
         raise ShapeError(f"{mesh.name} has several axes of hosts ({axes_text(mesh.extent)}), so it cannot shrink")
     kept, tail = before[: len(before) - fewer], before[len(before) - fewer :]

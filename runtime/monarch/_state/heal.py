@@ -41,7 +41,7 @@ def heal_mesh(
             gets the result of ``__getstate__`` there; tensors in it go from rank to rank. This applies to all actor
             meshes on the processes; heal a mesh whose class lacks these methods with ``copy``.
         copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: they are
-            copied in place from a living actor, or from ``copy_from``, as by ``copy_state``.
+            copied in place from a living actor, or from ``copy_from``, as ``copy_state`` does.
         hosts: new hosts for ranks whose host is lost, one per lost host.
         timeout: seconds for the new processes and actors, and again for the state.
 

@@ -100,7 +100,7 @@ class Deaths:
         with self._lock:
             known = self._known.get(split_proc(dead.proc))
             if known is not None and known.dead is dead:
-                # Keep ``latest``: by now a caller may have gone on with a new call.
+                # Keep ``latest``: by now a caller may have continued with a new call.
                 known.calls = calls
 
     def _do(self, uid: str, commands: list[Command]) -> None:

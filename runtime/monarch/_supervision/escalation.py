@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Thread
 
+from monarch._actors.supervising import supervise, supervises
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.verdicts import Tally
@@ -93,8 +94,8 @@ class Escalation:
                 judged(True)
                 return
         mailbox = actors_of(self._node).here.get(owner) if owner else None
-        if mailbox is not None and mailbox.supervises():
-            mailbox.supervise(failure, judged)
+        if mailbox is not None and supervises(mailbox):
+            supervise(mailbox, failure, judged)
         else:
             judged(False)
 

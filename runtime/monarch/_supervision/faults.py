@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.supervising import supervises
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.advice import advice
@@ -73,7 +74,7 @@ class Faults:
 
     def _is_judged_by_owner(self, actor: str) -> bool:
         mailbox = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))
-        return mailbox is not None and mailbox.supervises()
+        return mailbox is not None and supervises(mailbox)
 
     def flush(self) -> None:
         """Report recent constructor faults to the hook, in this thread, at the end of the program."""

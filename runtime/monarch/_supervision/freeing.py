@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.cleanup import cleans_up
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.frames import frame_of, is_between_calls
@@ -287,6 +287,7 @@ def _wake(ident: int) -> int:
         return 0
     waiter = frame.f_locals.get("waiter")
     try:
+        # Missing if the wait has just ended; then this raises.
         waiter.release()  # pyright: ignore[reportOptionalMemberAccess]
     except (AttributeError, RuntimeError):
         return 0

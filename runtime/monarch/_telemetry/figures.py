@@ -94,6 +94,7 @@ class Gpu:
             return memory, -1.0
 
     def _open(self, cuda: Any) -> None:
+        # It has no types.
         import pynvml  # pyright: ignore[reportMissingTypeStubs]
 
         pynvml.nvmlInit()

@@ -49,6 +49,7 @@ def _tracked(iterable: Iterable[T], bar: Bar) -> Iterator[T]:
 
 def _length(iterable: Iterable[object]) -> float:
     try:
+        # It may have no length.
         return len(iterable)  # pyright: ignore[reportArgumentType]
     except TypeError:
         return 0

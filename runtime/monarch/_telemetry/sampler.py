@@ -8,7 +8,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.frames import frame_of
 from monarch._core.places import is_ours, place_of
 from monarch._core.telemetry.events import Collective, RankState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# In C; typings/ has its types.
 import _signal  # pyright: ignore[reportMissingModuleSource]
 import signal
 import sys

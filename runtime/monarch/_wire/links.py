@@ -15,6 +15,7 @@ from threading import RLock, get_ident, main_thread
 
 import zmq
 
+from monarch._core.locks import is_owned
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held
@@ -205,7 +206,7 @@ class Link:
         if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
             frame, more = pieces[0], pieces[1:]
         lock = self._lock
-        if not more and not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if not more and not is_owned(lock):
             # The common case, one frame: same as below without the calls.
             try:
                 with lock:
@@ -230,7 +231,7 @@ class Link:
 
     def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
         lock = self._lock
-        if lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        if is_owned(lock):
             # Called by a __del__ or signal handler in the middle of a message of this thread: send it after that.
             self._added.append((frame, more))
             return

@@ -19,7 +19,7 @@ class Explanation(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether ranks are certain to wait for ever."""
+        """Whether ranks are certain to wait forever."""
         return any(each.level is Level.STUCK for each in self.findings)
 
     def __str__(self) -> str:

@@ -138,7 +138,7 @@ def _detailed(differences: list[Difference], first: str) -> list[str]:
         shown = here
         lines += [f"  {theirs}: {each.there or 'missing'}", *_of_elements(each, first, theirs)]
     if len(differences) >= _MANY:
-        lines.append(f"  and {len(differences) - _MANY + 1:,} groups more")
+        lines.append(f"  and {len(differences) - _MANY + 1:,} more groups")
     return lines
 
 

@@ -123,8 +123,8 @@ class Sentry:
         if len(groups) > 1:
             odd = sorted(rank for group in groups[1:] for rank in group)
             text = (
-                f"{describe_ranks(odd)} and {describe_ranks(groups[0])} have other parameters or gradients after step "
-                f"{step}{self._before()}"
+                f"{describe_ranks(odd)} and {describe_ranks(groups[0])} have different parameters or gradients "
+                f"after step {step}{self._before()}"
             )
             return [Finding(DIFFERS, self.watch, step, "", odd, text)]
         shared = next(iter(names.values()))

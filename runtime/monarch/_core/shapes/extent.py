@@ -234,13 +234,13 @@ def no_axis(extent: Extent, label: object) -> AxisError:
 
     near = get_close_matches(str(label), extent.labels, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return AxisError(f"there is no axis {label!r}; this mesh has {axes_text(extent)}{hint}")
+    return AxisError(f"no axis {label!r}; this mesh has {axes_text(extent)}{hint}")
 
 
 def no_rank(extent: Extent, rank: object) -> PointError:
     """Return the error for a rank out of range; it gives the range."""
     ranks = f"ranks 0-{extent.nelements - 1}" if extent.nelements > 1 else "rank 0 only"
-    return PointError(f"there is no rank {rank}; this mesh has {ranks} ({axes_text(extent)})")
+    return PointError(f"no rank {rank}; this mesh has {ranks} ({axes_text(extent)})")
 
 
 def coordinate(extent: Extent, label: str, value: int) -> int:

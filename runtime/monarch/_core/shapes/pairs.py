@@ -16,8 +16,10 @@ class Pair(tuple[Any, Any]):
         __tracebackhide__ = True
         raise TypeError(_ADVICE)
 
+    # Operators of a tuple that a pair refuses.
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = _refuse
+    # Likewise.
     __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore[reportIncompatibleMethodOverride]
     __neg__ = __abs__ = __float__ = __int__ = _refuse
 

@@ -185,6 +185,7 @@ class Region(Frozen):
                 offset += chosen.start * stride
                 kept.append((label, len(chosen), stride * chosen.step))
             elif hasattr(where, "__index__"):
+                # Slices were handled above.
                 offset += coordinate(self.extent, label, where) * stride  # pyright: ignore[reportArgumentType]
             else:
                 raise ShapeError(

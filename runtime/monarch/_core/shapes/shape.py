@@ -147,6 +147,7 @@ class Shape(Frozen):
 
     __slots__ = ("_labels", "_slice")
 
+    # As Python does for a class with __eq__.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
     _labels: tuple[str, ...]
     _slice: NDSlice
@@ -216,7 +217,7 @@ class Shape(Frozen):
 
     def _check(self, label: str) -> None:
         if label not in self._labels:
-            raise ShapeError(f"there is no axis {label!r}; the shape has {self}")
+            raise ShapeError(f"no axis {label!r}; the shape has {self}")
 
     def __len__(self) -> int:
         return len(self._slice)

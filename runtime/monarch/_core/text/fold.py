@@ -162,7 +162,7 @@ class Folder:
         pending.last_part = now
         self._in_parts += len(text)
         if "\r" in text:
-            # A progress bar may run for ever without a newline; keep only its last state.
+            # A progress bar may run forever without a newline; keep only its last state.
             whole = "".join(parts)
             self._in_parts -= len(whole)
             parts[:] = [_overwritten(whole) + ("\r" if whole.endswith("\r") else "")]

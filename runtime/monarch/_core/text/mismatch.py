@@ -25,7 +25,7 @@ def describe_calls(calls: Mapping[int, CollectiveCall], members: Sequence[int], 
         ranks_of.setdefault(f"{text} at {call.place}" if call.place else text, []).append(members[place])
     texts = [f"{describe_ranks(ranks)} called {text}" for text, ranks in list(ranks_of.items())[:_SHOWN]]
     more = sum(map(len, list(ranks_of.values())[_SHOWN:]))
-    several = ", ".join([*texts, *([f"{more} ranks called others"] if more else [])])
+    several = ", ".join([*texts, *([f"{more} ranks called different ones"] if more else [])])
     return f"ranks of {group} called mismatching collectives: {several}; {_advice(calls)}"
 
 
@@ -42,7 +42,7 @@ def _advice(calls: Mapping[int, CollectiveCall]) -> str:
 def describe_timeout(operation: str, group: str, seconds: float) -> str:
     """Return an error about a collective that has not ended in time."""
     return (
-        f"timed out after {seconds:g} s: other ranks have not come to {operation} of {group}; call it on all of its "
+        f"timed out after {seconds:g} s: other ranks have not joined {operation} of {group}; call it on all of its "
         f"ranks, or use a longer timeout"
     )
 

@@ -108,7 +108,7 @@ def _heading(finding: Finding, names: Mapping[str, str]) -> str:
     waiting = describe_ranks(_ranks(finding.waiting))
     if finding.cause in _OTHERWISE:
         what, _ = _OTHERWISE[finding.cause]
-        return f"{waiting} {what}, so none of them can go on"
+        return f"{waiting} {what}, so none of them can continue"
     if finding.cause is Cause.TOGETHER:
         if finding.missing:
             return f"{waiting} {_verb(finding.waiting)} for {describe_ranks(_ranks(finding.missing))}"

@@ -10,7 +10,7 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.digests.divergence import GRADIENT, PARAMETER, RANDOM, SHARD
 from monarch._debug.sentry.controller import Sent, note, take
 from monarch._meshes.context import context

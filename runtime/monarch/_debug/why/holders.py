@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._core.frames import frame_of
+from monarch._core.frames import frame_of, outward
 from monarch._core.kinds import is_dict, is_list
 from monarch._core.places import is_users
 from monarch._core.position import Frame
@@ -107,7 +107,7 @@ def _text(held: Held) -> str:
 
 def line_of(frame: FrameType | None) -> str:
     """Return the innermost line of the user's code."""
-    for each in _frames(frame):
+    for each in outward(frame, _DEPTH):
         if is_users(each):
             return _place(each, each.f_lineno)
     return ""
@@ -117,17 +117,9 @@ def _place(frame: FrameType, line: int) -> str:
     return str(Frame(frame.f_code.co_filename, line, "<module>", ""))
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
 def _taken(frame: FrameType, lock: Any) -> Iterator[str]:
     """Yield the lines in which the frames of a thread have taken a lock and not released it."""
-    for each in _frames(frame):
+    for each in outward(frame, _DEPTH):
         if not is_users(each):
             continue
         nodes = list(_nodes_of(each))

@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch._actors.mailbox import Mailbox
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.diagnosis.facts import FORMING, Doing, Entered, Kind, RankFacts, Target
 from monarch._core.frames import frame_of
@@ -117,7 +117,7 @@ def _of_thread(mailbox: Mailbox, call: Call, rank: int, ident: int, cores: float
             look, callers = found
             return _doing(mailbox, call, ident, look, _described([*callers, *users_frames(frame_of(ident))]), cores)
     if look.kind is Kind.SLEEP or look.kind is Kind.PYTHON:
-        # It may have gone on meanwhile.
+        # It may have continued meanwhile.
         frame = frame_of(ident)
     return _doing(mailbox, call, ident, look, _described(users_frames(frame)), cores)
 

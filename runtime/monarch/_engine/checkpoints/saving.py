@@ -43,7 +43,7 @@ def save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeout: fl
 
 
 def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeout: float = 600.0) -> Future[str]:
-    """Copy a state into CPU memory of the ranks and write it while the program goes on; see ``save``.
+    """Copy a state into CPU memory of the ranks and write it while the program continues; see ``save``.
 
     Returns:
         A future of the path of the version.

@@ -40,6 +40,7 @@ class _Mode(DispatchMode):
 
     def __init__(self, mesh: TensorMesh) -> None:
         self._mesh = mesh
+        # torch does not type it.
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

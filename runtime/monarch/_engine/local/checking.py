@@ -14,7 +14,7 @@ from monarch.exceptions import MeshOpError
 def check_input(op: Any, tensor: RankTensor) -> None:
     """Raise if a tensor was dropped, or is lent to another stream."""
     if tensor.monarch_dropped:
-        raise MeshOpError(f"{op}: a tensor was dropped before, at {tensor.monarch_dropped}")
+        raise MeshOpError(f"{op}: a tensor was already dropped, at {tensor.monarch_dropped}")
     if tensor.monarch_loans:
         raise MeshOpError(
             f"{op}: a tensor ({described(tensor)}) is borrowed by another stream, which may change it; drop the borrow "
@@ -28,7 +28,7 @@ def check_input(op: Any, tensor: RankTensor) -> None:
 def mixed(op: Any) -> MeshOpError:
     """Return the error for an op on both views of a mesh."""
     return MeshOpError(
-        f"{op}: a rank-local tensor meets one that is divided over a mesh; convert one of them, by "
+        f"{op}: a rank-local tensor meets one that is divided over a mesh; convert one of them with "
         f"divided.to_local() or monarch.from_local(rank_local, mesh, spec)"
     )
 
@@ -36,8 +36,8 @@ def mixed(op: Any) -> MeshOpError:
 def local_tensor(op: Any, tensor: torch.Tensor) -> MeshOpError:
     """Return the error for a tensor of the program."""
     return MeshOpError(
-        f"{op}: a tensor of the program of shape {tuple(tensor.shape)} meets tensors of the ranks; send it to them, by "
-        f"monarch.distribute(tensor, mesh).to_local(), or make it in 'with mesh.activate():'"
+        f"{op}: a tensor of the program of shape {tuple(tensor.shape)} meets tensors of the ranks; send it to them "
+        f"with monarch.distribute(tensor, mesh).to_local(), or create it in 'with mesh.activate():'"
     )
 
 
@@ -50,8 +50,8 @@ def _list(tensors: Sequence[Any], what: str) -> str:
 def mesh_differs(op: Any, tensors: Sequence[Any]) -> MeshOpError:
     """Return the error for tensors of several meshes."""
     return MeshOpError(
-        f"{op}: its tensors are on different meshes: {_list(tensors, 'mesh')}; move one by tensor.to_mesh(mesh), or "
-        f"take a part of one by tensor.slice_mesh(...)"
+        f"{op}: its tensors are on different meshes: {_list(tensors, 'mesh')}; move one with tensor.to_mesh(mesh), or "
+        f"take a part of one with tensor.slice_mesh(...)"
     )
 
 

@@ -38,7 +38,7 @@ def same_everywhere(tensor: RankTensor, what: str) -> Any:
         shown = ", ".join(str(each) for each in found[:8])
         raise MeshOpError(
             f"{what}: the ranks have different values ({shown}); reduce them first, as in tensor.reduce(axis), or look "
-            f"at one by monarch.inspect(tensor)"
+            f"at one with monarch.inspect(tensor)"
         )
     return first
 

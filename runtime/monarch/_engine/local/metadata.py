@@ -92,7 +92,7 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list
     except DataDependentOutputException:
         raise MeshOpError(
             f"{op}: its result depends on values, which differ from rank to rank; call it in a function by "
-            f"monarch.remote, or look at the value of one rank by monarch.inspect(tensor)"
+            f"monarch.remote, or look at the value of one rank with monarch.inspect(tensor)"
         ) from None
     except Exception as error:
         # A mistake of the program, as in metadata.py.

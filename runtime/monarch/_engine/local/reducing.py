@@ -69,7 +69,7 @@ def _reduced(tensor: RankTensor, dims: Any, reduction: str, scatter: bool, other
     mesh: TensorMesh = tensor.monarch_layout.mesh
     axes = _axes(mesh, dims)
     if other is not None:
-        raise MeshOpError("reduce: mesh= is not possible; reduce, then move the result by tensor.to_mesh(mesh)")
+        raise MeshOpError("reduce: mesh= is not possible; reduce, then move the result with tensor.to_mesh(mesh)")
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if torch.is_grad_enabled() and tensor.requires_grad:

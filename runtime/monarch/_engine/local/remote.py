@@ -43,6 +43,7 @@ class Remote:
     """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Any) -> None:
+        # Callers without a type checker pass anything.
         if not callable(function) and (not isinstance(function, str) or "." not in function):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(
                 f"remote: expected a function, or a name such as 'package.module.name', got {function!r}"

@@ -34,7 +34,7 @@ above = Above()
 
 
 class RankTensor(torch.Tensor):
-    """A tensor of each rank of a mesh, with the same shape and other values. The ranks compute on their own.
+    """One tensor on each rank of a mesh, of equal shapes and with different values. The ranks compute independently.
 
     Made by torch's functions in ``with mesh.activate():``, by ``monarch.remote`` functions, or from a tensor that is
     divided over the mesh by ``to_local()``. Ops return at once. ``monarch.inspect`` waits for the value of a rank.
@@ -93,6 +93,7 @@ class RankTensor(torch.Tensor):
     def drop(self) -> None:
         """Free the memory on the ranks; later uses raise."""
         self.monarch_dropped = self.monarch_dropped or str(lines[lines.here()])
+        # Not in the type, because only a dropped tensor has none.
         self.monarch_ref = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def reduce(self, dims: Any = None, reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> RankTensor:

@@ -33,7 +33,6 @@ from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
-from monarch._engine.rank.stopping import stop_function as stop_function
 from monarch._groups.breaking import end_everywhere, give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous

@@ -83,8 +83,8 @@ def _call(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any)
     found = [each for each in leaves if each is not None]
     if [meta(each)[::2] for each in found] != [each[::2] for each in expected]:
         raise ShapeError(
-            f"a remote function returned tensors of {[meta(each)[::2] for each in found]}; from propagate=, or from an "
-            f"earlier call, {[each[::2] for each in expected]} was expected"
+            f"a remote function returned tensors of {[meta(each)[::2] for each in found]}; expected "
+            f"{[each[::2] for each in expected]}, from propagate= or an earlier call"
         )
     return [_strided(each, wanted) for each, wanted in zip(found, expected, strict=True)]
 

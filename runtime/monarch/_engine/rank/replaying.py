@@ -118,11 +118,6 @@ def describe(uid: int) -> tuple[str, list[Row]] | str:
     return (ready.text, ready.rows) if ready is not None else _refused.get(uid, "it is not known")
 
 
-def known_steps() -> list[int]:
-    """Return the recorded steps that this rank has."""
-    return list(_ready)
-
-
 def _writes_before_collectives(graph: fx.Graph) -> bool:
     """Return whether the step changes its inputs before its last collective: then it cannot run twice."""
     inputs = {memory_of(node) for node in graph.nodes if node.op == "placeholder"} - {None}

@@ -15,7 +15,7 @@ _PATIENCE = 0.3
 _STEP = 0.005
 
 
-@service("engine.stop_function", "threaded")
+@service("stopping.stop_function", "threaded")
 def stop_function(key: str, src: str, port: int, reason: str) -> bool:
     """Interrupt the function of the user that a batch of ops runs.
 

@@ -9,12 +9,13 @@ import builtins
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from monarch._core.kinds import is_mapping
 from monarch._engine.recording.generators import Drawn, state_of_generator
 from monarch._engine.recording.libraries import is_library_class, is_library_file, is_library_module, names_in
 from monarch._engine.recording.places import ABSENT, Place
@@ -114,6 +115,7 @@ class Captured:
     def _value(self, value: Any, place: Place | None, text: str) -> None:
         if is_plain(value):
             if place is not None:
+                # A set or a bytearray of anything.
                 self.plain.append((place, value.copy() if isinstance(value, set | bytearray) else value))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
             return
         if isinstance(value, torch.Tensor):
@@ -194,7 +196,7 @@ class Captured:
 
     def _items(self, value: Any, text: str) -> None:
         self.sizes.append((value, len(value), text))
-        mapped: Any = value.items() if isinstance(value, Mapping) else enumerate(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        mapped: Any = value.items() if is_mapping(value) else enumerate(value)
         pairs: list[Any] = list(mapped)
         for key, each in pairs:
             named = f"{text}[{key!r}]" if isinstance(key, _PLAIN) else f"{text}[...]"

@@ -152,18 +152,18 @@ class Compiled(Generic[P, R]):
             known = self._recordings.setdefault(key, [])
         except TypeError:
             raise ArgumentError(
-                f"{self._name}: an argument is a set or a bytearray; give a frozenset or bytes"
+                f"{self._name}: an argument is a set or a bytearray; pass a frozenset or bytes"
             ) from None
         if len(known) >= _MOST:
             changed = differences(known[0].captured)
-            what = f"{changed[0]} has other values" if changed else "something that it uses differs"
+            what = f"{changed[0]} has different values" if changed else "something that it uses changes"
             raise ArgumentError(
                 f"{self._name} was recorded {_MOST} times for arguments of the same shapes, since {what} in each call. "
-                f"Give what changes as a tensor of the mesh."
+                f"Pass what changes as a tensor of the mesh."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(
-                f"{self._name}: an argument requires grad; give tensor.detach(), and let the function make the leaf"
+                f"{self._name}: an argument requires grad; pass tensor.detach(), and create the leaf in the function"
             )
         before = Captured(self.function, objects)
         recorder = Recorder(self._name)

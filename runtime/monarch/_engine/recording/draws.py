@@ -24,7 +24,7 @@ class Draws:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self.names: dict[int, str] = {}
-        """Names on the tape by seed. A seed that is drawn twice, as by gradient checkpointing, has one."""
+        """Names on the tape by seed. A seed that is drawn twice, for example by gradient checkpointing, has one."""
         self._before = torch.default_generator.get_state()
         self._python = random.getstate()
         self._numpy = _numpy_state()
@@ -47,9 +47,9 @@ class Draws:
             if state_of_generator(generator) != state:
                 return _at(f"it draws from the random generator {text!r}", text, captured)
         if random.getstate() != self._python:
-            return _at("it draws from Python's module random", "random", captured)
+            return _at("it draws from Python's random module", "random", captured)
         if _numpy_state() != self._numpy:
-            return _at("it draws from the random numbers of numpy", "random", captured)
+            return _at("it draws from numpy's random generator", "random", captured)
         after = torch.default_generator.get_state()
         torch.default_generator.set_state(self._before)
         for _ in self.names:

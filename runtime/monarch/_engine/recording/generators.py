@@ -91,11 +91,11 @@ class Entropy:
     def start(self) -> None:
         """Begin the block."""
         self._thread = threading.get_ident()
-        seeds = "it makes a random generator without a seed"
+        seeds = "it creates a random generator without a seed"
         self._watch(random.Random, "seed", seeds, lambda args: args[1:2] in ((), (None,)))
         for name in ("random", "getrandbits"):
-            self._watch(random.SystemRandom, name, "it draws from the random numbers of the system")
-        self._watch(os, "urandom", "it draws from the random numbers of the system")
+            self._watch(random.SystemRandom, name, "it draws from the system's random generator")
+        self._watch(os, "urandom", "it draws from the system's random generator")
         numpy: Any = sys.modules.get("numpy.random.bit_generator")
         if numpy is not None and hasattr(numpy, "randbits"):
             self._watch(numpy, "randbits", seeds)

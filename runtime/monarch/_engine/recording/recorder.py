@@ -97,7 +97,7 @@ class Recorder:
 
     def _refuse_draw(self, what: str, line: str) -> NoReturn:
         self.refuse(
-            f"{what} at {line}\nLater calls would not repeat that. Draw it outside, and give it as an argument."
+            f"{what} at {line}\nLater calls would not repeat that. Draw it outside, and pass it as an argument."
         )
 
     def here(self) -> str:
@@ -111,7 +111,7 @@ class Recorder:
         except ArithmeticError:
             self.refuse(
                 f"torch computes with a number that differs from call to call, in a way that cannot be repeated, at "
-                f"{self.here()}\nGive the number as a tensor of the mesh."
+                f"{self.here()}\nPass the number as a tensor of the mesh."
             )
 
     def issued(
@@ -191,17 +191,17 @@ class Recorder:
         if self._depth == 0:
             self.refuse(
                 f"it distributes a tensor at {self.here()}\nLater calls would use the same values again. "
-                f"Distribute it outside, and give it as an argument."
+                f"Distribute it outside, and pass it as an argument."
             )
         if self.values.differs(value):
             self.refuse(
                 f"a tensor of the program that differs from call to call meets tensors of the mesh at {self.here()}\n"
-                f"Distribute it outside, and give it as an argument."
+                f"Distribute it outside, and pass it as an argument."
             )
         if value.numel() > 1 and not self.values.is_known(value):
             self.refuse(
                 f"a tensor of the program of shape {tuple(value.shape)} meets tensors of the mesh at {self.here()}\n"
-                f"Distribute it outside, and give it as an argument."
+                f"Distribute it outside, and pass it as an argument."
             )
         self.constants[made.monarch_ref.number] = made.monarch_ref
 

@@ -167,7 +167,7 @@ class Recording:
                 shape = tuple(self.stream.live[number].shape) if number in self.stream.live else ()
                 self.recorder.refuse(
                     f"it uses a tensor of shape {shape} that it does not have from its arguments, closure or globals, "
-                    f"at {lines[op.line]}\nGive the tensor as an argument."
+                    f"at {lines[op.line]}\nPass the tensor as an argument."
                 )
         return found
 
@@ -273,10 +273,10 @@ class Recording:
     def differs(self, other: Recording) -> str | None:
         """Return why another recording of the same step has other ops; None if it has the same."""
         if len(self.ops) != len(other.ops):
-            return "it has another number of ops"
+            return "the number of its ops differs from call to call"
         for first, second in zip(self.ops, other.ops, strict=True):
             if first.template != second.template or first.line != second.line:
-                return f"it does other ops from {lines[second.line]}"
+                return f"its ops differ from call to call from {lines[second.line]}"
             for one, two in zip(first.values, second.values, strict=True):
                 if not isinstance(one, Named) and not isinstance(two, Named) and one != two:
                     return (
@@ -327,20 +327,20 @@ def _refuse_other_changes(recorder: Recorder, around: Surroundings) -> None:
     recorder.values.refuse_reads()
     other = recorder.draws.other_use(around.before)
     if other is not None:
-        recorder.refuse(f"{other}Later calls would not repeat that. Draw it outside, and give it as an argument.")
+        recorder.refuse(f"{other}Later calls would not repeat that. Draw it outside, and pass it as an argument.")
     before = around.before
     if before.iterators:
         recorder.refuse(
-            f"it uses the iterator {before.iterators[0]!r}, from which later calls would take nothing. Give the items "
+            f"it uses the iterator {before.iterators[0]!r}, from which later calls would take nothing. Pass the items "
             f"as arguments."
         )
     if before.large:
         recorder.refuse(
             f"it uses the array {before.large[0]!r}, which is too large to compare in each call. "
-            f"Distribute it outside, and give it as an argument."
+            f"Distribute it outside, and pass it as an argument."
         )
     if not before.is_whole:
-        recorder.refuse("it uses too many objects to look at all of them. Let it use fewer, as by a smaller closure.")
+        recorder.refuse("it uses too many objects to check. Use fewer, for example in a smaller closure.")
     changed = _grown(around)
     changed += [text for array, known, text in before.arrays if array.tobytes() != known]
     changed += [place.text for place, value in before.objects if place.get() is not value]

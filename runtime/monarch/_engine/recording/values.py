@@ -42,7 +42,7 @@ class Values:
     def refuse_reads(self) -> None:
         """Refuse a step that changes a tensor whose value Python has seen."""
         if any(id(each) in self.looked for each in self._tape.changed):
-            self._recorder.refuse("it looks at a value of the program, and changes it later")
+            self._recorder.refuse("it reads a value of the program and changes it later")
 
     def uses(self, tensor: torch.Tensor) -> None:
         """Note a tensor that an op takes."""

@@ -26,7 +26,7 @@ class CollectiveRow:
         axis: of the mesh.
         line: of the program.
         count: how many.
-        bytes: that a rank gives to them.
+        bytes: that a rank contributes to them.
         seconds: estimated.
     """
 
@@ -76,7 +76,7 @@ class Forecast:
         )
 
     def bytes_along(self, axis: str) -> int:
-        """Return the bytes that a rank gives to collectives along an axis."""
+        """Return the bytes that a rank contributes to collectives along an axis."""
         return sum(each.bytes for each in self.collectives if each.axis == axis)
 
     def __repr__(self) -> str:

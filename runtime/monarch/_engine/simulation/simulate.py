@@ -28,7 +28,7 @@ from monarch.exceptions import ArgumentError
 class simulate:
     """A block in which a program on tensors of a mesh runs without devices and processes.
 
-    Meshes that the block makes have no processes: ops run on shapes. Looks at values give NaN or zeros. ``forecast()``
+    Meshes that the block makes have no processes: ops run on shapes. Reading a value gives NaN or zeros. ``forecast()``
     tells peak memory by owner, bytes of collectives by axis and line, and an estimate of the time.
 
     Args:
@@ -61,7 +61,7 @@ class simulate:
         if current.simulation is not None:
             raise ArgumentError("simulate: another simulation runs; end its block first")
         if dist.is_initialized():
-            raise ArgumentError("simulate: the program has a process group; call destroy_process_group() before")
+            raise ArgumentError("simulate: the program has a process group; call destroy_process_group() first")
         dist.init_process_group("fake", store=fake_store(), rank=0, world_size=self.hosts * self.gpus)
         self._block.callback(dist.destroy_process_group)
         before, after = register_optimizer_step_pre_hook(self._own), register_optimizer_step_post_hook(self._stepped)
@@ -85,7 +85,7 @@ class simulate:
         """Return simulated processes.
 
         Raises:
-            ArgumentError: there are not so many devices.
+            ArgumentError: there are not enough devices.
         """
         if prod(sizes) > self.hosts * self.gpus:
             raise ArgumentError(

@@ -24,6 +24,7 @@ def _choosing(plain: Any) -> Any:
         else:
             plain(params, *args, **kwargs)
 
+    # A mark on the function.
     adafactor.monarch_plain = plain  # pyright: ignore[reportFunctionMemberAccess]
     return adafactor
 

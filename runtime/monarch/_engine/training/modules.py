@@ -34,7 +34,7 @@ wiring.wire()
 def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str | None = None) -> M:
     """Move the parameters and buffers of a module to a mesh, in place, and return it.
 
-    Gradients are combined over the mesh without being asked, and are divided as their parameters are; so is the state
+    Gradients are combined over the mesh automatically, and are divided as their parameters are; so is the state
     of an optimizer.
 
     Args:
@@ -91,8 +91,8 @@ class _Mover:
         for name, each in empty:
             if resetter_of(each) is None:
                 raise ArgumentError(
-                    f"module_to_mesh: {name or type(each).__name__} ({type(each).__name__}) has tensors on the device "
-                    f"meta and no reset_parameters() that makes their values; define one, or make it without meta"
+                    f"module_to_mesh: {name or type(each).__name__} ({type(each).__name__}) has tensors on the meta "
+                    f"device but no reset_parameters() to initialize them; define it, or create it on a real device"
                 )
         for prefix, part in modules.items():
             if prefix not in lazy:

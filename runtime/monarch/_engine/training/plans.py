@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from monarch._core.kinds import is_a
+from monarch._core.kinds import is_a, is_mapping
 from monarch._engine.specs import Placements, placements_of
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError
@@ -22,9 +21,9 @@ LARGE = 1 << 16
 
 def split_plan(plan: Any) -> tuple[Any, dict[str, ParallelStyle]]:
     """Return a plan for parameters, and the styles of torch by pattern of module names."""
-    if not isinstance(plan, Mapping):
+    if not is_mapping(plan):
         return plan, {}
-    given: dict[str, Any] = {str(key): value for key, value in plan.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    given: dict[str, Any] = {str(key): value for key, value in plan.items()}
     styles = {key: value for key, value in given.items() if isinstance(value, ParallelStyle)}
     return {key: value for key, value in given.items() if key not in styles}, styles
 
@@ -41,8 +40,8 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
     Raises:
         ArgumentError: the plan is invalid.
     """
-    if isinstance(plan, Mapping):
-        given: dict[str, Any] = dict(plan)  # pyright: ignore[reportUnknownArgumentType]
+    if is_mapping(plan):
+        given: dict[str, Any] = dict(plan)
         for pattern, spec in given.items():
             if fnmatchcase(name, pattern):
                 if is_a(spec, str):
@@ -75,8 +74,8 @@ def check_patterns(plan: Any, names: list[str], what: str) -> None:
     Raises:
         ArgumentError: it names the pattern.
     """
-    for pattern in plan if isinstance(plan, Mapping) else ():  # pyright: ignore[reportUnknownVariableType]
-        if not any(fnmatchcase(name, str(pattern)) for name in names):  # pyright: ignore[reportUnknownArgumentType]
+    for pattern in plan if is_mapping(plan) else ():
+        if not any(fnmatchcase(name, str(pattern)) for name in names):
             raise ArgumentError(
                 f"plan: {pattern!r} matches no {what} of the module; it has {', '.join(names[:8])}"
                 + (", ..." if len(names) > 8 else "")

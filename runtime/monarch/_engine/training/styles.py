@@ -70,6 +70,7 @@ def apply_hooks(style: ParallelStyle, module: nn.Module, axis: int) -> None:
     if inputs or named:
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            # Further arguments stay as they are.
             placed = tuple(_placed(arg, wanted, axis) for arg, wanted in zip(args, _padded(inputs, len(args))))  # noqa: B905
             return placed, {key: _placed(arg, named.get(key), axis) for key, arg in kwargs.items()}
 

@@ -64,6 +64,7 @@ def _tensors_in(value: Any) -> list[Any]:
         found = [*value.parameters(), *value.buffers()]
         return [each for tensor in found for each in _tensors_in(tensor)]
     if isinstance(value, list | tuple):
+        # A container of anything.
         return [each for each in value if isinstance(each, Tensor | RankTensor)]  # pyright: ignore[reportUnknownVariableType]
     return []
 

@@ -70,6 +70,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         return cls(ActorsState(key, name, actor, procs, region, False), region, node)
 
     @property
+    # A property, as a resize changes it.
     def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The ranks of this view."""
         return self._shape.region

@@ -109,6 +109,7 @@ class _Pickler(cloudpickle.Pickler):
 
     dispatch_table = DISPATCH_TABLE
 
+    # cloudpickle types it narrower than pickle does.
     def reducer_override(self, obj: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         import torch
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._actors.failed import failed
 from monarch._actors.interrupts import raised
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
 from monarch._debug.frames import users_frames
 from monarch._procs.zygote.user_forks import leave_if_forked
 
@@ -146,4 +146,4 @@ def text_of(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as broken:
-        return f"{type(error).__name__}, whose text could not be made ({type(broken).__name__})"
+        return f"{type(error).__name__}, whose str() raised ({type(broken).__name__})"

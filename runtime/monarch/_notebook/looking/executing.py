@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch._actors.failed import failed
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._notebook.looking.at_frame import Scope, look

@@ -10,7 +10,7 @@ from monarch._core.kinds import class_of
 from monarch._notebook.who.kinds import is_one
 
 _SMALL = 1 << 20
-"""Elements of an array whose figures are computed without being asked for."""
+"""Elements of an array whose figures are always computed."""
 
 
 def figures_text(value: object) -> str:

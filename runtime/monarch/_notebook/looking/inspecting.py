@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.digests.digest import DIGEST
 from monarch._core.kinds import class_of
 from monarch._core.text.tables import value_text
@@ -197,7 +197,7 @@ def error_here() -> tuple[str, str, str] | None:
         lines = traceback.format_exception(class_of(error), error, stop.trace)
         return class_of(error).__name__, portable(str(error)), portable("".join(lines))
     except Exception as broken:
-        return class_of(error).__name__, f"<its text raised {type(broken).__name__}>", ""
+        return class_of(error).__name__, f"<its str() raised {type(broken).__name__}>", ""
 
 
 def _keep(value: Any) -> int:

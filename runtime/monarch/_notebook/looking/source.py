@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 from types import FrameType
 
-from monarch._actors.failed import failed
+from monarch._actors.pausing.failed import failed
 from monarch._node.services.registry import service
 from monarch._notebook.looking.at_frame import innermost, scope_of, text_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
 from monarch._notebook.display import Display
 from monarch._notebook.execute import CellResult, run, steps_of

@@ -43,6 +43,7 @@ class Lines(list[str]):
     spstr = s
 
     @property
+    # The name that IPython gives it.
     def l(self) -> list[str]:  # noqa: E743
         """The lines."""
         return list(self)

@@ -10,7 +10,7 @@ from itertools import chain
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing import gate
+from monarch._actors.pausing.gate import gate
 from monarch._core.digests.arrays import size_of
 from monarch._core.frames import frame_of
 from monarch._core.kinds import class_of
@@ -22,7 +22,7 @@ from monarch._notebook.who.kinds import is_module, is_one, is_tensor, look_at
 MOST_TENSORS = 200
 _MOST_FRAMES = 100
 _SMALL = 64 << 20
-"""Bytes of a tensor up to which its norm is computed without being asked for."""
+"""Bytes of a tensor up to which its norm is always computed."""
 _BUDGET_S = 0.1
 """Seconds that norms of small tensors may take together; one that has begun is finished."""
 _GPU_S = 1.0

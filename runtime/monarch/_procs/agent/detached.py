@@ -18,8 +18,9 @@ import msgspec
 
 from monarch._core.causes import Detached
 from monarch._procs.agent import services
+from monarch._procs.agent.agent import Agent
 from monarch._procs.agent.detached_records import Record, publish, write
-from monarch._procs.agent.main import Agent, run_agent
+from monarch._procs.agent.main import run_agent
 from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.os.orphans import unmark

@@ -32,7 +32,7 @@ class AgentRequest(NamedTuple):
 
 
 def states(procs: Sequence[str] = ()) -> AgentRequest:
-    """Ask for the state of processes: a dict from proc id to the letter in /proc and the pid."""
+    """Ask for the state of processes: by proc id, the letter in /proc, the pid, and seconds with and without a CPU."""
     return AgentRequest(STATES, list(procs))
 
 

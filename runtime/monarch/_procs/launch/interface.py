@@ -174,7 +174,7 @@ class Launch(Protocol):
         ...
 
     def left(self) -> float | None:
-        """Return the seconds until the engine takes the hosts back; None if it does not, or not known."""
+        """Return the seconds until the scheduler takes the hosts back; None if it does not, or not known."""
         ...
 
     def end(self) -> None:
@@ -189,7 +189,7 @@ class Launcher(Protocol):
         """Ask for hosts and return at once.
 
         Raises:
-            SpawnError: the engine is not available here, or refuses the request.
+            SpawnError: the scheduler is not available here, or refuses the request.
             ArgumentError: the request does not fit this launcher.
         """
         ...

@@ -125,7 +125,7 @@ class KubernetesLauncher:
             ArgumentError: no number of hosts is given.
         """
         if shutil.which(self.kubectl) is None:
-            raise SpawnError(f"there is no {self.kubectl!r} on this machine; install Kubernetes' client")
+            raise SpawnError(f"{self.kubectl!r} is not installed on this machine; install Kubernetes' client")
         count = request.count or self.count
         if count < 1:
             raise ArgumentError(f"kubernetes: expected a number of hosts, at least 1, got {count}")
@@ -218,8 +218,8 @@ class KubernetesLaunch:
             self._joined = time.monotonic()
         if self._joined and time.monotonic() > self._joined + _UNCLAIMED_S:
             raise SpawnError(
-                f"job {self.name}: not all {self.expected} pods run {_UNCLAIMED_S / 60:g} min after the first; ask for "
-                f"fewer, or go on with some by at_least"
+                f"job {self.name}: fewer than {self.expected} pods run {_UNCLAIMED_S / 60:g} min after the first; "
+                f"request fewer, or set at_least to start with some of them"
             )
         return news
 
@@ -247,7 +247,7 @@ class KubernetesLaunch:
             raise SpawnError(f"cannot run {self._client[0]!r}: {error.strerror}") from error
         if check and done.returncode:
             why = done.stderr.strip() or f"code {done.returncode}"
-            raise SpawnError(f"kubectl {args[0]}: {why}; docs/clusters.md names the rights that are needed")
+            raise SpawnError(f"kubectl {args[0]}: {why}; docs/clusters.md lists the required permissions")
         return done.stdout
 
     def _get(self, *args: str) -> dict[str, Any]:

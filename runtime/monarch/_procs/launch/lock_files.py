@@ -36,14 +36,14 @@ def packages_of(path: str) -> dict[str, Any]:
         return {"name": os.path.basename(path), "packed": os.path.abspath(os.path.expanduser(path))}
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ArgumentError(f"packages: there is no file {path!r} here")
+        raise ArgumentError(f"packages: no file {path!r} here")
     if file.name == "uv.lock":
         text = _exported(file)
     elif file.suffix == ".toml":
         text = _of_pylock(file)
     elif file.suffix in (".yml", ".yaml"):
         raise ArgumentError(
-            f"packages: {file.name} is a lock file of conda; pack that environment with conda-pack, and give the "
+            f"packages: {file.name} is a lock file of conda; pack that environment with conda-pack, and pass the "
             f"archive: packages=env.tar.gz"
         )
     else:
@@ -63,8 +63,8 @@ def _lines(file: Path, depth: int = 0) -> list[str]:
             lines += _lines(file.parent / included[1], depth + 1)
         elif text.startswith(("-e ", "--editable")):
             raise ArgumentError(
-                f"packages: {file.name} has {text!r}; remove this line: Python files of the notebook's folder come "
-                f"along by themselves"
+                f"packages: {file.name} has {text!r}; remove this line: Python files of the notebook's folder are "
+                f"copied automatically"
             )
         elif _LOCAL.fullmatch(text.partition(" ")[0]):
             first, space, rest = text.partition(" ")

@@ -101,7 +101,7 @@ def _connect(ray: Any, address: str, count: int) -> bool:
     global _users, _busy
     with _changed:
         if not _changed.wait_for(lambda: not _busy, _CONNECT_S):
-            raise SpawnError(f"another launch of this program still connects to Ray after {_CONNECT_S:g} s")
+            raise SpawnError(f"another launch of this program has been connecting to Ray for {_CONNECT_S:g} s")
         if ray.is_initialized():
             _users += bool(_users)
             return _users > 0
@@ -319,7 +319,7 @@ class RayLaunch:
             line: str | None = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:
             text = str(error).strip().splitlines()
-            return self._failed(report, f"its actor of Ray died: {text[-1] if text else error}")
+            return self._failed(report, f"its Ray actor died: {text[-1] if text else error}")
         if line is None:
             return self._failed(report, f"its Python ended: {'; '.join(report.words[-2:]) or 'without output'}")
         news = [*report.take(line)] if line else []

@@ -97,7 +97,7 @@ class SlurmLauncher:
         """
         for tool in ("salloc", "srun", "squeue", "scancel"):
             if shutil.which(tool) is None:
-                raise SpawnError(f"there is no {tool!r} on this machine; run this on a login node of the cluster")
+                raise SpawnError(f"{tool!r} is not installed on this machine; run this on a login node of the cluster")
         count = request.count or self.count
         if count < 1:
             raise ArgumentError(f"slurm: expected a number of hosts, at least 1, got {count}")

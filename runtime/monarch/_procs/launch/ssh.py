@@ -101,7 +101,7 @@ class SSHLauncher:
             ArgumentError: there are fewer hosts than requested.
         """
         if shutil.which(self.ssh) is None:
-            raise SpawnError(f"there is no {self.ssh!r} on this machine; install OpenSSH's client")
+            raise SpawnError(f"{self.ssh!r} is not installed on this machine; install OpenSSH's client")
         if request.count > len(self.hosts):
             raise ArgumentError(f"ssh: expected at least {request.count} hosts, got {len(self.hosts)}")
         return SSHLaunch(self, self.hosts[: request.count or None], request)

@@ -1,4 +1,4 @@
-"""A process that takes back what was asked of an engine when this program ends, also by SIGKILL."""
+"""A process that takes back what was asked of a scheduler when this program ends, also by SIGKILL."""
 
 from __future__ import annotations
 

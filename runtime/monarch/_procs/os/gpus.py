@@ -35,6 +35,7 @@ def _count() -> int:
     if not any(map(os.path.exists, _DRIVERS)):
         return 0
     try:
+        # Optional, and has no types.
         import pynvml  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
 
         pynvml.nvmlInit()

@@ -282,6 +282,7 @@ def flush_streams() -> None:
     # User code has replaced the stream; earlier output may still be buffered.
     for original in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
+            # A process may have no stdout.
             original.flush()  # type: ignore[union-attr]
     posix.flush_c_stdio()
 

@@ -79,6 +79,7 @@ def rank_text(fd: int) -> RankText:
     # Closing it leaves the descriptor open, as other code writes to it too.
     buffer = io.BufferedWriter(RankFile(fd, "wb", closefd=False))
     text = RankText(buffer, "utf-8", "backslashreplace", line_buffering=True)
+    # As open() sets it.
     text.mode = "w"  # pyright: ignore[reportAttributeAccessIssue]
     return text
 

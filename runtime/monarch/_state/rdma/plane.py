@@ -35,13 +35,14 @@ _ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
 
 
 class Plane:
-    """The transfers of one process."""
+    """The transfers of one process; a part of its node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.registry = Registry()
         self._lock = threading.Lock()
         self._server: StreamServer | None = None
+        """Lock: ``_lock``."""
         self._nixl = Nixl(node.proc, self.registry, self._ask_exposed)
         self._stream = Stream(node.hosts.secret, self._find_stream)
         ways: list[Transport] = [
@@ -53,9 +54,9 @@ class Plane:
         ]
         self._transports = {way.name: way for way in ways}
         self._mailboxes: dict[int, ActorLike] = {}
-        """The actors that have shared memory, by the key of that memory."""
+        """The actors that have shared memory, by the key of that memory. Single operations only."""
         self._chosen: dict[tuple[str, str, bytes, str], Transport] = {}
-        """The transports in use, by ``_kind_of`` a transfer."""
+        """The transports in use, by ``_kind_of`` a transfer. Single operations only."""
         node.events.closing.subscribe(self._close)
         node.events.proc_died.subscribe(self._forget)
 
@@ -169,7 +170,10 @@ class Plane:
 
     def _forget(self, proc: str) -> None:
         """Drop the state of a dead process."""
-        self._chosen = {key: transport for key, transport in self._chosen.items() if key[0] != proc}
+        # Other threads choose transports meanwhile.
+        for key in list(self._chosen):
+            if key[0] == proc:
+                self._chosen.pop(key, None)
         for transport in self._transports.values():
             transport.forget(proc)
 
@@ -181,18 +185,9 @@ class Plane:
         self._nixl.close()
 
 
-_lock = threading.Lock()
-_own: tuple[Node, Plane] | None = None
-
-
 def plane() -> Plane:
     """Return the transfers of this process."""
-    global _own
-    node = current_node()
-    with _lock:
-        if _own is None or _own[0] is not node:
-            _own = (node, Plane(node))
-        return _own[1]
+    return current_node().part(Plane)
 
 
 @service("rdma.stream_address", "threaded")

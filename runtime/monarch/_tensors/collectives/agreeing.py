@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+
+# torch exports these without __all__.
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._core.collective_calls import CollectiveCall, agree

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 
 import torch.distributed as dist
+
+# torch exports these without __all__.
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._tensors.collectives.name_lookups import no_name_lookups

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+
+# torch exports these without __all__.
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._tensors.torch_compat import make_group

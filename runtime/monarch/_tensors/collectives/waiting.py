@@ -5,14 +5,16 @@ from __future__ import annotations
 import dis
 import os
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# torch exports these without __all__.
 from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
+from monarch._core.frames import outward
 from monarch._core.places import is_ours
 from monarch._core.unjoined import Waits
 from monarch._tensors.collectives.agreeing import is_checked_now
@@ -103,18 +105,10 @@ def outside_receive(frame: FrameType) -> FrameType:
     return frame
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
 def outermost(frame: FrameType) -> FrameType | None:
     """Return the torch.distributed function that the program has called, if the thread is inside one."""
     outermost: FrameType | None = None
-    for each in _frames(frame):
+    for each in outward(frame, _DEPTH):
         if is_ours(each):
             # This package wraps the function that makes groups.
             continue
@@ -131,7 +125,7 @@ def _waits_by_name(frame: FrameType) -> bool:
     if not frame.f_code.co_filename.startswith(_TORCH):
         return called_method(frame) == "wait"
     # Such as wait_tensor of functional collectives, behind the call of its operator.
-    files = (each.f_code.co_filename for each in _frames(frame))
+    files = (each.f_code.co_filename for each in outward(frame, _DEPTH))
     return next((file for file in files if not file.startswith(_CALLING)), "").startswith(_WAITING)
 
 

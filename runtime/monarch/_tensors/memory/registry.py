@@ -52,7 +52,9 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, tuple[Memory, ctypes.c_uint64]] = {}
+        """By key, the memory and its slot. Lock for writing: ``_lock``."""
         self._free: list[ctypes.c_uint64] = []
+        """Unused slots. Lock: ``_lock``."""
         # Never freed: others may check a slot at any time.
         self._tables: list[ctypes.Array[ctypes.c_uint64]] = []
 

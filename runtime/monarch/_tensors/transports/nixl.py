@@ -89,12 +89,14 @@ class Nixl:
         self._registry = registry
         self._ask = ask
         self._lock = threading.Lock()
+        # Lock: _lock, down to _tables.
         self._agent: Any = None
         self._registered: Any = None
         self._exposed: dict[int, tuple[int, int]] = {}
         self._tables: set[tuple[int, int]] = set()
         """Registered slot tables: others check there whether a piece was dropped."""
         self._known: dict[tuple[str, int], str] = {}
+        """The agents of other processes, by process and key of its memory. Single operations only."""
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
         if not is_installed():
@@ -137,6 +139,7 @@ class Nixl:
         if self._agent is None:
             # Otherwise it prints its findings at each start.
             os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+            # Optional; typings/ has its types.
             from nixl._api import (  # pyright: ignore[reportMissingImports]
                 nixl_agent,
                 nixl_agent_config,
@@ -232,8 +235,8 @@ class Nixl:
 
     def forget(self, proc: str) -> None:
         """Forget a dead process."""
-        names = {name for (owner, _), name in self._known.items() if owner == proc}
-        self._known = {key: name for key, name in self._known.items() if key[0] != proc}
+        # Other threads add keys meanwhile.
+        names = {self._known.pop(key, "") for key in list(self._known) if key[0] == proc} - {""}
         with self._lock:
             for name in names:
                 try:

@@ -51,8 +51,9 @@ class Stream:
     def __init__(self, secret: bytes, find: Callable[[Remote, float], tuple[str, int]]) -> None:
         self._secret = secret
         self._find = find
-        self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
+        self._idle: dict[str, list[socket.socket]] = {}
+        """By process, the connections that no transfer uses. Lock: ``_lock``."""
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
         return ""

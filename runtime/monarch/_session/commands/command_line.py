@@ -64,7 +64,7 @@ def _hosts(arguments: argparse.Namespace, stack: ExitStack) -> HostMesh:
 
 
 def _exec(arguments: argparse.Namespace) -> int:
-    from monarch._session.commands import exec_command
+    from monarch._session.commands.execution import exec_command
 
     cmd = arguments.cmd[1:] if arguments.cmd[:1] == ["--"] else arguments.cmd
     per_host = {axis: int(count) for axis, _, count in (pair.partition("=") for pair in arguments.per_host)}
@@ -74,7 +74,7 @@ def _exec(arguments: argparse.Namespace) -> int:
 
 
 def _shell(arguments: argparse.Namespace) -> int:
-    from monarch._session.shells import shell
+    from monarch._session.commands.shells import shell
 
     with ExitStack() as stack:
         host = _hosts(arguments, stack).flatten("rank").slice(rank=arguments.rank)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from monarch._actors.points import RAISED, Point, Points, describe_error, enters, lines_of
+from monarch._actors.pausing.points import RAISED, Point, Points, describe_error, enters, lines_of
 from monarch._core.places import is_ours, is_users
 from monarch._core.thread_trace import may_trace
 

@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from monarch._actors import running
-from monarch._actors.failed import failed
-from monarch._actors.pausing import gate
-from monarch._actors.tracing import BREAKPOINT, Stop
+from monarch._actors.pausing.failed import failed
+from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.tracing import BREAKPOINT, Stop
 from monarch._core.frames import caller
 from monarch._node.remote_errors import is_consequence
 from monarch._procs.zygote import user_forks
@@ -41,6 +41,6 @@ def break_here(*_: Any, **__: Any) -> None:
     elif not gate.busy():
         where = "outside a cell or an endpoint"
     if where:
-        print(f"breakpoint() {where} was passed: ranks pause in cells and endpoints", file=sys.stderr)
+        print(f"breakpoint() {where} was skipped: ranks pause in cells and endpoints", file=sys.stderr)
         return
     gate.stop_at(caller(), Stop(BREAKPOINT, "breakpoint"))

@@ -97,7 +97,7 @@ def _raw_terminal(there: Any) -> Generator[None]:
     wake, woken = os.pipe()
     keys = threading.Thread(target=_send_keys, args=(there, wake), name="monarch-shell", daemon=True)
     on_main = threading.current_thread() is threading.main_thread()
-    resized = signal.signal(signal.SIGWINCH, lambda *_: _resize(there)) if on_main else None
+    resized = signal.signal(signal.SIGWINCH, lambda number, frame: _resize(there)) if on_main else None
     try:
         tty.setraw(0)
         keys.start()
@@ -175,7 +175,7 @@ class Shell(Actor):
         leader.add_done_callback(lambda _: os.close(slave))
         try:
             code = await leader
-            # What it has started in the background may keep the terminal open.
+            # Its background processes may keep the terminal open.
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ended.wait(), _TURN)
         finally:

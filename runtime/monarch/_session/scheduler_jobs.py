@@ -1,4 +1,4 @@
-"""Jobs on the hosts of an engine: Slurm, Ray, Kubernetes."""
+"""Jobs on the hosts of a scheduler: Slurm, Ray, Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from monarch._procs.launch.registry import make_launcher
 from monarch._session.cluster_jobs import LauncherJob
 
 
-class EngineJob(LauncherJob):
+class SchedulerJob(LauncherJob):
     """A job of a launcher that is made by name from options."""
 
-    engine = ""
+    scheduler = ""
 
     def __init__(
         self, meshes: Mapping[str, int], options: Mapping[str, Any], at_least: int | None, timeout: float | None
@@ -26,10 +26,10 @@ class EngineJob(LauncherJob):
 
     def launcher(self) -> Launcher:
         """Return the launcher of the hosts."""
-        return make_launcher(self.engine, sum(self.meshes.values()), self.options)
+        return make_launcher(self.scheduler, sum(self.meshes.values()), self.options)
 
 
-class SlurmJob(EngineJob):
+class SlurmJob(SchedulerJob):
     """A job on hosts that Slurm grants, from a login node or inside an allocation.
 
     Args:
@@ -61,7 +61,7 @@ class SlurmJob(EngineJob):
         ArgumentError: an argument is invalid.
     """
 
-    engine = "slurm"
+    scheduler = "slurm"
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class SlurmJob(EngineJob):
         super().__init__(meshes, options, at_least, job_start_timeout)
 
 
-class RayJob(EngineJob):
-    """A job on the hosts of a Ray cluster, each on another node of it.
+class RayJob(SchedulerJob):
+    """A job on the hosts of a Ray cluster, each on a different node.
 
     Args:
         meshes: the number of hosts of each mesh, by name.
@@ -134,7 +134,7 @@ class RayJob(EngineJob):
         ArgumentError: an argument is invalid.
     """
 
-    engine = "ray"
+    scheduler = "ray"
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class RayJob(EngineJob):
         super().__init__(meshes, options, at_least, timeout)
 
 
-class KubernetesJob(EngineJob):
+class KubernetesJob(SchedulerJob):
     """A job on pods of a Kubernetes cluster: an indexed Job, or a JobSet. Needs ``kubectl``.
 
     Args:
@@ -195,7 +195,7 @@ class KubernetesJob(EngineJob):
         ArgumentError: an argument is invalid.
     """
 
-    engine = "kubernetes"
+    scheduler = "kubernetes"
 
     def __init__(
         self,

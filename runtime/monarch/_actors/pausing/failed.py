@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from types import FrameType, TracebackType
 
-from monarch._actors.pausing import gate
-from monarch._actors.tracing import describe
+from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.tracing import describe
 
 
 class Failed:

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from types import FrameType
 
-from monarch._actors.actor_threads import ActorThreads
 from monarch._actors.interruptible import sleep
 from monarch._actors.interrupts import new_interrupt
-from monarch._actors.next_line import at_next_line
-from monarch._actors.points import UNCAUGHT, Packed, Points
-from monarch._actors.tracing import ERROR, Step, Stop, Tracer, describe
+from monarch._actors.pausing.actor_threads import ActorThreads
+from monarch._actors.pausing.next_line import at_next_line
+from monarch._actors.pausing.points import UNCAUGHT, Packed, Points
+from monarch._actors.pausing.tracing import ERROR, Step, Stop, Tracer, describe
 from monarch._core.frames import caller, frame_of
+from monarch._core.locks import is_owned
 from monarch._core.places import is_ours, is_users
 from monarch._core.thread_trace import Traceable
 from monarch._node.services.registry import declared
@@ -450,7 +451,7 @@ class PauseGate:
 
     def _is_holder(self) -> bool:
         """Return whether this thread is held."""
-        return self._one._is_owned()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+        return is_owned(self._one)
 
     def _give_back(self) -> None:
         while True:

@@ -1,0 +1,1 @@
+"""Commands, shells, forwarded ports and files on hosts, for programs and for the ``monarch`` command."""
