@@ -411,6 +411,8 @@ class Agent:
         if self.config.one_port and self.owner in hosts.hosts:
             # Its connection to the shared port is not told from those of others: watch the one back to it.
             self.router.connect(self.owner)
+        elif self.router.owner_monitor is not None:
+            self.router.watched_by = self.owner
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that connected by address alone learns the agent's identity from this.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
