@@ -59,7 +59,7 @@ _AGAIN = 0.25
 _SWEEPS = (0.0, 0.05, 0.2, 1.0)
 """Seconds between searches for processes left by the ranks of a killed agent."""
 _LOOK = 200
-"""Milliseconds between checks for newly attached hosts."""
+"""Milliseconds between checks for newly attached hosts; longer with many hosts, as each takes time."""
 PRELOAD = [
     "torch",
     "numpy",
@@ -441,7 +441,7 @@ class Session:
                     # A poll of nothing returns at once.
                     self._host_joined.wait(_LOOK / 1000)
                     self._host_joined.clear()
-                for monitor, _ in poller.poll(_LOOK):
+                for monitor, _ in poller.poll(_LOOK * (1 + len(watched) // 256)):
                     host, gateway = watched[monitor]
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():

@@ -73,7 +73,7 @@ class UnjoinedCollectives:
     def tick(self, now: float) -> None:
         """Look at meshes of which some ranks have finished; about every second."""
         latest, self._latest = self._latest, self._node.ports.last
-        # Without calls since the last look: in a loop of short calls, nothing is to be found.
+        # Without calls since the last look: a loop of short calls waits for nothing long.
         under_way = _under_way(self._node, latest)
         self._known = {uid: known for uid, known in self._known.items() if uid in under_way or uid in self._looks}
         for uid, calls in under_way.items():

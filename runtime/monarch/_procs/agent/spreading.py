@@ -23,7 +23,7 @@ _KEPT = 10_000
 
 
 class _Leg(NamedTuple):
-    """What a Spread has for one host."""
+    """The part of a Spread for one host."""
 
     host: str
     procs: list[str]
@@ -32,7 +32,7 @@ class _Leg(NamedTuple):
 
 
 def _legs_of(spread: m.Spread) -> list[_Leg]:
-    """Return what a message has for each host.
+    """Return the parts of a message for its hosts.
 
     Raises:
         ProtocolError: its parts do not fit together.
