@@ -10,9 +10,11 @@ import pytest
 import zmq
 
 from monarch._node.hosts import Hosts
+from monarch._node.peers import GonePeer
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
+from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import make_context
@@ -158,3 +160,18 @@ def test_many_connections_share_several_threads(monkeypatch: pytest.MonkeyPatch)
     finally:
         hosts.close(0)
         hosts.term()
+
+
+def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
+    class Call:
+        port, label, done = 1, "bench.echo()", True
+
+        def __init__(self, count: int) -> None:
+            self.targets = [GonePeer(Any, f"h/m.{rank}") for rank in range(count)]
+
+    calls = Calls({})
+    calls.active = True
+    few, many = Call(8), Call(256 * LISTED)
+    for call in (few, many, few):
+        calls.sent(call)
+    assert [sent.ranks is not None for sent in calls._sent] == [True, True, False]
