@@ -26,6 +26,7 @@ import zmq
 from monarch._core.causes import Exited
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.os.posix import set_pdeathsig
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
@@ -36,6 +37,8 @@ LEASE = 60.0
 """Seconds of silence until a host counts as lost: all of them share the cores."""
 PROCESSES = 8
 """Processes that stand in for all hosts."""
+TOGETHER = 32
+"""Stand-ins with a thread of ZeroMQ of their own."""
 _NOTHING = b"\x80\x05N."
 """A pickled None."""
 
@@ -111,6 +114,7 @@ class StandIn:
             self._router.learn(message)
             # Host ids have no slash; the controller is in there by its proc id.
             self._owner = next(name for name in message.hosts if "/" in name)
+            self._router.watched_by = self._owner
         elif isinstance(message, m.Spawn):
             self._on_spawn(message)
         elif isinstance(message, m.Stop):
@@ -144,9 +148,11 @@ class StandIn:
 
 def serve(hosts: Sequence[str], keys: KeyPair, ready: int) -> None:
     """Stand in for some hosts until the controller says Bye to all."""
-    context, timers = make_context(), Timers()
+    timers = Timers()
     folder = tempfile.mkdtemp(prefix="simulated")
-    stand_ins = [StandIn(host, keys, context, folder, timers) for host in hosts]
+    # A thread of ZeroMQ for some of them: its work for heartbeats grows with the square of its connections.
+    contexts = [make_context() for _ in range(0, len(hosts), TOGETHER)]
+    stand_ins = [StandIn(host, keys, contexts[place // TOGETHER], folder, timers) for place, host in enumerate(hosts)]
     shutil.rmtree(folder)
     by_socket = {each.inbox: each for each in stand_ins}
     poller = zmq.Poller()
@@ -164,6 +170,8 @@ def fork_stand_ins(hosts: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
     warm = os.fork()
     if warm == 0:
         os.setpgid(0, 0)
+        # None outlives the run, however that ends.
+        set_pdeathsig(signal.SIGKILL)
         os.close(reader)
         # Warm: with the imports for unpickling a config.
         import monarch._node.rank_config  # noqa: F401
@@ -174,6 +182,7 @@ def fork_stand_ins(hosts: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
         for index in range(processes):
             if os.fork() == 0:
                 try:
+                    set_pdeathsig(signal.SIGKILL)
                     serve([f"simulated{host}" for host in range(index, hosts, processes)], keys, writer)
                 except BaseException:
                     traceback.print_exc()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from monarch._core import flow
-from monarch._core.flow import PATIENCE, WINDOW, Finished, Window
+from monarch._core.flow import PATIENCE, WINDOW, Finished, Window, finish_all, take_all
 
 COSTS = st.sampled_from([1, 1, 1, 2, 3, 7, 25])
 SMALL = 16
@@ -227,6 +227,33 @@ def test_opened_window_lets_everything_pass() -> None:
     window.open()
     assert window.take(10**9)
     assert not window.finished(10**10), "nobody waits for the room of a receiver that is gone"
+
+
+class Peer:
+    """Has a window."""
+
+    def __init__(self) -> None:
+        self.window = Window(2)
+
+
+def test_room_at_many_receivers_is_reserved_up_to_a_full_one() -> None:
+    peers = [Peer() for _ in range(4)]
+    assert take_all(peers, 1) == -1
+    assert peers[2].window.take(1)
+    assert take_all(peers, 1) == 2
+    assert [peer.window.sent for peer in peers] == [2, 2, 2, 1]
+
+
+def test_equal_reports_of_many_tell_those_that_wait() -> None:
+    peers = [Peer() for _ in range(4)]
+    for peer in peers:
+        assert peer.window.take(2)
+    assert not peers[1].window.take(1)
+    assert finish_all(peers, 1) == [peers[1]]
+    assert all(peer.window.statistics() == (2, 1, 3) and peer.window.behind == 1 for peer in peers)
+    # An older report changes nothing, and the room is there for those that were not told.
+    assert finish_all(peers, 0) == []
+    assert take_all(peers, 1) == -1
 
 
 def test_progress_restores_patience_of_sender() -> None:

@@ -103,6 +103,61 @@ def test_messages_by_several_ways_arrive_once_and_in_order(program: Callable[...
     assert done.ok() == "True\nTrue\n8 True\nnothing is kept\n"
 
 
+COUNTS = (
+    COMMON
+    + """
+from monarch._meshes.procs import starting
+from monarch._node.liveness import Liveness, here
+from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
+from monarch._wire import messages as m
+from monarch._wire.links import Link
+
+packed, sent = [], []
+dumps, send = starting.dumps_whole, Link.send
+starting.dumps_whole = lambda value: packed.append(1) or dumps(value)
+
+def counted(link, frame, more=()):
+    if link.address.startswith("tcp"):
+        sent.extend(type(m.decode(each)).__name__ for each in (frame, *more[:1]))
+    send(link, frame, more)
+
+if __name__ == "__main__":
+    with local_hosts(9) as hosts:
+        procs = hosts.spawn_procs({"gpus": 2})
+        print(len(packed))
+        ranks = procs.spawn("ranks", Rank)
+        pids = list(ranks.wait_for.call("/", []).get(60).values())
+        until(goes_from_host_to_host)
+        node = current_node()
+        names = [peer.proc for peer in ranks._targets.peers]
+        Link.send = counted
+        # In the receiving thread, as each second.
+        liveness, asked = node.part(Liveness), threading.Event()
+        node.receive_loop.post(lambda: (liveness.ask(names, time.monotonic()), asked.set()))
+        asked.wait(20)
+        print(sent)
+        until(lambda: not liveness.rounds and not any(map(liveness.asks, names)))
+        sent.clear()
+        heard = []
+        asking = Answers(node, names, request(here), lambda proc, answer: heard.append(proc))
+        print(sent)
+        until(lambda: sorted(heard) == sorted(names))
+        asking.close()
+        sent.clear()
+        os.kill(pids[5], signal.SIGKILL)
+        until(lambda: "Dead" in sent)
+        print(sent.count("Dead"))
+"""
+)
+
+
+def test_requests_to_all_ranks_leave_once_for_each_share(program: Callable[..., Any]) -> None:
+    """Heartbeats, requests for services and news of deaths go by way of three of nine hosts."""
+    done = program(COUNTS, MONARCH_TREE_HOSTS="3", timeout=120)
+    assert done.ok() == f"1\n{['Spread', 'Ask'] * 3}\n{['Spread', 'Ask'] * 3}\n3\n"
+
+
 DEATHS = (
     COMMON
     + """

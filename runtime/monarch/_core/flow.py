@@ -8,8 +8,9 @@ is held for a few additions and never while other code runs. docs/wire-protocol.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 WINDOW = 16_384
 """Window size: how far a sender may be ahead. Each message costs 1, plus 1 for every 4 KiB."""
@@ -28,6 +29,9 @@ class WindowStatistics(NamedTuple):
     """Upper bound of ``sent``; infinite once the receiver is gone."""
 
 
+R = TypeVar("R", bound="Receiver")
+
+
 class Window:
     """The sender's end. Send a message only after ``take`` has reserved its cost.
 
@@ -38,7 +42,7 @@ class Window:
         size: how far the sender may be ahead.
     """
 
-    __slots__ = ("_finished", "_lock", "_size", "limit", "patience", "sent")
+    __slots__ = ("_finished", "_limit", "_lock", "_reported", "_size", "_starved", "patience", "sent")
 
     def __init__(self, size: int = WINDOW) -> None:
         self._lock = RLock()
@@ -46,8 +50,29 @@ class Window:
         # All of these: written under _lock; read without it where a stale value is fine.
         self._finished = 0
         self.sent = 0
-        self.limit: float = size
+        self._limit: float = size
         self.patience = PATIENCE
+        self._starved = False
+        """Whether a sender was refused, and nothing has made room since."""
+        # Also written without the lock, by ``finish_all``.
+        self._reported = 0
+        """The newest report of the receiver, which counts when somebody looks."""
+
+    @property
+    def limit(self) -> float:
+        """Upper bound of ``sent``."""
+        if self._reported > self._finished:
+            with self._lock:
+                self._count()
+        return self._limit
+
+    def _count(self) -> None:
+        """Count the newest report; with the lock held."""
+        total = self._reported
+        if total > self._finished:
+            self._finished = total
+            self.patience = PATIENCE
+            self._limit = max(self._limit, total + self._size)
 
     @property
     def has_room(self) -> bool:
@@ -57,22 +82,28 @@ class Window:
     @property
     def behind(self) -> int:
         """Return how far the receiver is behind, by its last report."""
-        return self.sent - self._finished
+        return self.sent - max(self._reported, self._finished)
 
     def take(self, cost: int) -> bool:
         """Reserve room for a message of this cost; False without room."""
         with self._lock:
-            if self.sent >= self.limit:
-                return False
+            if self.sent >= self._limit:
+                self._count()
+                if self.sent >= self._limit:
+                    self._starved = True
+                    return False
             self.sent += cost
             return True
 
     def give_back(self, cost: int) -> bool:
         """Undo a ``take`` whose message was not sent; True if that made room where there was none."""
         with self._lock:
-            full = self.sent >= self.limit
+            full = self.sent >= self._limit
             self.sent -= cost
-            return full and self.sent < self.limit
+            if not full or self.sent >= self._limit:
+                return False
+            self._starved = False
+            return True
 
     def finished(self, total: int) -> bool:
         """Take the receiver's report of all that it has finished; True if that made room where there was none.
@@ -80,31 +111,74 @@ class Window:
         Reports may arrive in any order: an older one changes nothing.
         """
         with self._lock:
-            if total <= self._finished:
+            full = self._starved or self.sent >= self._limit
+            self._reported = max(self._reported, total)
+            self._count()
+            if not full or self.sent >= self._limit:
                 return False
-            self._finished = total
-            self.patience = PATIENCE
-            if total + self._size <= self.limit:
-                return False
-            full = self.sent >= self.limit
-            self.limit = total + self._size
-            return full and self.sent < self.limit
+            self._starved = False
+            return True
 
     def go_beyond(self) -> None:
         """Allow one more window, since the receiver may itself wait for room here. The next takes twice as long."""
         with self._lock:
-            self.limit += self._size
+            self._limit += self._size
+            self._starved = False
             self.patience *= 2
 
     def open(self) -> None:
         """Let everything pass: the receiver is gone, and messages to it go nowhere."""
         with self._lock:
-            self.limit = math.inf
+            self._limit = math.inf
+            self._starved = False
 
     def statistics(self) -> WindowStatistics:
         """Return a consistent snapshot of the counts."""
         with self._lock:
-            return WindowStatistics(self.sent, self._finished, self.limit)
+            self._count()
+            return WindowStatistics(self.sent, self._finished, self._limit)
+
+
+class Receiver(Protocol):
+    """Has a window."""
+
+    @property
+    def window(self) -> Window: ...
+
+
+def take_all(receivers: Iterable[Receiver], cost: int) -> int:
+    """Reserve room for a message of this cost at some receivers, up to the first without room.
+
+    Returns:
+        The place of that one; -1 if all had room.
+    """
+    # The code of ``take`` without its calls: there may be thousands.
+    for place, receiver in enumerate(receivers):
+        window = receiver.window
+        with window._lock:  # pyright: ignore[reportPrivateUsage]
+            if window.sent < window._limit:  # pyright: ignore[reportPrivateUsage]
+                window.sent += cost
+                continue
+        if not window.take(cost):
+            return place
+    return -1
+
+
+def finish_all(receivers: Iterable[R], total: int) -> list[R]:
+    """Take an equal report of many receivers whose reports arrive in one thread at a time.
+
+    Returns:
+        Those that may have made room where there was none.
+    """
+    made: list[R] = []
+    for receiver in receivers:
+        window = receiver.window
+        if total > window._reported:  # pyright: ignore[reportPrivateUsage]
+            # First: a sender that is refused says so before it looks here once more.
+            window._reported = total  # pyright: ignore[reportPrivateUsage]
+            if window._starved and window.finished(total):  # pyright: ignore[reportPrivateUsage]
+                made.append(receiver)
+    return made
 
 
 class FinishedStatistics(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
+from monarch._core.flow import finish_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
@@ -181,16 +183,19 @@ class Gather(Future[R]):
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
 
-    def reply_alike(self, reply: Reply, ranks: Sequence[int]) -> None:
+    def reply_alike(self, reply: Reply, ranks: range) -> None:
         """Take the same value from the actors at some positions, without buffers; ignore second replies."""
         with self._lock:
             replies = self._replies
             if not self._left:
                 return
-            for rank in ranks:
-                if replies[rank] is None:
-                    replies[rank] = reply
-                    self._left -= 1
+            begin, end = ranks.start, ranks.stop
+            new = replies[begin:end].count(None)
+            if new == end - begin:
+                replies[begin:end] = [reply] * new
+            elif new:
+                replies[begin:end] = [reply if each is None else each for each in replies[begin:end]]
+            self._left -= new
             complete = not self._left
         if complete:
             self._node.ports.close(self.port)
@@ -320,34 +325,22 @@ class Gather(Future[R]):
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
-        former: Answer | None = None
-        value: Any = None
-        for rank, reply in enumerate(self._replies):
-            if reply is former and type(value) in _CONSTANT:
-                # One reply for several actors; others have their own objects.
-                values.append(value)
-                continue
+        for _, run in groupby(self._replies, id):
+            # One reply for all of these actors.
+            alike = list(run)
+            reply = alike[0]
             frames: Sequence[bytes] = ()
             if isinstance(reply, tuple):
                 reply, frames = reply
-            if reply is None:
-                values.append(None)
-            elif type(reply) is Lost:
+            if reply is not None and type(reply) is not Lost and reply.status != ERROR:
+                self._load(reply, frames, len(alike), values)
+                continue
+            rank = len(values)
+            values += [None] * len(alike)
+            if type(reply) is Lost:
                 lost[rank] = reply.dead
-                values.append(None)
-            elif reply.status != ERROR:
-                try:
-                    # The usual answer is small; load() would be one more call for each.
-                    former = None
-                    value = loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
-                    values.append(value)
-                    former = reply
-                except Exception:
-                    # Raised when it is read, so that the other values stay available.
-                    values.append(Deferred(_Load(self._node, reply, frames)))
-            else:
+            elif reply is not None:
                 failures[rank] = unpack_failure(reply.body)
-                values.append(None)
         self._replies = []
         if self._why and not lost:
             raise SupervisionError(
@@ -366,6 +359,21 @@ class Gather(Future[R]):
                 add_note(error, f"{ranks} had not answered by then; the call continues there")
             raise error
         return self._finish(self, values)
+
+    def _load(self, reply: Reply, frames: Sequence[bytes], count: int, values: list[Any]) -> None:
+        """Append the value of a reply for some actors; they share constants only."""
+        value: Any = None
+        for place in range(count):
+            try:
+                # The usual answer is small; load() would be one more call for each.
+                value = loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
+            except Exception:
+                # Raised when it is read, so that the other values stay available.
+                value = Deferred(_Load(self._node, reply, frames))
+            if type(value) in _CONSTANT:
+                values += [value] * (count - place)
+                return
+            values.append(value)
 
     def _unanswered(self) -> list[int]:
         return [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
@@ -433,8 +441,9 @@ def _failure_of(reply: Reply) -> tuple[str, bool]:
 class _Sink(Protocol):
     """Takes the replies to a call."""
 
-    @property
-    def targets(self) -> Sequence[Peer]: ...
+    targets: Any
+    """The peers, by position."""
+
     def reply(self, reply: Reply, frames: Sequence[Any], /) -> None: ...
 
 
@@ -445,15 +454,17 @@ def take_folded(node: NodeLike, folded: Folded) -> None:
         # The next replies of these ranks say again what they have finished.
         return
     targets = sink.targets
-    for status, done, body, ranks in folded.groups:
-        for rank in ranks:
-            if targets[rank].window.finished(done):
-                node.receive_loop.notify(targets[rank])
-        if status == RESULT and is_gather(sink):
-            sink.reply_alike(Reply(targets[ranks[0]].proc, folded.port, ranks[0], status, done, body), ranks)
-            continue
-        for rank in ranks:
-            sink.reply(Reply(targets[rank].proc, folded.port, rank, status, done, body), ())
+    alike: Callable[[Reply, range], None] | None = getattr(sink, "reply_alike", None)
+    for status, done, body, ends in folded.groups:
+        for ranks in map(range, ends[::2], ends[1::2]):
+            peers: list[Peer] = [targets[rank] for rank in ranks]
+            for peer in finish_all(peers, done):
+                node.receive_loop.notify(peer)
+            if alike is not None and status == RESULT:
+                alike(Reply(peers[0].proc, folded.port, ranks.start, status, done, body), ranks)
+                continue
+            for rank, peer in zip(ranks, peers, strict=True):
+                sink.reply(Reply(peer.proc, folded.port, rank, status, done, body), ())
 
 
 def is_gather(sink: object) -> TypeGuard[Gather[Any]]:

@@ -12,7 +12,7 @@ from monarch._core.causes import Cause, NotAttached
 from monarch._node.peers import Gateway
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
-from monarch._wire.links import Link
+from monarch._wire.links import Link, make_context
 from monarch._wire.tcp import LEASE_S
 from monarch.config import TREE_HOSTS
 from monarch.exceptions import SupervisionError
@@ -20,6 +20,9 @@ from monarch.exceptions import SupervisionError
 if TYPE_CHECKING:
     from monarch._node.spreads import Spreads
     from monarch._wire.keys import KeyPair
+
+_TOGETHER = 128
+"""Connections that share a thread of ZeroMQ, whose work for heartbeats grows with the square of their number."""
 
 
 class Hosts:
@@ -37,6 +40,8 @@ class Hosts:
         self.folder = folder
         self.hello = hello
         self.context = context
+        self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
+        """More of them, each with a thread of its own, for connections beyond the first. Written under ``_lock``."""
         self.in_rank = False
         """Whether this process is a rank, which sends to other hosts through its agent. Set before anything is sent."""
         self._agent = f"{host}/agent"
@@ -49,8 +54,8 @@ class Hosts:
         """Addresses at which other hosts reach a host that this process reaches by a forwarded port."""
         self.lost: dict[str, m.Dead] = {}
         """Causes of lost or ended hosts. Leader only writes; an entry is valid until the host is ``known``."""
-        self._joined: set[str] = set()
-        """Hosts that pass messages on. Written by the threads that attach hosts, one at a time."""
+        self._joined: dict[str, None] = {}
+        """In order, hosts that pass messages on. Written by the threads that attach hosts, one at a time."""
         self.spreads: Spreads
         """Messages to many hosts. Set once, before anything is sent."""
         self.keys: KeyPair | None = None
@@ -93,18 +98,27 @@ class Hosts:
                 why = self.out_of_reach(host)
                 raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
             address, public = self.known[host]
-            link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
+            link = Link(self._context(), address, self.hello, self.keys, public.encode(), self.lease)
             return Gateway(link, agent, True)
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
 
+    def _context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """Return the context for one more connection."""
+        place = len(self.gateways) // _TOGETHER
+        if not place:
+            return self.context
+        with self._lock:
+            while len(self._contexts) < place:
+                self._contexts.append(make_context())
+            return self._contexts[place - 1]
+
     def join(self, hosts: Sequence[str]) -> None:
         """Add hosts of which messages may go to others, once there are enough of them."""
-        self._joined.update(hosts)
+        self._joined.update(dict.fromkeys(hosts))
         joined = [host for host in self._joined if host in self.known]
         least = TREE_HOSTS()
         if least and len(joined) >= least:
-            for host in joined:
-                self.spreads.number(self.gateway(host))
+            self.spreads.group([self.gateway(host) for host in joined])
             self.spreads.lease = self.lease
             self.spreads.least = least
 
@@ -151,3 +165,8 @@ class Hosts:
         """Close the connections to all hosts."""
         for gateway in self.gateways.values():
             gateway.close(linger_ms)
+
+    def term(self) -> None:
+        """Wait until all sockets are closed, and end the threads of ZeroMQ."""
+        for context in [*self._contexts, self.context]:
+            context.term()

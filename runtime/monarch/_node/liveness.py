@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
+from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.node_like import NodeLike
-from monarch._node.services.frame import ask_frame
+from monarch._node.peers import Peer, RemotePeer
+from monarch._node.services.frame import ask_frame, ask_ranks
 from monarch._node.services.registry import request, service
 from monarch._procs.os.blocked import cpu_shares, process_state
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps_whole
 from monarch._wire.receiving.aside import tell, tell_error
 from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import ArgumentError
@@ -23,7 +24,8 @@ from monarch.exceptions import ArgumentError
 USUAL = 5.0
 """Seconds without an answer after which a rank counts as unresponsive."""
 _EVERY = 1.0
-_NOTHING = dumps_whole(())
+_SAY = 0.05
+"""Seconds for which news that a rank answers again waits for that of others."""
 _STATES = {
     "T": "its process is stopped by a signal (SIGSTOP, or from a terminal)",
     "t": "its process is stopped by a debugger",
@@ -42,6 +44,57 @@ def check_bound(bound: float | None) -> None:
         raise ArgumentError(f"silence: expected a number of seconds above 0, got {bound!r}")
 
 
+class _Round:
+    """Heartbeat requests to ranks of one mesh on other hosts: one message, passed on from host to host.
+
+    Its port is open until the last of them has answered or died. Receiving thread only, after it was sent.
+
+    Args:
+        liveness: told of each process that answers.
+        node: of this process.
+        peers: the ranks of the mesh, by number.
+    """
+
+    __slots__ = ("_left", "_liveness", "_node", "port", "targets")
+
+    def __init__(self, liveness: Liveness, node: NodeLike, peers: dict[int, Peer]) -> None:
+        self._liveness = liveness
+        self._node = node
+        self.targets: Mapping[int, Peer] = peers
+        """By rank, which answers that were folded on their way name."""
+        self._left = set(peers)
+        self.port = node.ports.open(self)
+
+    def send(self) -> None:
+        """Send the requests."""
+        ask_ranks(self._node, request(here), self.port, self.targets.values())
+
+    def reply(self, reply: m.Reply, _: Any) -> None:
+        """Note the answer of a rank."""
+        rank = split_proc(reply.src)[1]
+        self.reply_alike(reply, range(rank, rank + 1))
+
+    def reply_alike(self, _: m.Reply, ranks: range) -> None:
+        """Note the answers of ranks."""
+        for rank in ranks:
+            if rank in self._left:
+                self._left.discard(rank)
+                self._liveness.answered(self.targets[rank].proc)
+        self._close_if_over()
+
+    def forget(self, proc: str) -> None:
+        """Expect no answer of a process that has died."""
+        rank = split_proc(proc)[1]
+        if rank in self.targets and self.targets[rank].proc == proc:
+            self._left.discard(rank)
+            self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if not self._left:
+            self._node.ports.close(self.port)
+            self._liveness.rounds.discard(self)
+
+
 class Liveness:
     """Sends heartbeat requests to ranks that calls wait for; their network thread answers.
 
@@ -58,10 +111,16 @@ class Liveness:
         """A process has become unresponsive, with the predicate, or answers again, with an empty text."""
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
+        self.rounds: set[_Round] = set()
+        """Requests to ranks of other hosts that have not all been answered."""
+        self._back: list[str] = []
+        """Processes that answer again, of which nobody has been told."""
         self._asked: dict[str, float] = {}
         self._starved: dict[str, float] = {}
         """Seconds for which each asked process had waited for a CPU by then."""
         self._ticking = False
+        self._latest = 0
+        """The port of the last call at the last look."""
         self._port = 0
         node.events.proc_died.subscribe(self.forget)
 
@@ -78,14 +137,23 @@ class Liveness:
         if node.closed:
             return
         self.ticked.tell(now)
-        self.ask(node.ports.waited_for(), now)
+        # Not for calls since the last look: in a loop of short calls, nobody need be asked.
+        latest, self._latest = self._latest, node.ports.last
+        self.ask(node.ports.waited_for(latest), now)
+        silent: dict[tuple[str, str, bool], list[int]] = {}
         for proc, asked in list(self._asked.items()):
-            if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
+            uid, rank = split_proc(proc)
+            if proc not in self.since and now - asked >= self.bounds.get(uid, USUAL):
                 self.since[proc] = asked
+                text = self.text(proc)
+                self.changed.tell(proc, text)
                 # Unknown for processes of other hosts.
-                self.changed.tell(proc, self.text(proc))
-                lives = "it is alive, and " if proc in node.peers.pids else ""
-                self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls are waiting")
+                silent.setdefault((uid, text, proc in node.peers.pids), []).append(rank)
+        for (uid, text, lives), ranks in silent.items():
+            alive = ("it is alive, and " if len(ranks) == 1 else "they are alive, and ") if lives else ""
+            each = "" if len(ranks) == 1 else "each of "
+            calls = "its calls are waiting" if len(ranks) == 1 else "their calls are waiting"
+            self._say(f"{each}{self._title(uid, ranks)} {text}; {alive}{calls}")
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
@@ -93,11 +161,22 @@ class Liveness:
         node = self._node
         if not self._port:
             self._port = node.ports.open(self)
+        far: dict[str, dict[int, Peer]] = {}
         for proc in procs:
-            if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
+            uid, rank = split_proc(proc)
+            if proc not in self._asked and uid in self.bounds and self._listens(proc):
                 self._asked[proc] = now
+                peer = node.peers.get(proc)
+                if isinstance(peer, RemotePeer):
+                    far.setdefault(uid, {})[rank] = peer
+                    continue
                 self._starved[proc] = cpu_shares(node.peers.pids.get(proc, 0))[1]
-                node.peers.get(proc).send(ask_frame(node, request(here), self._port))
+                peer.send(ask_frame(node, request(here), self._port))
+        for peers in far.values():
+            # One message to all: there may be thousands.
+            each = _Round(self, node, peers)
+            self.rounds.add(each)
+            each.send()
 
     def _listens(self, proc: str) -> bool:
         """Return whether a process listens: one that is starting cannot answer."""
@@ -122,14 +201,29 @@ class Liveness:
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Note an answer."""
-        self._asked.pop(reply.src, None)
-        since = self.since.pop(reply.src, None)
-        if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
-            self._say(f"{self._title(reply.src)} answers again")
+        self.answered(reply.src)
+
+    def answered(self, proc: str) -> None:
+        """Note that a process has answered."""
+        self._asked.pop(proc, None)
+        since = self.since.pop(proc, None)
         if since is not None:
-            self.changed.tell(reply.src, "")
+            if time.monotonic() - since >= self.bounds.get(split_proc(proc)[0], USUAL):
+                self._back.append(proc)
+                if len(self._back) == 1:
+                    self._node.receive_loop.call_later(_SAY, self._say_back)
+            self.changed.tell(proc, "")
         if self._looks is not None and self._looks.done:
             self._node.receive_loop.notify(self._looks)
+
+    def _say_back(self) -> None:
+        back, self._back = self._back, []
+        ranks_of: dict[str, list[int]] = {}
+        for proc in back:
+            uid, rank = split_proc(proc)
+            ranks_of.setdefault(uid, []).append(rank)
+        for uid, ranks in ranks_of.items():
+            self._say(f"{self._title(uid, ranks)} {'answers' if len(ranks) == 1 else 'answer'} again")
 
     def asks(self, proc: str) -> bool:
         """Return whether a process has been asked and has not answered."""
@@ -139,6 +233,8 @@ class Liveness:
         """Forget a process that has died."""
         for table in (self._asked, self.since, self._starved):
             table.pop(proc, None)
+        for each in list(self.rounds):
+            each.forget(proc)
 
     def text(self, proc: str) -> str:
         """Describe an unresponsive process; empty for others."""
@@ -156,9 +252,8 @@ class Liveness:
             why = _STATES.get(state, usual)
         return f"has not answered for {seconds:.1f} s" + (f": {why}" if why else "")
 
-    def _title(self, proc: str) -> str:
-        uid, rank = split_proc(proc)
-        return f"rank {rank} of {self._node.names.get(uid, uid)}"
+    def _title(self, uid: str, ranks: list[int]) -> str:
+        return f"{describe_ranks(ranks)} of {self._node.names.get(uid, uid)}"
 
     def _say(self, text: str) -> None:
         tell(f"monarch: {text}")

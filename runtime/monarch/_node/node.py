@@ -234,4 +234,4 @@ class Node:
         self.residence.close()
         reserve.give_up()
         self.bulk.segments.close()
-        self.hosts.context.term()
+        self.hosts.term()

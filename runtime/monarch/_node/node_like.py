@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from monarch._node.bulk import BulkData
 from monarch._node.call_watch import CallWatch
 from monarch._node.events import NodeEvents
+from monarch._node.hosts import Hosts
 from monarch._node.peer_table import PeerTable
 from monarch._node.port_table import PortTable
 from monarch._node.replies import Replies
@@ -30,6 +31,7 @@ class NodeLike(Protocol):
     waits: Waits
     ports: PortTable
     peers: PeerTable
+    hosts: Hosts
     bulk: BulkData
     replies: Replies
     lanes: Lanes

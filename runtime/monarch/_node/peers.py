@@ -193,14 +193,14 @@ class IpcPeer(Peer):
 class RemotePeer(Peer):
     """A process of another host; messages go through a gateway."""
 
-    __slots__ = ("_gateway",)
+    __slots__ = ("gateway",)
 
     def __init__(self, table: Table, proc: str, gateway: Gateway) -> None:
         super().__init__(table, proc)
-        self._gateway = gateway
+        self.gateway = gateway
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        self._gateway.route(self.proc, [frame, *more])
+        self.gateway.route(self.proc, [frame, *more])
 
 
 def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
@@ -223,6 +223,8 @@ class Gateway:
         self.spreads: Spreads | None = None
         """Sends in the order of numbers, with messages that come by way of other hosts; None without numbers. Set
         once."""
+        self.group = 0
+        """Of the hosts by way of which it gets messages; written by the threads that attach hosts, one at a time."""
         # The next five: under the lock of ``spreads``; ``arrived`` is written by the leader alone.
         self.last = 0
         """Number of the last message."""

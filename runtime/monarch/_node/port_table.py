@@ -78,8 +78,12 @@ class PortTable:
         affected = [gather for port, gather in list(self.gathers.items()) if port <= latest and hasattr(gather, "fail")]
         return sum(gather.fail(uid, key, why) for gather in affected)
 
-    def waited_for(self) -> set[str]:
-        """Return the proc ids that the oldest calls wait for; an unresponsive one delays one of these."""
-        oldest = islice(list(self.gathers.values()), _OLDEST)
-        waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
+    def waited_for(self, latest: int) -> set[str]:
+        """Return the proc ids that the oldest calls wait for; an unresponsive one delays one of these.
+
+        Args:
+            latest: the port of the last call that counts.
+        """
+        oldest = islice(list(self.gathers.items()), _OLDEST)
+        waiting = [gather for port, gather in oldest if port <= latest and hasattr(gather, "waits_for")]
         return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}

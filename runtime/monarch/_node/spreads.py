@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -27,6 +28,10 @@ _SETTLED = 0.5
 """Seconds after its first number until a host gets messages by way of others."""
 _LOOK = 1.0
 """Seconds between checks for messages that have not arrived."""
+_WAYS = 8
+"""Ways that are kept."""
+_ENTRIES = 8
+"""The most hosts at which large messages begin their way, in turn: each way is a set of connections among hosts."""
 _APART = 60.0
 """Seconds for which a host gets its messages from this process, after one did not arrive by way of another host."""
 
@@ -46,6 +51,7 @@ class Gateway(Protocol):
     arrived: int
     heard: list[int]
     relay: str
+    group: int
     spreads: Spreads | None
     closed: Event
 
@@ -56,6 +62,10 @@ class Gateway(Protocol):
 
 Far = Sequence[tuple[Gateway, list[str]]]
 """The receivers of a message on other hosts."""
+
+
+def _group_of(receiver: tuple[Gateway, list[str]]) -> int:
+    return receiver[0].group
 
 
 class _One:
@@ -76,20 +86,38 @@ class _One:
         gateway.link.send(m.encode(m.Ordered(spreads.proc, self.number, len(self.frames))), self.frames)
 
 
+class _Way:
+    """The receivers of a message, in parts of which each is sent to its first host."""
+
+    __slots__ = ("ends", "fan", "far", "gateways", "packed")
+
+    def __init__(self, far: Far, ends: list[int], fan: int) -> None:
+        self.far = far
+        self.gateways = [gateway for gateway, _ in far]
+        self.ends = ends
+        """Where the parts begin and end."""
+        self.fan = fan
+        """As in Spread."""
+        hosts = [(gateway.host, procs) for gateway, procs in far]
+        self.packed = [m.pack(hosts[begin:end]) for begin, end in pairwise(ends)]
+        """The hosts of each part, as in Spread."""
+
+    def relay(self, place: int) -> str:
+        """Return the host by way of which a host gets the message."""
+        return self.gateways[self.ends[bisect_right(self.ends, place) - 1]].host
+
+
 class _Many:
     """A message to many hosts. Sending it can be interrupted, and begun again."""
 
-    __slots__ = ("again", "arrived", "begun", "far", "frames", "groups", "numbers", "port", "relays")
+    __slots__ = ("again", "arrived", "begun", "far", "frames", "numbers", "port", "way")
 
-    def __init__(self, far: Far, port: int, frames: Sequence[Any], groups: int) -> None:
-        self.far = far
+    def __init__(self, way: _Way, port: int, frames: Sequence[Any]) -> None:
+        self.way = way
+        self.far = way.far
         self.port = port
         self.frames = frames
-        self.groups = groups
-        """The number of hosts that it is sent to from here."""
-        self.numbers = [0] * len(far)
-        self.relays: list[str] = [""] * len(far)
-        """The host by way of which each host gets it."""
+        self.numbers = [0] * len(way.far)
         self.arrived = 0
         """How many hosts, from the first, are known to have it."""
         self.begun = 0.0
@@ -97,28 +125,27 @@ class _Many:
         """Whether it was sent again because hosts did not have it in time."""
 
     def send(self, spreads: Spreads) -> None:
-        far, numbers = self.far, self.numbers
-        for place, (gateway, _) in enumerate(far):
+        way, numbers = self.way, self.numbers
+        gateways = way.gateways
+        for place, gateway in enumerate(gateways):
             if not numbers[place]:
                 numbers[place] = gateway.last = gateway.last + 1
         if not self.begun:
             self.begun = time.monotonic()
             spreads.keep(self)
-        fan = 0 if self.groups > 1 else _FAN
-        ends = [len(far) * place // self.groups for place in range(self.groups + 1)]
-        for begin, end in pairwise(ends):
-            legs: list[tuple[str, int, list[int], list[str]]] = []
-            relay = far[begin][0].host
-            for place in range(begin, end):
-                gateway, procs = far[place]
-                legs.append((gateway.host, numbers[place], gateway.heard, procs))
-                gateway.heard = []
-                self.relays[place] = relay
+        for (begin, end), packed in zip(pairwise(way.ends), way.packed, strict=True):
+            part = gateways[begin:end]
+            relay = part[0].host
+            heard: list[tuple[int, list[int]]] = []
+            for place, gateway in enumerate(part):
+                if gateway.heard:
+                    heard.append((place, gateway.heard))
+                    gateway.heard = []
                 if gateway.relay != relay:
                     gateway.relay = relay
                     spreads.by_relay.setdefault(relay, set()).add(gateway.host)
-            head = m.encode(m.Spread(spreads.proc, self.port, "", fan, legs, len(self.frames)))
-            far[begin][0].link.send(head, self.frames)
+            head = m.Spread(spreads.proc, self.port, "", way.fan, packed, numbers[begin:end], heard, len(self.frames))
+            part[0].link.send(m.encode(head), self.frames)
 
     def send_straight(self, spreads: Spreads, place: int) -> None:
         """Send it to one of its hosts once more, unless that is known to have it."""
@@ -160,11 +187,25 @@ class Spreads:
         """Messages that some of their hosts may not have."""
         self.by_relay: dict[str, set[str]] = {}
         """The hosts that have got messages by way of each host."""
+        self._ways: list[tuple[Far, _Way]] = []
+        """Ways to the receivers of recent messages, the newest first: making one takes time for each process."""
         self._next_entry = 0
         self._waits = False
         self.later: Callable[[float, Callable[[], None]], object] = lambda _, __: None
         """Runs a function in the receiving thread after some seconds. Set once, before ``least``."""
         self.lease = LEASE_S
+
+    def group(self, gateways: Sequence[Gateway]) -> None:
+        """Let messages to these hosts go by way of one another, in about as many groups as there are hosts in each.
+
+        The groups stay, whichever hosts a message is for: a host connects to those of its group only.
+        """
+        size = math.isqrt(max(0, len(gateways) - 1)) + 1
+        with self._lock:
+            self._ways.clear()
+        for place, gateway in enumerate(gateways):
+            gateway.group = place // size
+            self.number(gateway)
 
     def number(self, gateway: Gateway) -> None:
         """Give numbers to all messages of a connection from now on; the next one goes straight."""
@@ -184,12 +225,13 @@ class Spreads:
         bulk = sum(map(len, frames)) >= BULK
         if len(fit) < (2 if bulk else max(2, self.least)):
             fit = []
-        if fit:
-            if bulk:
-                self._next_entry += 1
-                at = self._next_entry % len(fit)
-                fit = fit[at:] + fit[:at]
-            self._queue.append(_Many(fit, port, frames, 1 if bulk else math.isqrt(len(fit) - 1) + 1))
+        if bulk and fit:
+            turned = self._turned(fit)
+            self._queue.append(_Many(_Way(turned, [0, len(turned)], _FAN), port, frames))
+        elif fit:
+            with self._lock:
+                way = self._way(far, fit)
+            self._queue.append(_Many(way, port, frames))
         if len(fit) < len(far):
             chosen = {id(gateway) for gateway, _ in fit}
             for gateway, procs in far:
@@ -210,10 +252,30 @@ class Spreads:
             for gateway, procs in far:
                 gateway.cast(self.proc, procs, 0, [frame])
             return
+        far = self._turned(far)
+        hosts = m.pack([(gateway.host, procs) for gateway, procs in far])
+        far[0][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, hosts, [0] * len(far), [], 1)), [frame])
+
+    def _way(self, far: Far, fit: list[tuple[Gateway, list[str]]]) -> _Way:
+        """Return the way of a message to hosts, those of ``far`` that are fit; that to all of them is kept."""
+        for place, (known, way) in enumerate(self._ways):
+            if known is far and len(way.far) == len(fit):
+                if place:
+                    self._ways.insert(0, self._ways.pop(place))
+                return way
+        ordered = sorted(fit, key=_group_of)
+        ends = [place for place in range(1, len(fit)) if ordered[place][0].group != ordered[place - 1][0].group]
+        way = _Way(ordered, [0, *ends, len(fit)], 0)
+        if len(fit) == len(far):
+            self._ways.insert(0, (far, way))
+            del self._ways[_WAYS:]
+        return way
+
+    def _turned(self, far: Far) -> list[tuple[Gateway, list[str]]]:
+        """Return the receivers of a large message, so that it begins its way at other hosts than the one before."""
         self._next_entry += 1
-        at = self._next_entry % len(far)
-        legs = [(gateway.host, 0, list[int](), procs) for gateway, procs in [*far[at:], *far[:at]]]
-        far[at][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, legs, 1)), [frame])
+        at = len(far) * (self._next_entry % min(len(far), _ENTRIES)) // min(len(far), _ENTRIES)
+        return [*far[at:], *far[:at]]
 
     def _flush(self) -> None:
         with self._lock:
@@ -248,20 +310,25 @@ class Spreads:
         if gateway is not None:
             gateway.arrived = max(gateway.arrived, received.number)
 
-    def heard(self, hosts: Sequence[tuple[str, int]]) -> None:
-        """Note that answers have arrived, by host and number; the next message to the host says so."""
+    def heard(self, hosts: Sequence[tuple[str, int, int]]) -> None:
+        """Note that answers have arrived, as in Folded; the next message to each host says so."""
+        gateways = self._gateways
         with self._lock:
-            for host, number in hosts:
-                gateway = self._gateways.get(host)
-                if gateway is not None:
+            for host, number, received in hosts:
+                gateway = gateways.get(host)
+                if gateway is None:
+                    continue
+                if number:
                     gateway.heard.append(number)
+                if received > gateway.arrived:
+                    gateway.arrived = received
 
     def lost(self, host: str) -> None:
         """Send what a lost host may not have passed on, and let others send what it has not passed on to here."""
         with self._lock:
             for many in list(self._kept):
-                for place, relay in enumerate(many.relays):
-                    if relay == host or many.groups == 1:
+                for place in range(len(many.far)):
+                    if many.way.fan or many.way.relay(place) == host:
                         many.send_straight(self, place)
             dead = m.encode(m.Dead(f"{host}/agent", HostLost(host), False, []))
             for other in self.by_relay.pop(host, set()):

@@ -14,7 +14,7 @@ from monarch._node.node import Node
 from monarch._node.peers import Gateway
 
 _LOOK = 200
-"""Milliseconds between checks for newly attached hosts."""
+"""Milliseconds between checks for newly attached hosts; longer with many hosts, as each takes time."""
 
 
 class HostWatch:
@@ -66,7 +66,7 @@ class HostWatch:
                     # A poll of nothing returns at once.
                     self._host_joined.wait(_LOOK / 1000)
                     self._host_joined.clear()
-                for monitor, _ in poller.poll(_LOOK):
+                for monitor, _ in poller.poll(_LOOK * (1 + len(watched) // 256)):
                     host, gateway = watched[monitor]
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():

@@ -186,8 +186,9 @@ class Session:
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
                 with node.inbox.binding:
+                    # Heartbeats go by the connections to the agents.
                     self._interfaces[interface] = self._door.bind(
-                        node.inbox.socket, f"tcp://{interface}", node.hosts.keys, "controller", node.hosts.lease
+                        node.inbox.socket, f"tcp://{interface}", node.hosts.keys, "controller", node.hosts.lease, False
                     )
             if not self._address or not interface.startswith("127."):
                 # From this machine the others can be reached as well.

@@ -63,6 +63,8 @@ class UnjoinedCollectives:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.show: Callable[[Finding, Gather[Any], int], None] = _print
+        self._latest = 0
+        """The port of the last call at the last look."""
         self._looks: dict[str, _Look] = {}
         """By uid of the mesh."""
         self._known: dict[str, _Known] = {}
@@ -70,7 +72,9 @@ class UnjoinedCollectives:
 
     def tick(self, now: float) -> None:
         """Look at meshes of which some ranks have finished; about every second."""
-        under_way = _under_way(self._node)
+        latest, self._latest = self._latest, self._node.ports.last
+        # Without calls since the last look: a loop of short calls waits for nothing long.
+        under_way = _under_way(self._node, latest)
         self._known = {uid: known for uid, known in self._known.items() if uid in under_way or uid in self._looks}
         for uid, calls in under_way.items():
             if uid not in self._looks:
@@ -200,7 +204,7 @@ class _Look:
         self._node.receive_loop.call_later(self._limit * _SHARE, self._again)
 
     def _again(self) -> None:
-        calls = {} if self._node.closed else _under_way(self._node).get(self._uid, {})
+        calls = {} if self._node.closed else _under_way(self._node, self._node.ports.last).get(self._uid, {})
         if calls:
             self.begin(calls)
         else:
@@ -214,19 +218,24 @@ class _Look:
             each.close()
 
 
-def _under_way(node: Node) -> dict[str, dict[str, Gather[Any]]]:
-    """Return, by process mesh, the procs that owe an answer to an actor call, and the oldest such call of each."""
+def _under_way(node: Node, latest: int) -> dict[str, dict[str, Gather[Any]]]:
+    """Return, by process mesh, the procs that owe an answer to an actor call, and the oldest such call of each.
+
+    Args:
+        node: of this process.
+        latest: the port of the last call that counts.
+    """
     found: dict[str, dict[str, Gather[Any]]] = {}
-    for call in _calls(node):
+    for call in _calls(node, latest):
         for peer in call.waits_for():
             if peer.dead is None:
                 found.setdefault(split_proc(peer.proc)[0], {}).setdefault(peer.proc, call)
     return found
 
 
-def _calls(node: Node) -> Iterator[Gather[Any]]:
+def _calls(node: Node, latest: int) -> Iterator[Gather[Any]]:
     for each in list(node.ports.gathers.values()):
-        if is_gather(each) and each.actor and each.watched and not each.done:
+        if is_gather(each) and each.port <= latest and each.actor and each.watched and not each.done:
             yield each
 
 

@@ -21,6 +21,8 @@ from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
 LISTED = 10
 """Calls between two looks that are written even if they have ended at the second."""
+_MANY = 256
+"""Ranks of a call that count as another call, since each takes time to write."""
 _ERRORS = 1000
 """Calls whose errors are kept until they are in the log."""
 _WAITING = 10_000
@@ -99,7 +101,7 @@ class Calls:
         title, ranks = calling.get(), None
         if self._room > 0:
             # The call may be gone at the next look, and must not be kept: it holds its results.
-            self._room -= 1
+            self._room -= 1 + len(call.targets) // _MANY
             ranks = _ranks_of(call)
             title = title if title[0] else (_title_of(call), title[1])
         self._sent.append(_Sent(ref(call), call.port, time.time(), title, call.targets[0].proc, ranks))

@@ -12,6 +12,8 @@ from monarch._wire.tcp import over_network
 
 HANDSHAKE_MS = 10_000
 """Milliseconds for a tcp peer to prove that it holds a key."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted: thousands of hosts may connect at once, and ZeroMQ's own limit is 100."""
 
 
 class KeyPair(NamedTuple):
@@ -45,13 +47,31 @@ class CurveAuthenticator:
             self._authenticator.configure_curve_callback(domain, credentials_provider=_Known(self._allowed[domain]))
         self._allowed[domain].update(keys)
 
-    def bind(self, socket: zmq.Socket[bytes], address: str, keys: KeyPair, domain: str, lease: float) -> str:
-        """Bind a socket on a free port with CURVE; return the address with the port. ZMQError if that fails."""
+    def bind(
+        self,
+        socket: zmq.Socket[bytes],
+        address: str,
+        keys: KeyPair,
+        domain: str,
+        lease: float,
+        heartbeats: bool = True,
+    ) -> str:
+        """Bind a socket on a free port with CURVE; return the address with the port. ZMQError if that fails.
+
+        Args:
+            socket: of the context.
+            address: without a port, or with one that must be free.
+            keys: of this process.
+            domain: whose keys may connect.
+            lease: seconds of silence after which a peer counts as lost.
+            heartbeats: as in ``over_network``.
+        """
         socket.set(zmq.ZAP_DOMAIN, domain.encode())
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, keys.secret)
         socket.set(zmq.CURVE_PUBLICKEY, keys.public)
-        over_network(socket, lease)
+        over_network(socket, lease, heartbeats)
+        socket.set(zmq.BACKLOG, _BACKLOG)
         # For strangers too: at most one piece is held, and no longer than this.
         socket.set(zmq.MAXMSGSIZE, LARGEST)
         socket.set(zmq.HANDSHAKE_IVL, min(int(lease * 1000), HANDSHAKE_MS))

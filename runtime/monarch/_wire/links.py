@@ -180,6 +180,7 @@ class Link:
         keys: KeyPair | None = None,
         server: bytes | None = None,
         lease: float = LEASE_S,
+        heartbeats: bool = True,
     ) -> None:
         self.address = address
         # Guards everything below; one message is sent at a time.
@@ -195,7 +196,7 @@ class Link:
             socket.set(zmq.CURVE_SERVERKEY, server)
             socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             socket.set(zmq.CURVE_SECRETKEY, keys.secret)
-            over_network(socket, lease)
+            over_network(socket, lease, heartbeats)
         # The core of zmq.Socket.send, without routing id and group.
         self._send = super(zmq.Socket, socket).send
         socket.connect(address)

@@ -15,7 +15,7 @@ from monarch._core.causes import Cause, CellRef
 from monarch._core.text.causes import describe
 from monarch.exceptions import ProtocolError
 
-VERSION = 5
+VERSION = 6
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -284,7 +284,7 @@ class Ordered(_Message, tag=31):
 class Spread(_Message, tag=32):
     """Carries the ``frames`` that follow to procs of many hosts, from agent to agent; like a Cast for each host.
 
-    The agent that gets it serves the first leg and passes the others on.
+    The agent that gets it serves the first host and passes it on to the others.
     """
 
     src: str
@@ -294,9 +294,12 @@ class Spread(_Message, tag=32):
     """The agent that folds the replies; empty if they go to ``src``."""
     fan: int
     """The most agents that each agent passes it on to; 0 to pass it to all others, and to fold their replies."""
-    legs: list[tuple[str, int, list[int], list[str]]]
-    """Of each host: its id, the number of this message as in Ordered or 0 for any order, the numbers of Answers that
-    have arrived, and the procs."""
+    hosts: bytes
+    """Packed, so that it can be sent again as it is: of each host, its id and the procs."""
+    numbers: list[int]
+    """Of each host, the number of this message as in Ordered, or 0 for any order."""
+    heard: list[tuple[int, list[int]]]
+    """By the place of a host in ``hosts``, the numbers of its Answers that have arrived."""
     frames: int
 
 
@@ -308,11 +311,13 @@ class Answers(_Message, tag=33):
     """The caller."""
     port: int
     number: int
-    """Counts those of this agent for the caller, who acknowledges it in a later leg."""
+    """Counts those of this agent for the caller, who acknowledges it in a later Spread."""
     last: bool
     """Whether no rank of the host owes a reply any more."""
     parts: list[int]
     frames: int
+    received: int = 0
+    """As in Received, which is not sent then; 0 if unknown."""
 
 
 class Folded(_Message, tag=34):
@@ -320,10 +325,11 @@ class Folded(_Message, tag=34):
 
     src: str
     port: int
-    hosts: list[tuple[str, int]]
-    """Host and number of each Answers in it."""
+    hosts: list[tuple[str, int, int]]
+    """Of each Answers in it: the host, ``number`` and ``received``."""
     groups: list[tuple[int, int, bytes, list[int]]]
-    """``status``, ``done`` and ``body`` of equal replies, and the positions of the ranks."""
+    """``status``, ``done`` and ``body`` of equal replies, and the positions of the ranks: ranges, of each its begin and
+    its end."""
     parts: list[int]
     frames: int
 

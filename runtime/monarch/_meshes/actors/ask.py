@@ -31,8 +31,10 @@ def ask(mesh: ActorMeshLike, service: Callable[P, R], *args: P.args, **named: P.
         node, targets.peers, targets.shape.region.extent, state_of(mesh).name, asked.name, finish
     )
     frame = ask_frame(node, asked, gather.port, targets.shape.packed)
-    for peer in targets.peers:
+    for peer in targets.near:
         peer.send(frame)
+    if targets.far:
+        node.hosts.cast(node.proc, targets.far, gather.port, [frame])
     gather.check()
     return gather
 

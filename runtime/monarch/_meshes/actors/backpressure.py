@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
+from monarch._core.flow import take_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.inside import called_of, node_of, state_of
@@ -57,11 +58,7 @@ def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMeshLike,
         SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
     """
     while True:
-        full = -1
-        for position, peer in enumerate(peers):
-            if not peer.window.take(cost):
-                full = position
-                break
+        full = take_all(peers, cost)
         if full < 0:
             return
         # Holding room while waiting for more would let two senders wait for each other.

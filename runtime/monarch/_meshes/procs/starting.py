@@ -59,9 +59,14 @@ class Starting:
         for rank in ranks:
             extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
             groups.setdefault((self.procs.host(rank), extra), []).append(rank)
+        configs: dict[frozenset[str], bytes] = {}
         for (host, extra), places in groups.items():
             names = [self.procs.proc(rank) for rank in places]
-            self._spawn(host, names, places, port, {**self.variables, **dict(extra)})
+            variables = {**self.variables, **dict(extra)}
+            config = configs.get(frozenset(variables))
+            if config is None:
+                config = configs[frozenset(variables)] = self._config(port, variables)
+            self._spawn(host, names, places, config, variables)
 
     def fill(self) -> None:
         """Start the missing spare processes."""
@@ -72,7 +77,8 @@ class Starting:
             for name in new:
                 self.node.peers.get(f"{host}/{name}", starting=True)
             if new:
-                self._spawn(host, [f"{host}/{name}" for name in new], [SPARE] * len(new), 0, self.variables)
+                names = [f"{host}/{name}" for name in new]
+                self._spawn(host, names, [SPARE] * len(new), self._config(0, self.variables), self.variables)
             waiting.extend(new)
 
     def take_spare(self, rank: int) -> str:
@@ -105,32 +111,37 @@ class Starting:
         """Return the proc ids of all spare processes."""
         return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
 
+    def _config(self, port: int, variables: dict[str, str | None]) -> bytes:
+        """Return the packed configuration of all processes that have these variables."""
+        node, hosts = self.node, self.procs.hosts
+        addresses = tuple(node.hosts.address_of(each) for each in hosts) if set(hosts) != {node.host} else ()
+        return dumps_whole(
+            RankConfig(
+                node.proc,
+                node.root,
+                self.procs,
+                port,
+                self.bootstrap,
+                self.owner_actor,
+                addresses,
+                bool(self.binds),
+                frozenset(variables),
+                node.hosts.secret,
+            )
+        )
+
     def _spawn(
-        self, host: str, names: list[str], places: list[int], port: int, variables: dict[str, str | None]
+        self, host: str, names: list[str], places: list[int], config: bytes, variables: dict[str, str | None]
     ) -> None:
         node, procs = self.node, self.procs
         if host == node.host:
             # The previous agent may have died, with all of its ranks.
             agents_of(node).need_agent()
-        hosts = procs.hosts
-        addresses = tuple(node.hosts.address_of(each) for each in hosts) if set(hosts) != {node.host} else ()
-        known = RankConfig(
-            node.proc,
-            node.root,
-            procs,
-            port,
-            self.bootstrap,
-            self.owner_actor,
-            addresses,
-            bool(self.binds),
-            frozenset(variables),
-            node.hosts.secret,
-        )
         spawn = m.Spawn(
             node.proc,
             names,
             RANK_ENTRY,
-            dumps_whole(known),
+            config,
             places,
             variables,
             agents_of(node).base_env(host),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.gather import Gather
 from monarch._node.node_like import NodeLike
+from monarch._node.peers import Peer
 from monarch._node.remote_errors import unpack_failure
-from monarch._node.services.frame import ask_frame
+from monarch._node.services.frame import ask_frame, ask_ranks
 from monarch._node.services.registry import Request, request
 from monarch._procs.agent.services import AgentRequest
 from monarch._procs.session_folder import host_of
@@ -67,15 +69,17 @@ class Answers:
         self._heard = heard
         self._load = m.unpack if isinstance(asked, AgentRequest) else loads_plain
         self._port = node.ports.open(self)
-        frame = (
-            asked.frame(node.proc, self._port)
-            if isinstance(asked, AgentRequest)
-            else ask_frame(node, asked, self._port)
-        )
-        for proc in procs:
-            peer = node.peers.get(proc)
-            if peer.dead is None:
-                peer.send(frame)
+        self.targets: Mapping[int, Peer] = {}
+        """By the positions in answers that were folded on their way."""
+        peers = [node.peers.get(proc) for proc in procs]
+        if isinstance(asked, AgentRequest):
+            frame = asked.frame(node.proc, self._port)
+            for peer in peers:
+                if peer.dead is None:
+                    peer.send(frame)
+        else:
+            self.targets = {split_proc(peer.proc)[1]: peer for peer in peers}
+            ask_ranks(node, asked, self._port, peers)
 
     def reply(self, reply: m.Reply, _: Any) -> None:
         """Take an answer."""

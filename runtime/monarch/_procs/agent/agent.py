@@ -110,7 +110,7 @@ class Agent:
             m.Release: self._forwarding.released,
             m.Split: lambda split, pieces: self._handle(join(split, pieces)),
             m.Bye: self._on_bye,
-            # A process that refuses to talk to this host is reported to those that want to reach it.
+            # Reported to those that want to reach the process that refuses.
             m.Refused: lambda refused, _: None,
             m.Ask: self._on_ask,
             m.Report: lambda report, _: self.reports.add(report),
@@ -340,6 +340,7 @@ class Agent:
         if self.config.one_port and self.owner in hosts.hosts:
             # Its connection to the shared port is not told from those of others: watch the one back to it.
             self.router.connect(self.owner)
+        self.router.watched_by = self.owner if self.router.owner_monitor is not None else ""
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that connected by address alone learns the agent's identity from this.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))

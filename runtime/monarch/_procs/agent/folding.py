@@ -13,6 +13,20 @@ _MOST = 10_000
 """Calls whose replies are folded at the same time; beyond it, those of the oldest are passed on one by one."""
 
 
+def ranges_of(ranks: list[int]) -> list[int]:
+    """Return ranks as ranges, ascending and apart: the begin and the end of each."""
+    ranks.sort()
+    ranges: list[int] = []
+    end = -1
+    for rank in ranks:
+        if rank == end:
+            end += 1
+        elif rank > end:
+            ranges += (end, rank) if ranges else (rank,)
+            end = rank + 1
+    return [*ranges, end] if ranges else []
+
+
 class _Fold:
     __slots__ = ("frames", "groups", "hosts", "missing", "parts", "waits")
 
@@ -23,7 +37,7 @@ class _Fold:
         self.clear()
 
     def clear(self) -> None:
-        self.hosts: list[tuple[str, int]] = []
+        self.hosts: list[tuple[str, int, int]] = []
         self.groups: dict[tuple[int, int, bytes], list[int]] = {}
         self.parts: list[int] = []
         self.frames: list[Any] = []
@@ -67,15 +81,25 @@ class Folding:
             self._flush(*next(iter(self._open)))
             self._open.pop(next(iter(self._open)))
 
-    def add(self, src: str, dst: str, port: int, number: int, last: bool, parts: list[int], frames: list[Any]) -> None:
+    def add(
+        self,
+        src: str,
+        dst: str,
+        port: int,
+        number: int,
+        last: bool,
+        parts: list[int],
+        frames: list[Any],
+        received: int = 0,
+    ) -> None:
         """Take replies of the ranks of an agent, as in Answers."""
         key = dst, port
         fold = self._open.get(key)
         if fold is None:
             # Nothing more is to come: it is passed on alone.
             fold = self._open[key] = _Fold(())
-        if number:
-            fold.hosts.append((src.partition("/")[0], number))
+        if number or received:
+            fold.hosts.append((src.partition("/")[0], number, received))
         fold.add(parts, frames)
         if last:
             fold.missing.discard(src)
@@ -104,7 +128,7 @@ class Folding:
         fold = self._open[dst, port]
         if not (fold.groups or fold.parts or fold.hosts):
             return
-        groups = [(*key, ranks) for key, ranks in fold.groups.items()]
+        groups = [(*key, ranges_of(ranks)) for key, ranks in fold.groups.items()]
         head = encode(Folded(self._proc, port, fold.hosts, groups, fold.parts, len(fold.frames)))
         frames = fold.frames
         fold.clear()

@@ -71,6 +71,14 @@ class Ordering:
             following()
         self._told_later(src, stream)
 
+    def told(self, src: str) -> int:
+        """Return the number up to which all messages of a sender have arrived, for an answer that tells it."""
+        stream = self._streams.get(src)
+        if stream is None:
+            return 0
+        stream.told = stream.last
+        return stream.last
+
     def _told_later(self, src: str, stream: _Stream) -> None:
         if not stream.told or stream.last - stream.told >= _OFTEN:
             self._say(src, stream)
@@ -80,5 +88,8 @@ class Ordering:
 
     def _say(self, src: str, stream: _Stream) -> None:
         stream.waits = False
+        if stream.told == stream.last:
+            # An answer has told it meanwhile.
+            return
         stream.told = stream.last
         self._tell(src, Received(self._proc, stream.last))

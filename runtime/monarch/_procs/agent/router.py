@@ -35,6 +35,8 @@ class Router:
         self.inbox = Inbox(context, ipc_address(folder, proc))
         self.keys = keys
         self.lease = lease
+        self.watched_by = ""
+        """The controller whose own connection to this agent has heartbeats, by which both notice a loss."""
         self.authenticator: CurveAuthenticator | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
@@ -155,7 +157,9 @@ class Router:
         link = self._links.get(name)
         if link is None:
             address, public = self._hosts[name]
-            link = Link(self.context, address, self._hello(), self.keys, public.encode(), self.lease)
+            keys, lease = self.keys, self.lease
+            beats = name != self.watched_by
+            link = Link(self.context, address, self._hello(), keys, public.encode(), lease, heartbeats=beats)
             self._links[name] = link
             self._lost[link.monitor()] = (name, link)
         return link

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch._procs.agent.folding import Folding
 from monarch._procs.agent.ordering import Ordering
 from monarch._procs.agent.router import Router
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
+from monarch.exceptions import ProtocolError
 
 _LARGE = 64 << 10
 """Bytes of replies that go straight to the caller: it must take all of them anyway."""
@@ -19,6 +20,38 @@ _AGAIN, _TRIES = 0.1, 50
 """Seconds until a message is sent again to a host whose address has not come, and how often."""
 _KEPT = 10_000
 """Answers that are kept until the caller has acknowledged them."""
+
+
+class _Leg(NamedTuple):
+    """The part of a Spread for one host."""
+
+    host: str
+    procs: list[str]
+    number: int
+    heard: list[int]
+
+
+def _legs_of(spread: m.Spread) -> list[_Leg]:
+    """Return the parts of a message for its hosts.
+
+    Raises:
+        ProtocolError: its parts do not fit together.
+    """
+    hosts: list[tuple[str, list[str]]] = m.unpack(spread.hosts)
+    if not hosts or len(hosts) != len(spread.numbers):
+        raise ProtocolError(f"a Spread to {len(hosts)} hosts has {len(spread.numbers)} numbers")
+    heard = dict(spread.heard)
+    return [
+        _Leg(host, procs, number, heard.get(place, []))
+        for place, ((host, procs), number) in enumerate(zip(hosts, spread.numbers, strict=True))
+    ]
+
+
+def _part_of(spread: m.Spread, legs: list[_Leg], via: str) -> m.Spread:
+    """Return the message for some of its hosts."""
+    hosts = m.pack([(leg.host, leg.procs) for leg in legs])
+    heard = [(place, leg.heard) for place, leg in enumerate(legs) if leg.heard]
+    return m.Spread(spread.src, spread.port, via, spread.fan, hosts, [leg.number for leg in legs], heard, spread.frames)
 
 
 class Spreading:
@@ -66,13 +99,14 @@ class Spreading:
 
     def on_spread(self, spread: m.Spread, frames: list[Any]) -> None:
         """Pass a message on, and give it to the ranks of this host, when all before it have been handled."""
-        self.ordering.take(spread.src, spread.legs[0][1], lambda: self._pass_and_give(spread, frames))
+        legs = _legs_of(spread)
+        self.ordering.take(spread.src, legs[0].number, lambda: self._pass_and_give(spread, legs, frames))
 
-    def _pass_and_give(self, spread: m.Spread, frames: list[Any]) -> None:
+    def _pass_and_give(self, spread: m.Spread, legs: list[_Leg], frames: list[Any]) -> None:
         try:
-            self._serve(spread, frames)
+            self._serve(spread, legs, frames)
         except Exception as error:
-            cast = m.Cast(spread.src, spread.legs[0][3], spread.port, len(frames))
+            cast = m.Cast(spread.src, legs[0].procs, spread.port, len(frames))
             self._failed([m.encode(cast), *frames], error)
 
     def _handle(self, frames: list[Any]) -> None:
@@ -82,9 +116,9 @@ class Spreading:
             # Later messages are handled all the same.
             self._failed(frames, error)
 
-    def _serve(self, spread: m.Spread, frames: list[Any]) -> None:
-        (_, _, acknowledged, procs), *others = spread.legs
-        for number in acknowledged:
+    def _serve(self, spread: m.Spread, legs: list[_Leg], frames: list[Any]) -> None:
+        own, *others = legs
+        for number in own.heard:
             self._kept.pop(number, None)
         via = spread.via
         if others:
@@ -98,33 +132,29 @@ class Spreading:
             if via != self._proc:
                 # To notice its loss also before there are replies.
                 self._router.connect(host_of(via))
-        self._handle([m.encode(m.Cast(spread.src, procs, spread.port, len(frames))), *frames])
+        self._handle([m.encode(m.Cast(spread.src, own.procs, spread.port, len(frames))), *frames])
 
-    def _pass_on(
-        self, spread: m.Spread, legs: list[tuple[str, int, list[int], list[str]]], via: str, frames: list[Any]
-    ) -> list[str]:
+    def _pass_on(self, spread: m.Spread, legs: list[_Leg], via: str, frames: list[Any]) -> list[str]:
         """Send it to the next agents, and return them."""
         count = min(spread.fan or len(legs), len(legs))
         ends = [len(legs) * place // count for place in range(count + 1)]
         passed: list[str] = []
         for begin, end in pairwise(ends):
-            child = f"{legs[begin][0]}/agent"
-            part = m.encode(m.Spread(spread.src, spread.port, via, spread.fan, legs[begin:end], spread.frames))
+            child = f"{legs[begin].host}/agent"
+            part = m.encode(_part_of(spread, legs[begin:end], via))
             if self._send(child, [part, *frames]):
                 passed.append(child)
-            elif legs[begin][1]:
+            elif legs[begin].number:
                 # Its sender has kept it for them.
-                self._parted(legs[begin][0])
+                self._parted(legs[begin].host)
             else:
                 self._unknown(spread, legs[begin:end], frames)
         return passed
 
-    def _unknown(
-        self, spread: m.Spread, legs: list[tuple[str, int, list[int], list[str]]], frames: list[Any], tries: int = 0
-    ) -> None:
+    def _unknown(self, spread: m.Spread, legs: list[_Leg], frames: list[Any], tries: int = 0) -> None:
         """Pass a message without a number on when the address of the next host has come: it may have overtaken that."""
-        part = m.Spread(spread.src, spread.port, spread.via, spread.fan, legs, spread.frames)
-        if not self._send(f"{legs[0][0]}/agent", [m.encode(part), *frames]) and tries < _TRIES:
+        part = m.encode(_part_of(spread, legs, spread.via))
+        if not self._send(f"{legs[0].host}/agent", [part, *frames]) and tries < _TRIES:
             self._later(_AGAIN, lambda: self._unknown(spread, legs, frames, tries + 1))
 
     def answer(self, dst: str, port: int, batch: list[Any], last: bool) -> None:
@@ -148,8 +178,9 @@ class Spreading:
             return
         head = m.decode(batch[0]) if batch else None
         parts = head.parts if isinstance(head, m.Batch) else []
+        received = self.ordering.told(dst)
         if via == self._proc:
-            self.folding.add(self._proc, dst, port, 0, last, parts, batch[1:])
+            self.folding.add(self._proc, dst, port, 0, last, parts, batch[1:], received)
             return
         number = 0
         if batch:
@@ -157,13 +188,14 @@ class Spreading:
             self._kept[number] = (via, dst, batch)
             while len(self._kept) > _KEPT:
                 del self._kept[next(iter(self._kept))]
-        answers = m.encode(m.Answers(self._proc, dst, port, number, last, parts, len(batch[1:])))
+        answers = m.encode(m.Answers(self._proc, dst, port, number, last, parts, len(batch[1:]), received))
         if not self._send(via, [answers, *batch[1:]]):
             self.lost(host_of(via))
 
     def on_answers(self, answers: m.Answers, frames: list[Any]) -> None:
         """Fold the replies of the ranks of another host."""
-        self.folding.add(answers.src, answers.dst, answers.port, answers.number, answers.last, answers.parts, frames)
+        number, received = answers.number, answers.received
+        self.folding.add(answers.src, answers.dst, answers.port, number, answers.last, answers.parts, frames, received)
 
     def lost(self, host: str) -> None:
         """Send the caller itself what an agent may not have passed on."""

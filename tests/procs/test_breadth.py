@@ -1,0 +1,177 @@
+"""What a program does for many hosts grows with the number of messages that it sends itself, not with the hosts."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from monarch._node.hosts import Hosts
+from monarch._node.peers import GonePeer
+from monarch._node.spreads import Spreads
+from monarch._procs.agent.folding import Folding, ranges_of
+from monarch._procs.agent.ordering import Ordering
+from monarch._telemetry.calls import LISTED, Calls
+from monarch._wire import messages as m
+from monarch._wire.keys import CurveAuthenticator, KeyPair
+from monarch._wire.links import make_context
+
+
+class Sent:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def send(self, frame: bytes, more: Any = ()) -> None:
+        self.messages.append(m.decode(frame))
+
+
+class Gateway:
+    """A connection to a host that gets messages by way of others."""
+
+    def __init__(self, place: int) -> None:
+        self.host = f"h{place}"
+        self.link = Sent()
+        self.arrived, self.last, self.group, self.settled, self.relay = 1, 1, 0, 0.0, ""
+        self.heard: list[int] = []
+        self.spreads: Any = None
+        self.closed = Event()
+
+
+def spreads_to(count: int) -> tuple[Spreads, list[Any]]:
+    gateways: list[Any] = [Gateway(place) for place in range(count)]
+    spreads = Spreads("h/c", {each.host: each for each in gateways})
+    spreads.group(gateways)
+    for each in gateways:
+        each.settled = time.monotonic() - 1
+    spreads.least = 2
+    return spreads, gateways
+
+
+def relays(gateways: list[Any]) -> dict[str, str]:
+    """Return the host by way of which each host gets the newest message."""
+    found: dict[str, str] = {}
+    for each in gateways:
+        for spread in each.link.messages:
+            found.update({host: each.host for host, _ in m.unpack(spread.hosts)})
+        each.link.messages.clear()
+    return found
+
+
+def test_messages_to_any_hosts_go_by_the_same_groups() -> None:
+    spreads, gateways = spreads_to(100)
+    pairs: set[tuple[int, int]] = set()
+    for far in ([*range(100)], [*range(0, 100, 3)], [*range(99, 0, -1)], [*range(5, 60)]):
+        spreads.cast([(gateways[place], ["p"]) for place in far], 7, [b"call"])
+        ways = relays(gateways)
+        assert len(ways) == len(far)
+        assert len(set(ways.values())) <= 10
+        pairs |= {(int(host[1:]), int(relay[1:])) for host, relay in ways.items()}
+    assert all(host // 10 == relay // 10 for host, relay in pairs)
+
+
+def test_way_of_repeated_calls_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spreads, gateways = spreads_to(16)
+    far = [(each, ["p", "q"]) for each in gateways]
+    packed: list[Any] = []
+    monkeypatch.setattr(m, "pack", lambda value, pack=m.pack: packed.append(value) or pack(value))
+    for _ in range(3):
+        spreads.cast(far, 7, [b"call"])
+    assert len(packed) == 4
+    # Without one of them, it is another way.
+    gateways[3].closed.set()
+    spreads.cast(far, 7, [b"call"])
+    last = {each.host: each.link.messages[-1] for each in gateways if each.link.messages}
+    numbers = {host: spread.numbers for host, spread in last.items() if isinstance(spread, m.Spread)}
+    assert numbers == {"h0": [5, 5, 5], "h4": [5] * 4, "h8": [5] * 4, "h12": [5] * 4}
+
+
+def test_large_messages_begin_at_few_hosts_in_turn() -> None:
+    spreads, gateways = spreads_to(64)
+    for _ in range(40):
+        spreads.pass_on([(each, ["p"]) for each in gateways], b"piece")
+    assert sum(bool(each.link.messages) for each in gateways) == 8
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ranges"), [([], []), ([4], [4, 5]), ([2, 0, 1, 8, 9, 5], [0, 3, 5, 6, 8, 10]), ([1, 1, 2], [1, 3])]
+)
+def test_ranks_become_ranges(ranks: list[int], ranges: list[int]) -> None:
+    assert ranges_of(ranks) == ranges
+
+
+def test_equal_answers_of_many_hosts_leave_as_one_range() -> None:
+    sent: list[Any] = []
+    folding = Folding("a/agent", lambda seconds, action: None, lambda dst, frames: sent.append(m.decode(frames[0])))
+    hosts = [f"h{place}/agent" for place in range(40)]
+    folding.begin("h/c", 7, hosts)
+    for place, host in enumerate(hosts):
+        status, body = (m.ERROR, b"same failure") if place % 2 else (m.RESULT, b"same value")
+        replies = [m.encode(m.Reply(f"r{rank}", 7, place * 8 + rank, status, 1, body)) for rank in range(8)]
+        folding.add(host, "h/c", 7, place + 1, True, [1] * 8, replies, received=9)
+    (folded,) = sent
+    values, failures = folded.groups
+    assert values == (m.RESULT, 1, b"same value", [end for at in range(0, 320, 16) for end in (at, at + 8)])
+    assert failures[3] == [end for at in range(8, 320, 16) for end in (at, at + 8)]
+    assert folded.hosts[3] == ("h3", 4, 9)
+
+
+def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
+    told: list[int] = []
+    later: list[Any] = []
+    ordering = Ordering("h/agent", lambda _, do: later.append(do), lambda _, received: told.append(received.number))
+    for number in (1, 2, 3):
+        ordering.take("h/c", number, lambda: None)
+    assert ordering.told("h/c") == 3
+    later.pop()()
+    assert told == [1]
+    ordering.take("h/c", 4, lambda: None)
+    later.pop()()
+    assert told == [1, 4]
+
+
+def test_inbox_for_many_hosts_sends_no_heartbeats() -> None:
+    context = make_context()
+    door = CurveAuthenticator(context)
+    socket = context.socket(zmq.PULL)
+    try:
+        door.bind(socket, "tcp://127.0.0.1", KeyPair.new(), "controller", 5.0, heartbeats=False)
+        assert socket.get(zmq.HEARTBEAT_IVL) == 0
+        assert int(socket.get(zmq.BACKLOG)) >= 2000
+    finally:
+        socket.close(0)
+        door.close()
+        context.term()
+
+
+def test_many_connections_share_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch._node.hosts._TOGETHER", 2)
+    hosts = Hosts("h", "/nowhere", b"hello", make_context())
+    hosts.keys = KeyPair.new()
+    try:
+        for place in range(5):
+            hosts.known[f"h{place}"] = (f"tcp://127.0.0.1:{20000 + place}", hosts.keys.public.decode())
+            hosts.gateway(f"h{place}")
+        assert len(hosts._contexts) == 2
+    finally:
+        hosts.close(0)
+        hosts.term()
+
+
+def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
+    class Call:
+        port, label, done = 1, "bench.echo()", True
+
+        def __init__(self, count: int) -> None:
+            self.targets = [GonePeer(cast("Any", None), f"h/m.{rank}") for rank in range(count)]
+
+    calls = Calls({})
+    calls.active = True
+    few, many = Call(8), Call(256 * LISTED)
+    for call in (few, many, few):
+        calls.sent(call)
+    assert [sent.ranks is not None for sent in calls._sent] == [True, True, False]
