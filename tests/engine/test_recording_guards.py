@@ -398,7 +398,7 @@ def items(x: Any) -> Any:
         (branch_on_value, r"looks at a value at File .*in branch_on_value\n    if x.sum\(\) > 0:"),
         (items, r"looks at a value at File .*in items"),
         (keeps, "keeps|changes kept|changes keeps"),
-        (random_number, r"module random at File .*in random_number\n    return x \* random.random\(\)"),
+        (random_number, r"random module at File .*in random_number\n    return x \* random.random\(\)"),
         (python_generator, r"generator 'RANDOM' at File .*in python_generator\n"),
         (numpy_generator, r"generator 'NUMPY' at File .*in numpy_generator\n"),
         (old_numpy_generator, r"generator 'GENERATORS.old' at File .*in old_numpy_generator\n"),
