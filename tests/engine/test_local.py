@@ -218,7 +218,7 @@ def test_both_views_convert_and_refuse_to_mix(mesh: Any) -> None:
     back.sum().backward()
     assert divided.grad.full_tensor().tolist() == [[2, 2]] * 4
     for mixed in (lambda: own + divided, lambda: divided + own, lambda: divided.detach().copy_(own.detach())):
-        with pytest.raises(MeshOpError, match=r"convert one of them, by\s+divided.to_local\(\)"):
+        with pytest.raises(MeshOpError, match=r"convert one of them\s+with\s+divided.to_local\(\)"):
             mixed()
     with pytest.raises(MeshOpError, match=r"monarch.from_local\(tensor, mesh, spec\) makes one"):
         monarch.distribute(own.detach(), mesh, None)
@@ -258,7 +258,7 @@ def test_dropped_tensors_raise_and_leave_the_ranks(mesh: Any) -> None:
     number = x.monarch_ref.number
     x.drop()
     assert x.dropped and number not in live
-    with pytest.raises(MeshOpError, match=r"dropped before, at File .*test_local.py"):
+    with pytest.raises(MeshOpError, match=r"already dropped, at File .*test_local.py"):
         _ = x + 1
     assert values(mesh, later) == [[2, 2]] * 4
 
@@ -328,7 +328,7 @@ def test_remote_function_that_raises_fails_its_results(mesh: Any) -> None:
         monarch.inspect(failed)
     assert values(mesh, good) == [1] * 4
     wrong = monarch.remote(lambda x: x[None], propagate=lambda x: x)(x)
-    with pytest.raises(TensorError, match="was expected"):
+    with pytest.raises(TensorError, match=r"expected \[\(\(\), torch"):
         monarch.inspect(wrong)
 
 

@@ -209,9 +209,11 @@ def test_wrong_arguments_are_explained(notebook: Notebook) -> None:
 def test_breakpoints_in_unknown_code_are_noted(notebook: Notebook) -> None:
     cell = notebook.mesh("class Trainer:\n    def step(self):\n        # a comment\n        return 1").ok()
     number = cell.reply["execution_count"]
-    assert "note: rank 0 has loaded no function 'nowhere' yet" in said(notebook, "%mesh break nowhere")
-    assert "note: rank 2 has loaded no file 'nowhere.py' yet" in said(notebook, "%mesh break nowhere.py:3 on [2:4]")
-    assert "note: no cell [9999] has run on ranks yet" in said(notebook, "%mesh break 9999:1")
+    assert "note: rank 0 has not loaded the function 'nowhere' yet" in said(notebook, "%mesh break nowhere")
+    assert "note: rank 2 has not loaded the file 'nowhere.py' yet" in said(
+        notebook, "%mesh break nowhere.py:3 on [2:4]"
+    )
+    assert "note: cell [9999] has not run on ranks yet" in said(notebook, "%mesh break 9999:1")
     assert f"cell [{number}] line 5; line 4 has no code\n" in said(notebook, f"%mesh break {number}:4")
     for place in ("Trainer.step", "linear.Linear.forward", f"{number}:3", f"{os.__file__}:60"):
         assert "note" not in said(notebook, f"%mesh break {place}")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import threading
 import tty
@@ -26,6 +27,19 @@ from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 _LEAVE = b"~."
 """At the beginning of a line, ends a shell whose host does not answer, as in ssh."""
+_START = """
+import os, signal, sys
+# This program may have been started where they are ignored, or blocked.
+for each in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
+    signal.signal(each, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+# The first terminal that the leader of a session opens controls it.
+terminal = os.open(sys.argv[1], os.O_RDWR)
+for number in range(3):
+    os.dup2(terminal, number)
+os.execvp(sys.argv[2], [sys.argv[2], "-i"])
+"""
+"""Python that becomes a shell in a terminal: the arguments are both."""
 _TURN = 0.1
 """Seconds between looks whether the shell has ended without a last output."""
 _CLOSING = 5.0
@@ -149,8 +163,7 @@ class Shell(Actor):
         """Run the shell to its end, and return its exit code; what it writes goes to a port, nothing at the end."""
         self._master, slave = pty.openpty()
         self._set_size(size)
-        # The first terminal that the leader of a session opens controls it.
-        command = ["sh", "-c", 'exec "$1" -i <"$0" >"$0" 2>&1', os.ttyname(slave), os.environ.get("SHELL") or "/bin/sh"]
+        command = [sys.executable, "-I", "-S", "-c", _START, os.ttyname(slave), os.environ.get("SHELL") or "/bin/sh"]
         folder = workdir or (here if os.path.isdir(here) else None)
         self._process = process = subprocess.Popen(
             command, env={**os.environ, **env}, cwd=folder, start_new_session=True
