@@ -42,6 +42,7 @@ SERVICES = {
     "rdma": "monarch._state.rdma.plane",
     "reattach": "monarch._session.reattach",
     "reload": "monarch._notebook.reload",
+    "renewing": "monarch._engine.rank.renewing",
     "replicas": "monarch._notebook.copied",
     "reporter": "monarch._telemetry.reporter",
     "resize": "monarch._meshes.procs.resize",

@@ -122,13 +122,31 @@ def break_next_groups() -> None:
     meshes.groups_of = breaks
 
 
-def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any) -> None:
+def begin_next_groups_late() -> None:
+    """Let this rank make its next process groups only once another one has given them up."""
+    from monarch._engine.rank.meshes import RankMeshes
+    from monarch._engine.rank.renewing import attempts
+
+    usual, before = RankMeshes._made, attempts.abandoned
+
+    def made(self: RankMeshes, region: Any) -> Any:
+        RankMeshes._made = usual
+        assert wait_until(lambda: attempts.abandoned != before)
+        return usual(self, region)
+
+    RankMeshes._made = made
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any, late: bool) -> None:
     x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
     mesh.slice(dp=1, mp=1).execute(break_next_groups)
+    if late:
+        mesh.slice(dp=0, mp=0).execute(begin_next_groups_late)
     failed = looked_up(mesh, 9)
     with pytest.raises(TensorError):
         failed.sum().item()
-    # The other ranks, which wait in the making of the groups, are not left there.
+    # The other ranks, which wait in the making of the groups or are about to, are not left there.
     assert x.sum().item() == 28
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch._engine.failures import Failure, error_of, merged
 from monarch._engine.recording.observer import current
-from monarch._engine.stream import Stream
+from monarch._engine.stream import Stream, new_number
 from monarch.exceptions import DeviceMeshError, MonarchError
 
 _ROUNDS = 5
@@ -171,7 +171,7 @@ class Recovery:
 
     def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
-        waiting = [(each, each.whole.resume.call(known, True, None, lost)) for each in members]
+        waiting = [(each, each.whole.resume.call(known, True, None, new_number(), lost)) for each in members]
         for each, future in waiting:
             try:
                 reports = future.get(_WAIT_S)

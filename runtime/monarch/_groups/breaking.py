@@ -98,16 +98,6 @@ def give_up_everywhere(number: int) -> None:
             tell_proc(current_node(), procs.proc(rank), give_up, procs, number)
 
 
-def end_everywhere(reason: str, number: int) -> None:
-    """End a generation on all ranks, also where it works or is being made, since this rank could not use it."""
-    own = local_rendezvous()
-    procs = own.procs()
-    leave_generation(reason, number)
-    for rank in range(procs.size):
-        if rank != current_node().rank and not is_dead(procs.proc(rank)):
-            tell_proc(current_node(), procs.proc(rank), leave_generation, reason, number)
-
-
 @service("groups.give_up", "quick")
 def give_up(procs: Procs, number: int) -> None:
     """Mark a generation broken, since a connection between two of its ranks broke."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.running import current
@@ -91,10 +92,20 @@ def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
     return world.group(_along(region, rank, axes))
 
 
-def groups_of(procs: Procs, region: Region, purpose: str) -> tuple[World, list[Any]]:
+def groups_of(
+    procs: Procs, region: Region, purpose: str, check: Callable[[], None] = lambda: None
+) -> tuple[World, list[Any]]:
     """Return this rank's groups in a view for one purpose, of which no other code knows: over all of it, then along
-    each axis."""
+    each axis.
+
+    Args:
+        procs: the mesh.
+        region: the view.
+        purpose: names it; the same on all ranks.
+        check: raises if the others do not make them; called once the default group is there.
+    """
     world, rank = _world_of(procs, region)
+    check()
     return world, [world.group_apart(ranks, purpose) for ranks in _groups_of(region, rank)]
 
 

@@ -30,10 +30,11 @@ from monarch._engine.rank.moving import SourceFailedError, exports
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
 from monarch._engine.rank.quiet import hide_advice, quiet
+from monarch._engine.rank.renewing import attempts, give_up_attempt
 from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
-from monarch._groups.breaking import end_everywhere, give_up_everywhere
+from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
@@ -273,7 +274,12 @@ class Executor(Actor):
 
     @endpoint
     def resume(
-        self, failed: dict[int, Failure], renew: bool, regions: list[Region] | None, lost: frozenset[str] = frozenset()
+        self,
+        failed: dict[int, Failure],
+        renew: bool,
+        regions: list[Region] | None,
+        attempt: int,
+        lost: frozenset[str] = frozenset(),
     ) -> Report:
         """Run ops again.
 
@@ -281,6 +287,7 @@ class Executor(Actor):
             failed: what has failed on any rank.
             renew: whether to make new process groups.
             regions: meshes and slices that need them, if new ranks do not know them yet.
+            attempt: number of the attempt to make them; later ones have higher numbers.
             lost: meshes with dead ranks, whose tensors do not come.
         """
         exports.lost_sources = lost
@@ -289,7 +296,7 @@ class Executor(Actor):
             self._fail(number, failure)
         self._spread()
         self.new_failures.clear()
-        if renew and not self._renewed(regions):
+        if renew and not self._renewed(regions, attempt):
             return Report(True)
         for number, (restored, part) in self.restored.items():
             self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
@@ -299,18 +306,20 @@ class Executor(Actor):
         self._run(iter(kept))
         return Report(self.halted)
 
-    def _renewed(self, regions: list[Region] | None) -> bool:
+    def _renewed(self, regions: list[Region] | None, attempt: int) -> bool:
         """Make new process groups; return False if they broke meanwhile, so that all ranks must do it again."""
+        attempts.running = attempt
         try:
+            attempts.check()
             self.meshes.renew(self.values, regions)
         except Exception as error:
             if not (isinstance(error, GroupError) or broke(error)):
                 raise
             # Others may have made theirs, or wait for this rank.
-            end_everywhere(
-                f"rank {self.rank} could not make its process groups: {error}", local_rendezvous().generation
-            )
+            give_up_attempt(attempt, f"rank {self.rank} could not make its process groups: {error}")
             return False
+        finally:
+            attempts.running = 0
         return True
 
     def _fail(self, number: int, failure: Failure) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from monarch._actors.running import current
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import forget_shardings
+from monarch._engine.rank.renewing import attempts
 from monarch._groups.groups import groups_of
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._meshes.context import view_of
@@ -87,7 +88,7 @@ class RankMeshes:
     def _made(self, region: Region) -> DeviceMesh:
         config = current_node().config
         assert config is not None
-        world, groups = groups_of(config.procs, region, _PURPOSE)
+        world, groups = groups_of(config.procs, region, _PURPOSE, attempts.check)
         self.generation = local_rendezvous().generation
         labels, sizes = region.extent.labels or ("ranks",), region.extent.sizes or (1,)
         mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)

@@ -72,7 +72,7 @@ class _Healing:
             future.get(_WAIT_S)
         for mesh in self._meshes.values():
             mesh.stream.forget_ranks()
-        reports = self._whole.resume.call(self._failures, True, list(self._meshes)).get(_WAIT_S)
+        reports = self._whole.resume.call(self._failures, True, list(self._meshes), new_number()).get(_WAIT_S)
         recovery.is_due = any(report.halted for report in reports.values())
         return not recovery.is_due
 
