@@ -150,6 +150,19 @@ def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any, lat
     assert x.sum().item() == 28
 
 
+def test_healing_goes_on_though_groups_break_while_they_are_made(leaks: Any) -> None:
+    mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
+    pids = mesh.execute(os.getpid).values()
+    whole = monarch.distribute(torch.arange(6.0), mesh)
+    assert whole.sum().item() == 15
+    mesh.slice(dp=0).execute(break_next_groups)
+    os.kill(pids[1], signal.SIGKILL)
+    # The new rank has no groups from before, so it makes each of them with the others, or waits for them.
+    monarch.heal_mesh(mesh)
+    assert whole.sum().item() == 15
+    mesh.stop().get(30)
+
+
 def test_resilient_execution_of_the_seed(leaks: Any) -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
     killed: list[int] = []

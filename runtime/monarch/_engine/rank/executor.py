@@ -30,7 +30,7 @@ from monarch._engine.rank.moving import SourceFailedError, exports
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
 from monarch._engine.rank.quiet import hide_advice, quiet
-from monarch._engine.rank.renewing import attempts, give_up_attempt
+from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.replaying import run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
@@ -297,7 +297,7 @@ class Executor(Actor):
         self._spread()
         self.new_failures.clear()
         if renew and not self._renewed(regions, attempt):
-            return Report(True)
+            return Report(True, AGAIN)
         for number, (restored, part) in self.restored.items():
             self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
         self.restored = {}

@@ -12,6 +12,9 @@ from monarch._node.services.asking import tell_proc
 from monarch._node.services.registry import service
 from monarch.exceptions import GroupError
 
+AGAIN = "groups"
+"""The value of the report of a rank that must make its groups again."""
+
 
 class Attempts:
     """The attempts of this rank; single assignments.

@@ -11,11 +11,14 @@ from torch.distributed.tensor import Replicate
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import Region
 from monarch._engine.failures import LOST, Failure
+from monarch._engine.rank.renewing import AGAIN
 from monarch._engine.rank.restoring import Account, Restored, is_op, is_put
 from monarch._engine.stream import new_number
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import view_at
 
+_ROUNDS = 5
+"""How often new process groups are made if they break while they are made."""
 _WAIT_S = 600.0
 """Seconds to wait for the ranks, which send each other tensors."""
 
@@ -58,6 +61,18 @@ class _Healing:
         self._failures = dict(found)
 
     def run(self) -> bool:
+        """Let all ranks go on; return False if an op has failed meanwhile, or if groups break again and again."""
+        reports = self._round()
+        for _ in range(_ROUNDS - 1):
+            # No op is issued meanwhile, so that none is taken for one from before the death.
+            if not any(report.value == AGAIN for report in reports):
+                break
+            reports = self._round()
+        halted = any(report.halted for report in reports)
+        next(iter(self._meshes.values())).recovery.is_due = halted
+        return not halted
+
+    def _round(self) -> list[Any]:
         recovery = next(iter(self._meshes.values())).recovery
         failures, new = recovery.agree()
         for number, failure in failures.items():
@@ -72,9 +87,8 @@ class _Healing:
             future.get(_WAIT_S)
         for mesh in self._meshes.values():
             mesh.stream.forget_ranks()
-        reports = self._whole.resume.call(self._failures, True, list(self._meshes), new_number()).get(_WAIT_S)
-        recovery.is_due = any(report.halted for report in reports.values())
-        return not recovery.is_due
+        resumed = self._whole.resume.call(self._failures, True, list(self._meshes), new_number())
+        return list(resumed.get(_WAIT_S).values())
 
     def _view(self, rank: int) -> Any:
         point = self._shape.extent.point(self._shape.position_of(rank) or 0)
