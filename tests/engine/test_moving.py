@@ -25,7 +25,8 @@ torch: Any = torch_
 @pytest.fixture(scope="module")
 def shared_pair() -> Iterator[Any]:
     made = [Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2)]
-    assert all(mesh.procs.initialized.get(60) for mesh in made)
+    # Later, connections to ranks would count as opened by a test.
+    assert all(mesh.execute(os.getpid).values() for mesh in made)
     yield made
     for mesh in made:
         mesh.stop().get(30)
@@ -237,7 +238,14 @@ def test_stop_in_the_middle_keeps_both_meshes(pair: Any) -> None:
     assert values(x) == [[5, 5]] * 2
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
+def is_dead(mesh: Any, pids: list[int]) -> bool:
+    try:
+        return mesh.execute(os.getpid).values() != pids
+    except DeviceMeshError:
+        return True
+
+
+@pytest.mark.parametrize("when", ["known", "before", "during"])
 def test_death_of_a_sender_fails_what_it_would_have_sent(leaks: Any, when: str) -> None:
     first, second = (Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2))
     function = monarch.remote(slow, propagate=lambda x: x + 1)
@@ -255,6 +263,8 @@ def test_death_of_a_sender_fails_what_it_would_have_sent(leaks: Any, when: str) 
         timer.start()
     else:
         os.kill(pids[1], signal.SIGKILL)
+        # What the program knows of, it sends no ops to the other rank either.
+        assert when == "before" or wait_until(lambda: is_dead(first, pids))
         timer = threading.Timer(0, int)
         timer.start()
         moved = x.to_mesh(second) + 1

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
+from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
 from monarch._engine.attention import register_attention
 from monarch._engine.dtensor_compat import memory_id, part_of_dtensor, returns_view, tree_leaves, tree_map_only
@@ -38,6 +39,7 @@ from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
+from monarch._wire.messages import Dead
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -105,6 +107,7 @@ class Executor(Actor):
         """Entries that wait for the end of the halt."""
         self.restored: dict[int, tuple[Restored, torch.Tensor]] = {}
         """Parts that other ranks have given to this one, which is new."""
+        current_node().events.died.subscribe(_on_death)
 
     @property
     def halted(self) -> bool:
@@ -291,6 +294,7 @@ class Executor(Actor):
             lost: meshes with dead ranks, whose tensors do not come.
         """
         exports.lost_sources = lost
+        exports.lose_member(False)
         exports.drop(list(failed))
         for number, failure in failed.items():
             self._fail(number, failure)
@@ -471,6 +475,13 @@ class Executor(Actor):
 
     def _result(self, region: Region, known: _Known, tensors: list[Any], values: Any) -> Any:
         return run_op(self.meshes.of(region), known.template, known.fill, known.op, tensors, values)
+
+
+def _on_death(dead: Dead, _: list[str]) -> None:
+    """Handle the death of another rank of this mesh, in the receiving thread."""
+    node = current_node()
+    if node.config is not None and split_proc(dead.proc)[0] == node.config.procs.uid:
+        node.lanes.post("tensors", lambda: exports.lose_member(True))
 
 
 def _is_part(value: Any) -> bool:

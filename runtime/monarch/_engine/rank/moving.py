@@ -67,6 +67,8 @@ class _Exports:
         """Ports of those that want a value that is not there yet. Lock: ``_lock``."""
         self._halted = False
         """Whether the executor waits for the program. Lock: ``_lock``."""
+        self._is_incomplete = False
+        """Whether a rank of this mesh has died since the last recovery, so that ops may not come. Lock: ``_lock``."""
         self.failed: dict[int, Failure] = {}
         """The failures of the executor, which alone writes it."""
         self.lost_before = 0
@@ -93,7 +95,7 @@ class _Exports:
         with self._lock:
             found = self._ready.get(number)
             failure = self.failed.get(number)
-            halted = self._halted
+            halted = self._halted or self._is_incomplete
             if found is None and failure is None and not halted and number >= self.lost_before:
                 self._waiting.setdefault(number, []).append(port)
                 return
@@ -138,9 +140,23 @@ class _Exports:
         """Tell those who wait that the executor has halted."""
         with self._lock:
             self._halted = halted
-            waiting = list(self._waiting.values()) if halted else []
-            if halted:
-                self._waiting.clear()
+        if halted:
+            self._free_waiting()
+
+    def lose_member(self, lost: bool) -> None:
+        """Note that a rank of this mesh has died, or that the mesh is whole again.
+
+        The program sends no ops to the others then, so those who wait for values of these ops would wait in vain.
+        """
+        with self._lock:
+            self._is_incomplete = lost
+        if lost:
+            self._free_waiting()
+
+    def _free_waiting(self) -> None:
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
         for ports in waiting:
             for port in ports:
                 port.send(_HALTED)
