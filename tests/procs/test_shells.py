@@ -53,7 +53,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(warm: None) -> Iterator[Terminal]:
-    made = Terminal(sys.executable, "-m", "monarch", "shell", "--env", "PS1=ready> ", SHELL="/bin/sh")
+    made = Terminal(sys.executable, "-m", "monarch", "shell", "--env", "PS1=ready> ", SHELL="/bin/sh", COLUMNS="5")
     yield made
     made.process.kill()
     made.process.wait()

@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -72,7 +71,8 @@ def shell(host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir:
     try:
         there: Any = procs.spawn("shell", Shell)
         port, output = Channel[bytes].open()
-        size = shutil.get_terminal_size()
+        # Not as shutil has it: its variables may be older than the window.
+        size = os.get_terminal_size(0)
         term = os.environ.get("TERM", "xterm")
         running = there.run.call_one({"TERM": term, **(env or {})}, workdir, os.getcwd(), [*size], port)
         with _raw_terminal(there):
@@ -126,7 +126,7 @@ def _raw_terminal(there: Any) -> Generator[None]:
 
 
 def _resize(there: Any) -> None:
-    there.resize.broadcast([*shutil.get_terminal_size()])
+    there.resize.broadcast([*os.get_terminal_size(0)])
 
 
 def _send_keys(there: Any, wake: int) -> None:
