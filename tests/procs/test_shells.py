@@ -84,8 +84,11 @@ def test_shell_of_a_host_is_like_one_here(terminal: Terminal) -> None:
 
 def test_shell_that_does_not_answer_can_be_left(terminal: Terminal) -> None:
     terminal.until("ready> ")
-    terminal.keys("trap '' INT; sleep 600\r")
-    terminal.until("600\r\n")
+    # Raw, so that the terminal keeps all keys that nobody reads.
+    terminal.keys("trap '' INT; stty raw; echo no''body; sleep 600\r")
+    terminal.until("nobody")
+    for _ in range(30):
+        terminal.keys("x" * 1000)
     terminal.keys("\r~.")
     assert terminal.process.wait(30) == 128 + signal.SIGHUP
 

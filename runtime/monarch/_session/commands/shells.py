@@ -156,12 +156,16 @@ class Shell(Actor):
 
     def __init__(self) -> None:
         self._master = -1
+        self._keys = bytearray()
+        """Keys for which the terminal has no room yet, since no program reads them."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @concurrent_endpoint
     async def run(self, env: dict[str, str], workdir: str | None, here: str, size: list[int], port: Any) -> int:
         """Run the shell to its end, and return its exit code; what it writes goes to a port, nothing at the end."""
         self._master, slave = pty.openpty()
+        # A program that reads no keys must not keep the shell from being hung up.
+        os.set_blocking(self._master, False)
         self._set_size(size)
         command = [sys.executable, "-I", "-S", "-c", _START, os.ttyname(slave), os.environ.get("SHELL") or "/bin/sh"]
         folder = workdir or (here if os.path.isdir(here) else None)
@@ -173,6 +177,8 @@ class Shell(Actor):
         def take() -> None:
             try:
                 data = os.read(self._master, 1 << 16)
+            except BlockingIOError:
+                return
             except OSError:
                 # No process has the terminal open any longer.
                 data = b""
@@ -194,6 +200,7 @@ class Shell(Actor):
         finally:
             self._end()
             loop.remove_reader(self._master)
+            loop.remove_writer(self._master)
             os.close(self._master)
             self._master = -1
         port.send(b"")
@@ -203,7 +210,8 @@ class Shell(Actor):
     async def write(self, keys: bytes) -> None:
         """Give the shell keys."""
         if self._master >= 0:
-            os.write(self._master, keys)
+            self._keys += keys
+            self._write_keys()
 
     @concurrent_endpoint
     async def resize(self, size: list[int]) -> None:
@@ -215,6 +223,20 @@ class Shell(Actor):
     async def hang_up(self) -> None:
         """End the shell, as a terminal that is closed does."""
         self._end()
+
+    def _write_keys(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            del self._keys[: os.write(self._master, self._keys)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # The shell has ended.
+            self._keys.clear()
+        if self._keys:
+            loop.add_writer(self._master, self._write_keys)
+        else:
+            loop.remove_writer(self._master)
 
     def _set_size(self, size: list[int]) -> None:
         columns, lines = size
