@@ -1,7 +1,8 @@
-"""Hints for undefined names: where a name is defined, and the magic that copies it."""
+"""Hints for errors: where an undefined name is defined and how to copy it, and what to do about a lost GPU."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,11 @@ from monarch_kernel.magics.remote_names import missing_name
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
+_LOST_GPU = re.compile(
+    r"CUDA error: (device-side assert|an illegal|misaligned address|unspecified launch|invalid program counter|"
+    r"hardware stack|uncorrectable ECC)"
+)
+"""Errors after which a process cannot use its GPU again."""
 _INSTANCE = "context().actor_instance"
 _FOR_ACTORS = {
     "rank": f"{_INSTANCE}.rank.rank is the rank of an actor",
@@ -59,6 +65,19 @@ class Hints:
         for name, ranks in ranks_of.items():
             for rank, hint in self._of_ranks(mesh, name, sorted(ranks)).items():
                 errors[rank].hint = hint
+        lost = sorted(rank for rank, error in errors.items() if _LOST_GPU.search(error.text))
+        for rank in lost:
+            errors[rank].hint = self._of_gpus(mesh, lost)
+
+    def _of_gpus(self, mesh: Mesh | None, ranks: list[int]) -> str:
+        """Return how ranks get their GPUs back, and how to find the line that has failed."""
+        who, alone = describe_ranks(ranks), len(ranks) == 1
+        kill = "%mesh kill" if mesh is None else f"{magic('kill', mesh, self._meshes)} {','.join(map(str, ranks))}"
+        return (
+            f"{'the process' if alone else 'the processes'} of {who} cannot use the GPU again; {kill} replaces "
+            f"{'it' if alone else 'them'}, whose variables are lost. GPUs run behind the program, so an earlier line "
+            f"may have failed: %mesh up --env CUDA_LAUNCH_BLOCKING=1 finds it"
+        )
 
     def _of_ranks(self, mesh: Mesh | None, name: str, ranks: list[int]) -> dict[int, str]:
         """Return a hint for each rank that lacks a name; ranks without one are left out."""

@@ -56,6 +56,46 @@ def test_failed_op_fails_what_it_would_have_changed(mesh: Any) -> None:
         changed.sum().item()
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_failed_gradients_fail_the_parameters(mesh: Any, options: Any) -> None:
+    parameters = [monarch.ones(4, 4, mesh=mesh).requires_grad_() for _ in range(2)]
+    optimizer = torch.optim.AdamW(parameters, **options)
+    parameters[0].grad, parameters[1].grad = looked_up(mesh, 99), looked_up(mesh, 3)
+    optimizer.step()
+    with pytest.raises(TensorError, match="embedding failed"):
+        parameters[0].sum().item()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.cholesky,
+        torch.linalg.inv,
+        lambda x: torch.linalg.solve(x, x),
+        lambda x: torch.linalg.lu_factor(x)[0],
+    ],
+)
+def test_checks_of_linalg_fail_the_results(mesh: Any, function: Any) -> None:
+    zeros, eye = monarch.zeros(3, 3, mesh=mesh), monarch.distribute(torch.eye(3), mesh)
+    with pytest.raises(
+        TensorError, match=r"the check of (torch\.)?linalg\..* failed on ranks? .*LinAlgError|RuntimeError"
+    ):
+        function(zeros).sum().item()
+    assert function(eye).sum().item() == 3
+    with mesh.activate():
+        local = function(torch.zeros(3, 3))
+        with pytest.raises(TensorError, match=r"the check of (torch\.)?linalg"):
+            monarch.inspect(local, dp=0, mp=0)
+        assert monarch.inspect(function(torch.eye(3)), dp=0, mp=0).sum() == 3
+
+
+def test_failed_assertion_fails_what_it_asserts(mesh: Any) -> None:
+    x = monarch.zeros(1, mesh=mesh)
+    torch._assert_async(x)  # type: ignore[no-untyped-call]
+    with pytest.raises(TensorError, match="assert_async failed"):
+        x.item()
+
+
 def test_several_failures_each_say_their_own_cause(mesh: Any) -> None:
     first, second = looked_up(mesh, 99), looked_up(mesh, -7).sum()
     good = [looked_up(mesh, at).sum() for at in range(8)]

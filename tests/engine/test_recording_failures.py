@@ -45,6 +45,13 @@ def test_error_in_a_replay_fails_its_results_with_the_line(mesh: Any) -> None:
         step(indices(3)).sum().item()
 
 
+def test_step_on_a_tensor_without_a_value_says_why(mesh: Any) -> None:
+    broken = torch.linalg.inv(monarch.zeros(3, 3, mesh=mesh))
+    step = monarch.compile(lambda x: x * 2)
+    with pytest.raises(TensorError, match=r"the check of linalg\.inv failed"):
+        step(broken).sum().item()
+
+
 def test_rank_local_tensors_in_a_step_are_refused(mesh: Any) -> None:
     with mesh.activate():
         own = torch.ones(4)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from leaks import wait_until
+from leaks import Kit, wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._procs.os.gpus import has_touched_gpus
 from monarch._state.rdma import exports
@@ -246,11 +246,13 @@ def test_messages_keep_channels_last(procs: Callable[..., Any]) -> None:
     assert one.pass_image.call_one(other).get(120) == (True, "cuda")
 
 
-def test_a_program_reads_from_a_gpu(procs: Callable[..., Any]) -> None:
+def test_a_program_reads_from_a_gpu(procs: Callable[..., Any], leaks: Kit) -> None:
     buffer = procs(1).spawn("owner", Rank).share.call_one("cuda").get(120)
     found = torch.zeros(COUNT)
     buffer.read_into(found).get(60)
     assert found[-1].item() == COUNT - 1
+    # From now on, this process has the GPU open.
+    leaks.rebase()
 
 
 def test_dropped_and_dead(procs: Callable[..., Any]) -> None:
@@ -288,7 +290,7 @@ def test_a_program_sends_and_gets(procs: Callable[..., Any]) -> None:
     assert rank.give.call_one(10).get(120).tolist() == [float(each) for each in range(10)]
 
 
-def test_states_on_gpus(procs: Callable[..., Any]) -> None:
+def test_states_on_gpus(procs: Callable[..., Any], leaks: Kit) -> None:
     one, others = procs(1).spawn("one", Rank), procs(2).spawn("others", Rank)
     one.share.call_one("cuda").get(120)
     others.share.call("cuda").get(120)
@@ -297,6 +299,8 @@ def test_states_on_gpus(procs: Callable[..., Any]) -> None:
     assert values(others.first.call()) == [[0.0] * 6] * 2
     copy_state(one.weights, others.weights).get(120)
     assert values(others.first.call()) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
+    # This process serves its own memory until it ends.
+    leaks.rebase()
 
 
 def test_one_rank_a_gpu_has_nccl(procs: Callable[..., Any]) -> None:

@@ -265,3 +265,12 @@ def test_missing_variable_is_a_key_error(notebook: Notebook) -> None:
     assert (
         notebook.run("try: mesh['nosuch']\nexcept KeyError as error: print(error)").ok().stream().startswith("no rank")
     )
+
+
+def test_lost_gpu_names_the_way_to_replace_the_rank(mortal: Notebook) -> None:
+    text = "CUDA error: device-side assert triggered\nSearch for cudaErrorAssert"
+    cell = mortal.mesh(f"if rank == 1: raise RuntimeError({text!r})")
+    assert cell.status == "error"
+    hint = "the process of rank 1 cannot use the GPU again; %mesh kill 1 replaces it, whose variables are lost"
+    assert cell.text.count(hint) == 1 and "CUDA_LAUNCH_BLOCKING=1" in cell.text
+    assert "rank 1" in mortal.run("%mesh kill 1").ok().text

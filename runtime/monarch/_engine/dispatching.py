@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from monarch._engine.copied_views import note_origin, write_back
+from monarch._engine.devices import refuse_autocast
 from monarch._engine.distributing import distribute_to
 from monarch._engine.dtensor_compat import (
     lazy_conjugate,
@@ -176,6 +177,8 @@ def _ordinary(kind: _Kind, op: Any, args: Any, kwargs: Any) -> Any:
             add(arg)
     tensors = signature.tensors
     mesh = _mesh_of(op, tensors)
+    if mesh.kind != "cpu":
+        refuse_autocast(mesh.kind)
     if signature.is_mixed:
         args, kwargs, tensors = _replicated(mesh, op, args, kwargs, signature)
     try:
@@ -217,6 +220,8 @@ def _issue(mesh: TensorMesh, known: Any, tensors: list[Tensor], values: tuple[An
             write_back(held[index])
     elif known.is_copy or (known.is_view and held[0].monarch_origin is not None):
         note_origin(results, tensors[0], op, args, known.is_copy)
+    if known.info >= 0:
+        results[known.info].monarch_vouches = tuple(results[: known.info])
     if known.form == "one":
         return results[0]
     if known.form == "tuple":
@@ -349,9 +354,9 @@ def _devices(signature: _Signature, args: Any, kwargs: dict[str, Any]) -> dict[s
         return {key: arg for key, arg in kwargs.items() if key not in ("pin_memory",) or arg}
     mesh = _mesh_of("device", signature.tensors)
     wanted = torch.device(device)
-    if wanted.type != mesh.device.type:
+    if wanted.type not in ("cpu", mesh.kind):
         raise MeshOpError(
-            f"device={str(device)!r}: a tensor of a mesh stays on the devices of its ranks ({mesh.device.type}); "
+            f"device={str(device)!r}: a tensor of a mesh stays on the devices of its ranks ({mesh.kind}); "
             f"full_tensor() returns its value to the program"
         )
     return {**{key: arg for key, arg in kwargs.items() if key != "pin_memory" or arg}, "device": mesh.device}

@@ -38,13 +38,16 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensorMode",
     "adafactor_module",
+    "check_of_linalg",
     "collectives_of_ranks",
     "collectives_on_shapes",
     "convert_modules_by",
     "cpu_attention",
     "dtensor_over",
+    "efficient_attention",
     "fake_mode_of",
     "fake_store",
+    "flash_attention",
     "forget_shardings",
     "functional_collectives",
     "fused_sgd",
@@ -101,6 +104,16 @@ cpu_attention = (
     _attention._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 """Attention on the CPU, and its gradients."""
+efficient_attention: tuple[Any, Any] = (
+    _attention._scaled_dot_product_efficient_attention.default,
+    _attention._scaled_dot_product_efficient_attention_backward.default,
+)
+"""Attention on GPUs for any dtype but float64, and its gradients."""
+flash_attention: tuple[Any, Any] = (
+    _attention._scaled_dot_product_flash_attention.default,
+    _attention._scaled_dot_product_flash_attention_backward.default,
+)
+"""Attention on GPUs for float16 and bfloat16, and its gradients."""
 lazy_conjugate: Any = cast("Any", torch.ops.aten)._conj.default
 """Sets a bit of a tensor only."""
 lift_fresh: Any = cast("Any", torch.ops.aten).lift_fresh.default
@@ -111,6 +124,8 @@ unscale: Any = cast("Any", torch.ops.aten)._amp_foreach_non_finite_check_and_uns
 """The op of a GradScaler."""
 fused_sgd: tuple[Any, ...] = (_attention._fused_sgd_.default, _attention._fused_sgd_.tensor_lr)
 """The ops of SGD with ``fused=True``."""
+check_of_linalg: Any = cast("Any", torch.ops.aten)._linalg_check_errors.default
+"""Raises if an op of ``torch.linalg`` has failed."""
 lazy_negative: Any = cast("Any", torch.ops.aten)._neg_view.default
 """Sets a bit of a tensor only."""
 same_storage_numel: Any = cast("Any", torch.ops.aten)._has_same_storage_numel.default

@@ -5,7 +5,7 @@ torch's own sharding propagation decides, over a mesh without process groups, as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
         is_view: whether its results share memory with its first tensor, to the program.
         is_copy: whether they do not on the ranks.
         writes: the inputs that it changes in place.
+        info: the result that tells whether the others are right, as in ``torch.linalg``; -1 for none.
     """
 
     template: int
@@ -56,6 +57,7 @@ class Plan(NamedTuple):
     is_view: bool = False
     is_copy: bool = False
     writes: tuple[int, ...] = ()
+    info: int = -1
 
 
 class NoRuleError(Exception):
@@ -95,14 +97,26 @@ def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if random:
         kind = "random" if kind == "aten" else "random_whole"
     changed = tuple(sorted(set(writes.values())))
-    template = Template(kind, op_name(op), args, kwargs, changed)
+    template = Template(kind, op_name(op), args, kwargs, failing_of(schema, changed, layouts))
     results, form = _results(mesh, op, outputs, writes, layouts)
     is_view = not changed and _is_view(schema)
-    return Plan(mesh.stream.template(template), results, form, random, is_view, is_view and moved, changed)
+    return Plan(
+        mesh.stream.template(template), results, form, random, is_view, is_view and moved, changed, info_of(schema)
+    )
+
+
+def failing_of(schema: Any, changed: tuple[int, ...], layouts: Sequence[Any]) -> tuple[int, ...]:
+    """Return the inputs that have no value if an op fails: those that it changes, and all if it only checks them."""
+    return changed if changed or schema.returns else tuple(range(len(layouts)))
+
+
+def info_of(schema: Any) -> int:
+    """Return the result that tells whether the others are right; -1 for none."""
+    return next((at for at, each in enumerate(schema.returns) if each.name == "info"), -1)
 
 
 def writes_of(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, int]:
-    """Return the inputs that an op changes: by the alias of its schema, and by position for lists."""
+    """Return the inputs that an op changes: by the alias of its schema, for lists by the positions of both."""
     writes: dict[Any, int] = {}
     for at, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -114,7 +128,8 @@ def writes_of(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
         elif is_list(given):
             for index, each in enumerate(given):
                 if isinstance(each, Input):
-                    writes[names, index] = each.place
+                    # The schema may give all lists of an op one name.
+                    writes[at, index] = each.place
     return writes
 
 

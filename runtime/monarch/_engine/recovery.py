@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,10 @@ from monarch.exceptions import DeviceMeshError, MonarchError
 
 _ROUNDS = 5
 """Rounds without a new failure after which the ranks are given up: each ends at once with a broken collective."""
+_PATIENCE_S = 10.0
+"""Seconds that these rounds take at least: on a busy machine a rank may be late in several of them."""
+_PAUSE_S = 0.05
+"""Before the second such round; twice as long before each further one, up to a second."""
 _REPORTED = 100
 _WAIT_S = 600.0
 """Seconds to wait for the ranks, which end the op that runs."""
@@ -150,11 +155,16 @@ class Recovery:
             DeviceMeshError: a rank has died, or collectives keep failing.
         """
         with recovering:
-            idle = 0
+            idle, until = 0, 0.0
             known: dict[int, Failure] = {}
             while True:
                 found, members, lost, new = self._agree_all()
-                idle = 0 if found else idle + 1
+                if found:
+                    idle = 0
+                else:
+                    idle, until = idle + 1, until if idle else time.monotonic() + _PATIENCE_S
+                    if idle > 1:
+                        time.sleep(min(1.0, _PAUSE_S * 2 ** (idle - 2)))
                 # Ranks tell a failure once, and a heal tells it to the ranks of its own mesh only.
                 known.update(found)
                 if new:
@@ -162,7 +172,7 @@ class Recovery:
                         each._heal(positions, known)
                 elif not self._resumed(members, known, lost):
                     return
-                if idle >= _ROUNDS:
+                if idle >= _ROUNDS and time.monotonic() > until:
                     raise DeviceMeshError(
                         f"the collectives of {self._name} keep failing without an error on any "
                         f"rank; look at the output of its ranks, and heal or restart the mesh",

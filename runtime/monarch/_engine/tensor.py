@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from monarch._engine.devices import cuda_of, own_device
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.layout import Layout
 from monarch._engine.specs import describe_spec, partial_axes, spec_of
@@ -45,6 +46,8 @@ class Tensor(torch.Tensor):
     monarch_layout: Layout
     monarch_origin: Any
     """For a view whose values the ranks have copied, or a view of one: see copied_views.py."""
+    monarch_vouches: tuple[Tensor, ...] = ()
+    """For what tells whether an op of ``torch.linalg`` has succeeded, its results."""
 
     @staticmethod
     def __new__(cls: Any, ref: Ref, layout: Layout, requires_grad: bool = False) -> Tensor:
@@ -118,6 +121,19 @@ class Tensor(torch.Tensor):
             DeviceMeshError: a rank that has a part of it has died, or an op that it depends on has failed.
         """
         return above.full_tensor(self)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor with another dtype or memory format. Its device stays that of the ranks."""
+        args, kwargs = own_device(self.monarch_layout.mesh.kind, args, kwargs)
+        return super().to(*args, **kwargs)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor itself if the ranks compute on GPUs.
+
+        Raises:
+            MeshOpError: they do not.
+        """
+        return cuda_of(self, self.monarch_layout.mesh.kind)
 
     def cpu(self, memory_format: Any = torch.preserve_format) -> torch.Tensor:
         """Return the whole value as a tensor of the program; see ``full_tensor``."""
@@ -203,4 +219,5 @@ def described(tensor: Tensor) -> str:
     """Return shape, dtype and spec of a tensor, without values."""
     layout = tensor.monarch_layout
     spec = describe_spec(layout.placements, layout.mesh.axes, layout.ndim)
-    return f"shape={tuple(layout.shape)}, dtype={str(layout.dtype).removeprefix('torch.')}, spec={spec}"
+    device = f", device={layout.mesh.kind}" if layout.mesh.kind != "cpu" else ""
+    return f"shape={tuple(layout.shape)}, dtype={str(layout.dtype).removeprefix('torch.')}, spec={spec}{device}"

@@ -38,12 +38,12 @@ class TensorMesh:
     Args:
         procs: the processes.
         actors: the executors of the whole mesh of processes.
-        device: the type of the device on which the ranks compute.
+        kind: type of the device on which the ranks compute.
         order: of the ops of all slices of the mesh of processes.
         heal: see Recovery.
     """
 
-    def __init__(self, procs: ProcMesh, actors: Any, device: str, order: Order, heal: Callable[..., bool]) -> None:
+    def __init__(self, procs: ProcMesh, actors: Any, kind: str, order: Order, heal: Callable[..., bool]) -> None:
         region = region_of(procs)
         self.public: Any = procs
         """The mesh as the program has it."""
@@ -55,9 +55,11 @@ class TensorMesh:
         self.actors = view_at(actors, region)
         self.first = view_at(self.actors, region.slice(**dict.fromkeys(region.extent.labels, 0)))
         """The executor of the first rank."""
-        self.device = torch.device(device)
+        self.kind = kind
+        self.device = torch.device("cpu")
+        """Of all tensors as the program has them, also without a GPU of its own: see docs/decisions/0097."""
         # Without process groups: it only tells how tensors are divided.
-        self.device_mesh = mesh_without_groups(device, self.ranks, self.sizes, self.axes)
+        self.device_mesh = mesh_without_groups("cpu", self.ranks, self.sizes, self.axes)
         self.layouts = Layouts(self)
         self.stream = Stream(self.actors, order)
         self.recovery = Recovery(self.stream, procs.name, actors, state_of(procs).procs.uid, heal)

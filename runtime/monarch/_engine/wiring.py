@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monarch._engine.attention import register_attention
 from monarch._engine.dispatching import dispatch
 from monarch._engine.fetching import full_tensor
 from monarch._engine.local.wiring import wire_local
+from monarch._engine.ops.attention import register_attention
 from monarch._engine.printing import describe
 from monarch._engine.redistribution import redistribute
 from monarch._engine.resilience.healing import heal_tensors

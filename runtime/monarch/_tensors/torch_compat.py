@@ -406,6 +406,11 @@ def recorded_collectives() -> str | None:
     return bytes(dump(True, False)).decode() if dump is not None else None
 
 
+def group_named(name: Any) -> Any:
+    """Return the process group that an operator of ``torch.ops._c10d_functional`` names, or takes as it is."""
+    return _c10d()._resolve_process_group(name) if isinstance(name, str) else name
+
+
 def group_of_operator(values: dict[str, Any]) -> Any:
     """Return the process group among the arguments of an operator of ``torch.ops.c10d``."""
     return _c10d().ProcessGroup.unbox(values["process_group"])

@@ -29,6 +29,8 @@ class Kind(str, Enum):
     SLEEP = "sleep"
     ASYNC = "async"
     """An ``await``."""
+    GPU = "GPU"
+    """The kernels that it has issued."""
     C_CODE = "C code"
     """C code that has released the GIL."""
     PYTHON = "Python"

@@ -38,6 +38,7 @@ _STATES = {
     Kind.PAUSED: "paused by the debugger",
     Kind.SILENT: "without an answer",
     Kind.GIL: "in C code that holds the GIL",
+    Kind.GPU: "waiting for its GPU",
     Kind.C_CODE: "in C code without the GIL",
     Kind.PYTHON: "running Python",
     Kind.SLEEP: "asleep",

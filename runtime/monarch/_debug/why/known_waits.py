@@ -111,6 +111,7 @@ _TABLE: dict[str, Known] = {
         "socket.py:accept socket.py:readinto socket.py:create_connection socket.py:recv ssl.py:read ssl.py:recv "
         "http/client.py:getresponse urllib/request.py:urlopen socketserver.py:serve_forever",
     ),
+    **_known(Kind.GPU, "torch/cuda/__init__.py:synchronize torch/cuda/streams.py:synchronize"),
     **_known(Kind.LOCK, "importlib/_bootstrap.py:acquire"),
     **_known(Kind.SLEEP, "sched.py:run"),
 }  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, cast
 
 import torch
 
 from monarch._core.frames import caller
-from monarch._engine import wiring
+from monarch._engine import devices, wiring
 from monarch._engine.dtensor_compat import DispatchMode, lift_fresh, without_modes
 from monarch._engine.local.current import active, active_mesh
 from monarch._engine.local.dispatching import constant, dispatch, make
@@ -77,7 +77,8 @@ def _is_of_the_program() -> bool:
         if name.startswith(_TORCH):
             if any(part in name for part in _OF_THE_PROGRAM):
                 return True
-        elif not name.startswith("<frozen"):
+        # The block of ``own_devices`` runs the function of the user.
+        elif name != devices.__file__ and not name.startswith("<frozen"):
             return name.startswith(_MONARCH)
         frame = frame.f_back
     return False
@@ -102,10 +103,15 @@ def _activated(mesh: Any) -> Generator[Any]:
         raise ArgumentError("a simulated mesh has no rank-local tensors; simulate tensors that are divided over a mesh")
     active.meshes.append(target)
     try:
-        with _Mode(target):
+        with _Mode(target), own_devices(target):
             yield mesh
     finally:
         active.meshes.pop()
+
+
+def own_devices(mesh: Any) -> AbstractContextManager[Any]:
+    """Return a block in which ``device="cuda"`` asks for the GPUs of the ranks, also if the program has none."""
+    return devices.OwnDevices(lambda: active_mesh() is mesh) if mesh.kind == "cuda" else nullcontext()
 
 
 class NoMesh:

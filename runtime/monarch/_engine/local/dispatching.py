@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch._core.kinds import is_list, is_tuple
+from monarch._engine.devices import refuse_autocast
 from monarch._engine.dtensor_compat import (
+    check_of_linalg,
     local_scalar,
     same_storage_numel,
     schema_of,
@@ -22,6 +24,7 @@ from monarch._engine.local.looking import item, same_everywhere
 from monarch._engine.local.metadata import rank_plan
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.metadata import floats_matter
+from monarch._engine.ops.ways import check_results
 from monarch._engine.seeds import new_seed
 from monarch._engine.stream import Ref
 from monarch._engine.tensor import Tensor
@@ -96,6 +99,8 @@ def dispatch(op: Any, args: Any, kwargs: Any) -> Any:
         return special(args)
     if torch.Tag.inplace_view in op.tags:
         return _in_place_view(op, args, kwargs)
+    if op is check_of_linalg and args[0].monarch_vouches and args[0].monarch_stream is None:
+        return check_results(args, kwargs)[1]
     call = _Call(op, not floats_matter(op))
     skeleton = tuple([call.add(arg) for arg in args])
     mesh = None
@@ -114,6 +119,7 @@ def dispatch(op: Any, args: Any, kwargs: Any) -> Any:
         named = {key: call.add(arg) for key, arg in _on_device(op, kwargs, mesh, call).items()}
     if mesh is None:
         mesh = call.tensors[0].monarch_layout.mesh
+    refuse_autocast(mesh.kind)
     return _issue(mesh, call, skeleton, named, stream)
 
 
@@ -197,6 +203,8 @@ def _appended(mesh: TensorMesh, known: Any, tensors: list[RankTensor], values: t
         values = (*values, new_seed())
     inputs = tuple([tensor.monarch_ref.number for tensor in tensors])
     mesh.stream.issue(known.template, inputs, values, tuple(numbers), lines.here())
+    if known.info >= 0:
+        results[known.info].monarch_vouches = tuple(results[: known.info])
     if known.form == "one":
         return results[0]
     if known.form == "tuple":
@@ -210,15 +218,13 @@ def _on_device(op: Any, kwargs: dict[str, Any], mesh: TensorMesh | None, call: _
     wanted = kept.get("device")
     if wanted is None:
         return kept
-    own = (mesh or call.tensors[0].monarch_layout.mesh).device
-    kind = torch.device(wanted).type
-    # Without a device, torch's functions give that of the CPU.
-    if kind != own.type and (kind != "cpu" or call.tensors):
+    own = mesh or call.tensors[0].monarch_layout.mesh
+    if torch.device(wanted).type not in ("cpu", own.kind):
         raise MeshOpError(
-            f"{op}: device={str(wanted)!r}: a tensor of a mesh stays on the devices of its ranks ({own.type}); "
+            f"{op}: device={str(wanted)!r}: a tensor of a mesh stays on the devices of its ranks ({own.kind}); "
             f"monarch.inspect(tensor) returns the value of a rank to the program"
         )
-    return {**kept, "device": own}
+    return {**kept, "device": own.device}
 
 
 def _in_place_view(op: Any, args: Any, kwargs: Any) -> RankTensor:

@@ -16,7 +16,7 @@ from monarch._engine.dtensor_compat import (
 )
 from monarch._engine.encoding import Template, op_name
 from monarch._engine.local.layout import RankLayout, layout_of
-from monarch._engine.metadata import Plan, put, results_of, writes_of
+from monarch._engine.metadata import Plan, failing_of, info_of, put, results_of, writes_of
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
@@ -69,12 +69,13 @@ def rank_plan(
     outputs = _infer(op, args, kwargs, layouts)
     is_random = torch.Tag.nondeterministic_seeded in op.tags
     changed = tuple(sorted(set(writes.values())))
+    failing = failing_of(schema, changed, layouts)
     if stream or is_random:
-        template = Template("rank_op", (), (op_name(op), list(args), stream, is_random), kwargs, changed)
+        template = Template("rank_op", (), (op_name(op), list(args), stream, is_random), kwargs, failing)
     else:
-        template = Template("aten", op_name(op), args, kwargs, changed)
+        template = Template("aten", op_name(op), args, kwargs, failing)
     results, form = _results(mesh, schema, outputs, writes)
-    return Plan(mesh.stream.template(template), results, form, is_random, writes=changed)
+    return Plan(mesh.stream.template(template), results, form, is_random, writes=changed, info=info_of(schema))
 
 
 def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[RankLayout]) -> Any:

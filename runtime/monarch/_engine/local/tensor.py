@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from monarch._engine.devices import cuda_of, own_device
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.lines import lines
 from monarch._engine.local.layout import RankLayout
@@ -48,6 +49,8 @@ class RankTensor(torch.Tensor):
     """Where the program has dropped it; empty before."""
     monarch_loan: Any
     """For a tensor on loan from another stream, its Borrow."""
+    monarch_vouches: tuple[RankTensor, ...] = ()
+    """For what tells whether an op of ``torch.linalg`` has succeeded, its results."""
     monarch_loans: int
     """Open mutable borrows of it."""
 
@@ -112,6 +115,19 @@ class RankTensor(torch.Tensor):
         """Return a copy on another mesh; see ``monarch.to_mesh``."""
         return above.to_mesh(self, mesh, stream)
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor with another dtype or memory format. Its device stays that of the ranks."""
+        args, kwargs = own_device(self.monarch_layout.mesh.kind, args, kwargs)
+        return super().to(*args, **kwargs)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor itself if the ranks compute on GPUs.
+
+        Raises:
+            MeshOpError: they do not.
+        """
+        return cuda_of(self, self.monarch_layout.mesh.kind)
+
     def item(self) -> Any:
         """Return the number in tensors of one element, if it is the same on all ranks.
 
@@ -173,4 +189,5 @@ def _refuse_value(what: str) -> NoReturn:
 def described(tensor: RankTensor) -> str:
     """Return shape and dtype of a tensor."""
     layout = tensor.monarch_layout
-    return f"shape={tuple(layout.shape)}, dtype={str(layout.dtype).removeprefix('torch.')}"
+    device = f", device={layout.mesh.kind}" if layout.mesh.kind != "cpu" else ""
+    return f"shape={tuple(layout.shape)}, dtype={str(layout.dtype).removeprefix('torch.')}{device}"

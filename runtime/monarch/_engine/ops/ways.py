@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.dtensor_compat import fused_sgd
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd
 from monarch._engine.redistribution import moved
 from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
@@ -28,6 +28,7 @@ def ways(issue: Issue) -> dict[Any, Way]:
         aten.index_put.default: _index_put(aten.index_put.default, issue),
         aten.index_put_.default: _index_put(aten.index_put.default, issue, in_place=True),
         **dict.fromkeys(fused_sgd, _fused_sgd_way),
+        check_of_linalg: check_results,
     }
 
 
@@ -96,6 +97,17 @@ def _index_put(op: Any, issue: Issue, in_place: bool = False) -> Way:
         return True, target.copy_(placed) if in_place else placed
 
     return run
+
+
+def check_results(args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Let the results of an op of ``torch.linalg`` have no values if the check of them fails on a rank."""
+    info = args[0]
+    if not info.monarch_vouches:
+        return False, None
+    tensors = info, *info.monarch_vouches
+    given = args[1], kwargs["is_matrix"]
+    info.monarch_layout.mesh.issue("check", given, tensors, writes=tuple(range(len(tensors))))
+    return True, None
 
 
 def _whole(value: Any) -> Any:

@@ -17,12 +17,13 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
-from monarch._engine.attention import register_attention
 from monarch._engine.dtensor_compat import memory_id, part_of_dtensor, returns_view, tree_leaves, tree_map_only
 from monarch._engine.encoding import NEW, Entry, Fill, Template, filler, find_op, unpack
 from monarch._engine.failures import Failure, failure_of
+from monarch._engine.ops.attention import register_attention
 from monarch._engine.parts import Part
 from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
+from monarch._engine.rank.devices import on_device
 from monarch._engine.rank.functions import metas_of, named_function, title_of
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
@@ -75,6 +76,8 @@ class _Known(NamedTuple):
     template: Template
     fill: Fill
     op: Any
+    kind: str
+    """Type of the device on which its op makes tensors."""
 
 
 class Executor(Actor):
@@ -431,7 +434,7 @@ class Executor(Actor):
     def _learn(self, region: Region, entry: Any) -> None:
         _, number, template = entry
         op = find_op(template.op) if template.op else OPERATIONS[template.kind]
-        self.templates[region, number] = _Known(template, filler(template), op)
+        self.templates[region, number] = _Known(template, filler(template), op, "cpu")
 
     def _op(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
@@ -449,7 +452,7 @@ class Executor(Actor):
                 tensors = [held.get(each) for each in outputs]
             else:
                 tensors = [held[each] for each in inputs]
-            result = self._result(region, known, tensors, values)
+            result = self._result(region, number, tensors, values)
         except (Exception, KeyboardInterrupt) as error:
             # A Stop interrupts functions of the user only.
             cause = error.cause if isinstance(error, ReplayError) else error
@@ -473,8 +476,12 @@ class Executor(Actor):
                     held[each] = value
         return True
 
-    def _result(self, region: Region, known: _Known, tensors: list[Any], values: Any) -> Any:
-        return run_op(self.meshes.of(region), known.template, known.fill, known.op, tensors, values)
+    def _result(self, region: Region, number: int, tensors: list[Any], values: Any) -> Any:
+        mesh, known = self.meshes.of(region), self.templates[region, number]
+        if known.kind != mesh.device_type:
+            template = on_device(known.template, mesh.device_type)
+            known = self.templates[region, number] = _Known(template, filler(template), known.op, mesh.device_type)
+        return run_op(mesh, known.template, known.fill, known.op, tensors, values)
 
 
 def _on_death(dead: Dead, _: list[str]) -> None:

@@ -54,6 +54,8 @@ def title_of(template: Template) -> str:
     if template.kind == "call":
         name = getattr(_functions.get(template.args[0]), "__name__", "")
         return f"the remote function {name}".rstrip()
+    if template.kind == "check":
+        return f"the check of {template.args[0]}"
     return "::".join(template.op[:2]) or template.kind
 
 

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 
 from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, part_of_dtensor, spec_of_dtensor
 from monarch._engine.encoding import Fill, Template, filler, find_op
+from monarch._engine.rank.devices import on_device
 from monarch._engine.rank.program import Program, Slot
 
 RunOp = Callable[[Any, Template, Fill, Any, list[Any], Any], Any]
@@ -70,8 +71,9 @@ def lower(program: Program, mesh: Any, tensors: list[Any], run_op: RunOp) -> Low
         run_op: runs an op on DTensors.
     """
     specs = [spec_of_dtensor(tensor) for tensor in tensors]
-    fills = [filler(template) for template in program.templates]
-    ops = [find_op(template.op) if template.op else None for template in program.templates]
+    templates = [on_device(template, mesh.device_type) for template in program.templates]
+    fills = [filler(template) for template in templates]
+    ops = [find_op(template.op) if template.op else None for template in templates]
     stand_ins = [_stand_in(place, value) for place, value in enumerate(program.examples)]
     out_specs: list[Any] = []
 
@@ -83,7 +85,7 @@ def lower(program: Program, mesh: Any, tensors: list[Any], run_op: RunOp) -> Low
         }
         last = last_node(graph)
         for at, step in enumerate(program.steps):
-            template, fill, op = program.templates[step.template], fills[step.template], ops[step.template]
+            template, fill, op = templates[step.template], fills[step.template], ops[step.template]
             inputs = [held[each] for each in step.inputs]
             values = tuple(stand_ins[each.place] if isinstance(each, Slot) else each for each in step.values)
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from monarch._actors.running import current
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import forget_shardings
+from monarch._engine.rank.devices import register_gpu_attention
 from monarch._engine.rank.renewing import attempts
 from monarch._groups.groups import groups_of
 from monarch._groups.rendezvous import local_rendezvous
@@ -94,4 +95,5 @@ class RankMeshes:
         mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
         if mesh.device_type == "cuda":
             torch.cuda.set_device(torch.cuda.current_device())
+            register_gpu_attention()
         return mesh

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from monarch._engine.dtensor_compat import seed_devices, tree_map
+from monarch._engine.dtensor_compat import check_of_linalg, seed_devices, tree_map
 from monarch._engine.rank.making import make, wrap
 from monarch._engine.rank.randomness import random_op
 
@@ -50,6 +50,13 @@ def _adopt(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any
     return wrap(made.pop(values[0]), mesh, placements, shape)
 
 
+def _check(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
+    name, is_matrix = args
+    info = tensors[0]
+    check_of_linalg(info.to_local() if isinstance(info, DTensor) else info, name, is_matrix=is_matrix)
+    return []
+
+
 OPERATIONS: dict[str, Operation] = {
     "local": _whole,
     "random": random_op,
@@ -57,5 +64,6 @@ OPERATIONS: dict[str, Operation] = {
     "redistribute": _divide_otherwise,
     "make": make,
     "adopt": _adopt,
+    "check": _check,
 }
 """By the kind of the template."""

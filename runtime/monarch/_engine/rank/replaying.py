@@ -112,10 +112,11 @@ OPERATIONS["replay"] = _replay
 OPERATIONS["forget"] = _forget
 
 
-def describe(uid: int) -> tuple[str, list[Row]] | str:
-    """Return the code of a recorded step, and what each of its ops costs; the error if it has no graph."""
+def describe(uid: int) -> tuple[str, list[Row]] | str | None:
+    """Return the code of a recorded step, and what each of its ops costs; the error if it has no graph; None if a
+    tensor that it takes has no value."""
     ready = _ready.get(uid)
-    return (ready.text, ready.rows) if ready is not None else _refused.get(uid, "it is not known")
+    return (ready.text, ready.rows) if ready is not None else _refused.get(uid)
 
 
 def _writes_before_collectives(graph: fx.Graph) -> bool:

@@ -229,9 +229,14 @@ class Recording:
 
         Raises:
             ArgumentError: they cannot.
+            TensorError: a tensor that the step uses has no value.
         """
         self.stream.issue(self._template, tuple(self.inputs), (PREPARE,), (), lines.here())
         for rank, report in enumerate(ask(lambda: actors.execute.call(describe, (self.uid,), {}).get()).values()):
+            if report.value is None:
+                # Nobody has the number -1: the ranks tell only whether a tensor has no value.
+                ask(lambda: actors.fetch.call(list(self.inputs), -1).get())
+                raise ArgumentError(f"the recorded step has no graph on rank {rank}")
             if isinstance(report.value, str):
                 raise ArgumentError(f"the recorded step cannot become a graph on rank {rank}: {report.value}")
 

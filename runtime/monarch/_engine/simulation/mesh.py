@@ -61,7 +61,7 @@ class SimulatedMesh(TensorMesh):
         self.ranks = list(self.region.base_ranks())
         self.actors: Any = None
         self.first: Any = self.region.slice(**dict.fromkeys(self.axes, 0))
-        self.device = torch.device("cpu")
+        self.device, self.kind = torch.device("cpu"), "cpu"
         self.device_mesh = mesh_without_groups("cpu", self.ranks, self.sizes, self.axes)
         self.layouts = Layouts(self)
         self.stream: Any = SimulatedStream(simulation, simulation.device_mesh(self.axes, self.sizes))

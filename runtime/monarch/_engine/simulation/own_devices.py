@@ -1,4 +1,4 @@
-"""GPUs in a simulated program: requests for them give fake tensors, which all are on the CPU."""
+"""GPUs in a simulated program: ``torch.cuda`` tells of them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-
-from monarch._engine.dtensor_compat import tree_map
-
-_tensor: Any = torch.Tensor
-_STAY = {_tensor.cuda, _tensor.pin_memory}
-
-
-class OwnDevices(TorchFunctionMode):
-    """Takes devices of the program as the CPU, in functions of torch."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _STAY:
-            return args[0]
-        args, kwargs = tree_map(_on_cpu, (tuple(args), dict(kwargs or {})))
-        kwargs.pop("pin_memory", None)
-        return func(*args, **kwargs)
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "cuda" else value
-    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
-        return "cpu"
-    return value
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:

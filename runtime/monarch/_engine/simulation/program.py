@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from monarch._engine.devices import OwnDevices
 from monarch._engine.dtensor_compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -33,7 +34,7 @@ from monarch._engine.lines import Line, lines
 from monarch._engine.simulation.devices import device_of
 from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.optimizers import name_parameters, name_state
-from monarch._engine.simulation.own_devices import OwnDevices, do_nothing, pretend_gpus
+from monarch._engine.simulation.own_devices import do_nothing, pretend_gpus
 from monarch._engine.simulation.rank_meter import RankMeter
 from monarch._engine.simulation.replicas import OBJECT_COLLECTIVES, DistributedDataParallel, converted
 

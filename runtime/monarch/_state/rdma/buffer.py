@@ -19,6 +19,8 @@ from monarch.exceptions import ArgumentError
 _AT_ONCE = 1 << 20
 """Maximum bytes of a copy within a host that runs in the calling thread: it takes less time than starting a thread."""
 _QUICK = {"local", "attach"}
+_AT_ONCE_ON_GPUS = 256 << 20
+"""The same between GPUs: at most 10 ms by the slowest bus, and a new thread takes 1 ms to reach a GPU."""
 
 
 class ByteCount(int):
@@ -186,7 +188,7 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
         if writes:
             here.move(writes, True, timeout)
 
-    if sum(move.size for move in (*reads, *writes)) <= _AT_ONCE and _quick(reads) and _quick(writes):
+    if _is_quick([*reads, *writes], pending):
         try:
             work()
         except Exception as error:
@@ -200,15 +202,17 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
     return in_thread(current_node(), "transfer", as_helper)
 
 
-def _quick(moves: Sequence[Move]) -> bool:
-    here = plane()
+def _is_quick(moves: Sequence[Move], pending: Sequence[Any]) -> bool:
+    """Return whether a copy takes less time than a thread for it, and waits for nothing."""
+    here, size = plane(), sum(move.size for move in moves)
     try:
-        return all(
-            local.device == "cpu" and here.known_transport(remote, local.device) in _QUICK for remote, local, _ in moves
-        )
+        ways = {(local.device == "cpu", here.known_transport(remote, local.device)) for remote, local, _ in moves}
+        if ways == {(False, "cuda_ipc")}:
+            return size <= _AT_ONCE_ON_GPUS and all(event.query() for event in pending)
     except Exception:
         # The future raises this error.
         return False
+    return size <= _AT_ONCE and all(is_cpu and name in _QUICK for is_cpu, name in ways)
 
 
 def _done(error: Exception | None) -> Future[None]:

@@ -24,6 +24,7 @@ from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
 from monarch._tensors.collectives.renewed import Formers
+from monarch._tensors.collectives.shared_gpus import mend_shared_gpus, share
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup, name_of_subgroup
 from monarch._tensors.collectives.wrappers import reset_wrappers
@@ -222,6 +223,8 @@ def form(place: Place, store: Store, formers: Formers) -> World:
     texts = meet(store, place.rank, place.size, "\n".join(says))
     devices, own_groups, tokens, groups, settings = zip(*(each.split("\n") for each in texts), strict=True)
     devices, token = list(devices), tokens[0]
+    if share(devices):
+        mend_shared_gpus()
     # Ranks that are newer than the setting do not know it.
     checks.adopt(list(settings))
     if any(own_groups):

@@ -179,6 +179,11 @@ def _what(error: OSError) -> str:
 
 def _keys_of(remotes: list[Remote]) -> list[int]:
     """Read the slots of some pieces of one process."""
+    if len(remotes) == 1:
+        key = array("Q", (0,))
+        if _vector(_read, remotes[0].pid, (key.buffer_info()[0], _WORD), (remotes[0].slot, _WORD)) != _WORD:
+            raise _last_error()
+        return [key[0]]
     keys = numpy.zeros(len(remotes), dtype=numpy.uint64)
     pieces = numpy.empty((len(remotes), 3), dtype=numpy.uint64)
     pieces[:, 0] = keys.ctypes.data + numpy.arange(len(remotes), dtype=numpy.uint64) * _WORD

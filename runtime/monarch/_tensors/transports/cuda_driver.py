@@ -67,8 +67,8 @@ def call(name: str, *arguments: Any) -> None:
         raise CudaError(f"{name}: {(text.value or b'unknown error').decode()}")
 
 
-def wait_for_stream() -> None:
-    """Finish what this thread has issued on the current GPU; errors of earlier kernels come out here.
+def wait_for_stream(stream: torch.cuda.Stream | None = None) -> None:
+    """Finish what was issued on a stream, by default the current one; errors of earlier kernels come out here.
 
     Work of other streams, such as a collective that waits for another rank, goes on.
 
@@ -76,7 +76,7 @@ def wait_for_stream() -> None:
         CudaError: an earlier kernel failed.
     """
     try:
-        torch.cuda.current_stream().synchronize()
+        (stream or torch.cuda.current_stream()).synchronize()
     except RuntimeError as error:
         raise CudaError(str(error).partition("\n")[0]) from error
 
@@ -116,13 +116,16 @@ def close_segment(base: int, context: int) -> None:
     call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
 
 
-def copy(to: tuple[int, str], source: tuple[int, str], piece: Rectangle, to_is_remote: bool) -> None:
-    """Issue a copy on the current stream.
+def copy(
+    to: tuple[int, str], source: tuple[int, str], piece: Rectangle, to_is_remote: bool, stream: torch.cuda.Stream
+) -> None:
+    """Issue a copy on a stream.
 
     Args:
         to, source: address, and device, of the memories; one of them at least is a GPU's.
         piece: which bytes.
         to_is_remote: whether ``to`` is the side that the rectangle calls ``there``.
+        stream: of the current GPU.
 
     Raises:
         CudaError: the driver refuses.
@@ -130,13 +133,13 @@ def copy(to: tuple[int, str], source: tuple[int, str], piece: Rectangle, to_is_r
     there, here = (piece.there, piece.pitch_there), (piece.here, piece.pitch_here)
     (to_offset, to_pitch), (source_offset, source_pitch) = (there, here) if to_is_remote else (here, there)
     to_address, source_address = to[0] + to_offset, source[0] + source_offset
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    handle = ctypes.c_void_p(stream.cuda_stream)
     if piece.height == 1:
         addresses = ctypes.c_uint64(to_address), ctypes.c_uint64(source_address)
-        call("cuMemcpyAsync", *addresses, ctypes.c_size_t(piece.width), stream)
+        call("cuMemcpyAsync", *addresses, ctypes.c_size_t(piece.width), handle)
         return
     sides = _side(source_address, source[1], source_pitch), _side(to_address, to[1], to_pitch)
-    call("cuMemcpy2DAsync_v2", ctypes.byref(Copy2D(*sides, piece.width, piece.height)), stream)
+    call("cuMemcpy2DAsync_v2", ctypes.byref(Copy2D(*sides, piece.width, piece.height)), handle)
 
 
 def _side(address: int, device: str, pitch: int) -> Side:

@@ -56,12 +56,13 @@ def segment_of(remote: Remote) -> bytes:
 
 
 @contextmanager
-def _on(device: str) -> Generator[None]:
-    """Bind this thread to a GPU, after what it has issued there."""
+def _on(device: str) -> Generator[torch.cuda.Stream]:
+    """Bind this thread to a GPU, after what it has issued there; give its stream."""
     with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
         # A new thread has no context before torch uses the GPU there.
-        wait_for_stream()
-        yield
+        wait_for_stream(stream)
+        yield stream
 
 
 def open_handle_of(memory: Memory) -> bytes:
@@ -120,12 +121,12 @@ class CudaIpc:
         try:
             for move in moves:
                 remote, local = move.remote, move.local
-                with _on(_device_of(local.device)), self._mapped(remote) as address:
+                with _on(_device_of(local.device)) as stream, self._mapped(remote) as address:
                     there, here = (address + remote.offset, remote.device), (local.address, local.device)
                     to, source = (there, here) if writing else (here, there)
                     for piece in rectangles(move.rows):
-                        copy(to, source, piece, writing)
-                    wait_for_stream()
+                        copy(to, source, piece, writing, stream)
+                    wait_for_stream(stream)
         except CudaError as error:
             why = f"{remotes[0].title} has died or freed the memory, or a GPU has failed ({error})"
             raise lost_meanwhile(remotes[0], writing, why) from error

@@ -34,6 +34,9 @@ def rectangles(spans: NDArray[numpy.int64]) -> list[Rectangle]:
     Args:
         spans: rows of remote offset, local offset and size in bytes, as ``Move.rows``.
     """
+    if len(spans) == 1:
+        there, here, width = (int(each) for each in spans[0])
+        return [Rectangle(there, here, width, 1, width, width)]
     steps = numpy.diff(spans, axis=0)
     changes = numpy.flatnonzero((steps[1:] != steps[:-1]).any(axis=1))
     found: list[Rectangle] = []

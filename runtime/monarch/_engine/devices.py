@@ -1,0 +1,84 @@
+"""The device of a tensor of a mesh: to the program always the CPU, whatever the ranks compute on (decision 0097).
+
+So a program without a GPU controls ranks with GPUs, and one with GPUs starts none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from monarch._engine.dtensor_compat import tree_map
+from monarch.exceptions import MeshOpError
+
+_CPU = torch.device("cpu")
+_tensor: Any = torch.Tensor
+_STAY = {_tensor.cuda, _tensor.pin_memory}
+
+
+class OwnDevices(TorchFunctionMode):
+    """Takes GPUs of the program as the CPU, in functions of torch.
+
+    Args:
+        applies: whether it does now.
+    """
+
+    def __init__(self, applies: Callable[[], bool] = lambda: True) -> None:
+        # torch does not type it.
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self._applies = applies
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if not self._applies():
+            return func(*args, **kwargs)
+        if func in _STAY:
+            return args[0]
+        args, kwargs = tree_map(_on_cpu, (tuple(args), kwargs))
+        kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
+
+
+def _on_cpu(value: Any) -> Any:
+    return _CPU if is_of_kind(value, "cuda") else value
+
+
+def is_of_kind(value: Any, kind: str) -> bool:
+    """Return whether a value names a device of a type."""
+    if isinstance(value, torch.device):
+        return value.type == kind
+    return isinstance(value, str) and value.partition(":")[0] == kind
+
+
+def own_device(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``tensor.to`` with the CPU in the place of the device of the ranks.
+
+    Args:
+        kind: type of the device of the ranks.
+        args: of the call.
+        kwargs: likewise.
+    """
+
+    def moved(value: Any) -> Any:
+        return _CPU if is_of_kind(value, kind) else value
+
+    return tuple([moved(arg) for arg in args]), {key: moved(value) for key, value in kwargs.items()}
+
+
+def refuse_autocast(kind: str) -> None:
+    """Raise if the program casts for the GPUs of the ranks, as torch does for those of the program only."""
+    if kind != "cpu" and torch.is_autocast_enabled(kind):
+        raise MeshOpError(
+            f"torch.autocast({kind!r}) does not reach tensors of a mesh, which to the program are on the CPU; use "
+            f"torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), and the ranks compute so on their GPUs"
+        )
+
+
+def cuda_of(tensor: Any, kind: str) -> Any:
+    """Return a tensor of a mesh whose ranks compute on GPUs; raise for other meshes."""
+    if kind == "cuda":
+        return tensor
+    raise MeshOpError("cuda(): a tensor of a mesh stays on the devices of its ranks, which are CPUs")
