@@ -9,11 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+import monarch
 from monarch.actor import Actor, endpoint, this_host
+from monarch.distributed import Mesh
 from monarch.rdma import RDMABuffer
 
 SIZE = 256 << 20
+WIDTH, ROWS, STEPS = 2048, 4096, 20
+"""Of the model, of a batch, and steps of each figure."""
 
 
 class Rank(Actor):
@@ -65,6 +70,56 @@ def _speeds(work: Callable[[], Any], rounds: int) -> list[float]:
     return found
 
 
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+def stepper(trained: Any, batch: Any) -> Callable[..., Any]:
+    """Return a function that does one step, and returns the loss."""
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=True)
+
+    def step(batch: Any = batch) -> Any:
+        optimizer.zero_grad()
+        loss = trained(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def rates(step: Callable[..., Any], rounds: int) -> list[float]:
+    """Return steps per second, in several rounds that end with the value of the loss."""
+    found: list[float] = []
+    for turn in range(rounds + 2):
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            loss = step()
+        loss.item()
+        if turn >= 2:
+            found.append(STEPS / (time.perf_counter() - begun))
+    return found
+
+
+def alone(rounds: int) -> list[float]:
+    """Return the figures of the loop within one process."""
+    return rates(stepper(model().cuda(), torch.ones(ROWS, WIDTH, device="cuda")), rounds)
+
+
+def train(rounds: int, about: str) -> None:
+    mesh = Mesh(shape=(1,), mesh_dim_names=("dp",))
+    floor = mesh.execute(alone, rounds).values()[0]
+    step = stepper(monarch.module_to_mesh(model(), mesh), monarch.ones(ROWS, WIDTH, mesh=mesh, spec=["dp", None]))
+    batch = monarch.ones(ROWS, WIDTH, mesh=mesh, spec=["dp", None])
+    recorded = monarch.compile(step)
+    note = f"4 layers of {WIDTH}, {ROWS} rows, AdamW, float32, one rank; floor: the loop within one process; {about}"
+    for name, each in (("op by op", step), ("recorded", lambda: recorded(batch))):
+        told = {"name": f"training steps, {name}", "ours": rates(each, rounds), "floor": floor, "note": note}
+        print(json.dumps(told | {"unit": "steps/s"}))
+    mesh.stop().get(30)
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         return
@@ -77,10 +132,19 @@ def main() -> None:
     for where, device in (("GPU", "cuda"), ("CPU", "cpu")):
         ours, floor = second.read.call_one(buffer, device, rounds).get()
         note = f"floor: a copy within one process; {about}"
-        print(json.dumps({"name": f"read 256 MB, GPU to {where}", "ours": ours, "floor": floor, "note": note}))
+        print(
+            json.dumps(
+                {"name": f"read 256 MB, GPU to {where}", "ours": ours, "floor": floor, "unit": "GB/s", "note": note}
+            )
+        )
     ours, floor = first.send.call_one(second, rounds).get()
     note = "floor: one copy within one GPU; a message takes two"
-    print(json.dumps({"name": "256 MB as an argument, rank to rank", "ours": ours, "floor": floor, "note": note}))
+    print(
+        json.dumps(
+            {"name": "256 MB as an argument, rank to rank", "ours": ours, "floor": floor, "unit": "GB/s", "note": note}
+        )
+    )
+    train(rounds, about)
 
 
 if __name__ == "__main__":
