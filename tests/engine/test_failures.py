@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +44,14 @@ def test_op_that_fails_on_some_ranks_names_line_and_ranks(mesh: Any) -> None:
         rows.full_tensor()
     assert "no value: " in repr(rows)
     assert looked_up(mesh, 3).sum().item() == 24
+
+
+def test_waits_for_ops_on_tensors_are_told_as_such(mesh: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    slow = monarch.remote(time.sleep, propagate=lambda *_: ())
+    with mesh.activate():
+        slow(4.5)
+    assert mesh.execute(os.getpid).values()
+    assert "monarch: execute(getpid) waits: all 4 ranks still run ops on tensors, begun" in capfd.readouterr().err
 
 
 def test_failed_op_fails_what_it_would_have_changed(mesh: Any) -> None:

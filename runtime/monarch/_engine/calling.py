@@ -28,7 +28,13 @@ def execute(mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...
         return Part(value.monarch_ref.number) if isinstance(value, Tensor | RankTensor) else value
 
     packed = tree_map(part, (args, kwargs))
-    values = mesh.recovery.ask(lambda: mesh.actors.execute.call(function, *packed).get())
+
+    def send() -> Any:
+        future = mesh.actors.execute.call(function, *packed)
+        future.rename(f"execute({getattr(function, '__name__', type(function).__name__)})")
+        return future.get()
+
+    values = mesh.recovery.ask(send)
 
     def value_of(report: Any) -> Any:
         return report.value

@@ -44,7 +44,9 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     front = (mailbox.turns.call or mailbox.running) if mailbox is not None else None
     if mailbox is None or front is None or mailbox.spec is None:
         return None
-    return f"{mailbox.spec.name}.{front.method}()", time.monotonic() - mailbox.since
+    titles: dict[str, str] = getattr(mailbox.instance, "monarch_titles", {})
+    title = titles.get(front.method, f"{mailbox.spec.name}.{front.method}()")
+    return title, time.monotonic() - mailbox.since
 
 
 class Behind:

@@ -87,6 +87,8 @@ class Executor(Actor):
         {"run", "put_part", "put_rank", "halt", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
+    monarch_titles = {"run": "ops on tensors", "execute": "a function of mesh.execute()"}
+    """What its calls are to the user, for whom others wait."""
 
     def __init__(self) -> None:
         register_attention()

@@ -232,7 +232,13 @@ class Recording:
             TensorError: a tensor that the step uses has no value.
         """
         self.stream.issue(self._template, tuple(self.inputs), (PREPARE,), (), lines.here())
-        for rank, report in enumerate(ask(lambda: actors.execute.call(describe, (self.uid,), {}).get()).values()):
+
+        def send() -> Any:
+            future = actors.execute.call(describe, (self.uid,), {})
+            future.rename("the graph of a recorded step")
+            return future.get()
+
+        for rank, report in enumerate(ask(send).values()):
             if report.value is None:
                 # Nobody has the number -1: the ranks tell only whether a tensor has no value.
                 ask(lambda: actors.fetch.call(list(self.inputs), -1).get())
