@@ -63,6 +63,13 @@ def test_negative_rank_is_rejected() -> None:
         (range(8), 16, "ranks 0-7"),
         (range(8), None, "ranks 0-7"),
         ([], 8, "no ranks"),
+        # Not in step, so that each is a range.
+        ([at * at for at in range(4, 4 + 24)], None, f"ranks {','.join(str(at * at) for at in range(4, 28))}"),
+        (
+            [at * at for at in range(4, 44)],
+            None,
+            f"ranks {','.join(str(at * at) for at in range(4, 28))},... (40 in all)",
+        ),
     ],
 )
 def test_ranks_are_described(ranks: list[int], total: int | None, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import msgpack
 
 from monarch._core.causes import Signaled
@@ -46,3 +47,12 @@ def test_report_of_a_former_rank_does_not_count() -> None:
     lives.started("h/abc124.9", 109, 3.0)
     rank = lives.log.model().ranks[0]
     assert (rank.pid, rank.figures.rss, rank.restarts) == (109, 0, 1)
+
+
+def test_the_mesh_is_described_once_for_all_processes_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("monarch._telemetry.lives.gethostname", lambda: asked.append(1) or "here")
+    lives = lives_of()
+    for _ in range(100):
+        lives.resized(2.0)
+    assert len(asked) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from socket import gethostname
+from typing import Any
 
 from msgspec import msgpack, structs
 
@@ -39,6 +40,8 @@ class Lives:
         self._home = home
         self._procs = procs
         self._started = MeshStarted("", (), (), ())
+        self._size: tuple[Any, ...] = ()
+        """All that ``_started`` follows from."""
         self.ranks: dict[str, int] = {}
         """By proc id, the ranks of the processes that live."""
         self._now: dict[int, str] = {}
@@ -64,6 +67,11 @@ class Lives:
     def resized(self, when: float) -> None:
         """Write the mesh as it is now, unless it is as before."""
         procs = self._procs
+        size = procs.name, procs.labels, procs.sizes, procs.hosts, procs.per_host
+        if size == self._size:
+            # Asked for each process of a mesh that starts.
+            return
+        self._size = size
         names = [gethostname() if host == self._home else host for host in procs.hosts]
         hosts = tuple(name for name in names for _ in range(procs.per_host))
         now = MeshStarted(procs.name, procs.labels, procs.sizes, hosts)

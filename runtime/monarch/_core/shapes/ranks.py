@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from monarch.exceptions import PointError, ShapeError
 
+_PARTS = 24
+"""Ranges in a sentence; with more, nobody reads them."""
 _PART = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*(?::\s*([0-9]+)\s*)?)?")
 
 
@@ -61,10 +63,15 @@ def parse_ranks(text: str, total: int | None = None) -> list[int]:
 
 
 def describe_ranks(ranks: Iterable[int], total: int | None = None) -> str:
-    """Describe ranks: ``rank 3``, ``ranks 0-7``, or ``all 8 ranks``."""
+    """Describe ranks: ``rank 3``, ``ranks 0-7``, ``all 8 ranks``, or, of many, ``ranks 0-3,8,... (412 in all)``."""
     chosen = set(ranks)
     if not chosen:
         return "no ranks"
     if len(chosen) == 1:
         return f"rank {chosen.pop()}"
-    return f"all {total} ranks" if len(chosen) == total else f"ranks {format_ranks(chosen)}"
+    if len(chosen) == total:
+        return f"all {total} ranks"
+    parts = format_ranks(chosen).split(",")
+    if len(parts) <= _PARTS:
+        return f"ranks {','.join(parts)}"
+    return f"ranks {','.join(parts[:_PARTS])},... ({len(chosen):,} in all)"
