@@ -7,7 +7,7 @@
 import { InputDialog } from '@jupyterlab/apputils';
 import type { Cell } from '@jupyterlab/cells';
 import { Widget } from '@lumino/widgets';
-import { firstLine, isMeshCell, targetOf, withTarget } from './header';
+import { headerOf, headerStart, isMeshCell, targetOf, withTarget } from './header';
 import type { CellTarget } from './protocol';
 import type { IKernelLink, Settings } from './tokens';
 import type { Trans } from './view/trans';
@@ -87,7 +87,7 @@ export class Badges {
   }
 
   private ask(): void {
-    const sources = this.cells().map(cell => [cell.model.id, firstLine(cell.model.sharedModel.getSource())]);
+    const sources = this.cells().map(cell => [cell.model.id, headerOf(cell.model.sharedModel.getSource())]);
     const mesh = sources.filter(([, line]) => isMeshCell(line));
     if (mesh.length && this.link.state === 'live' && this.settings.badges) {
       this.link.send({ kind: 'read_targets', cells: mesh.map(([id]) => id), lines: mesh.map(([, line]) => line) });
@@ -149,14 +149,16 @@ export class Badges {
   /** Ask for other ranks, and write them into the first line of the cell. */
   private async change(cell: Cell): Promise<void> {
     const shared = cell.model.sharedModel;
-    const line = firstLine(shared.getSource());
+    const source = shared.getSource();
+    const start = headerStart(source);
+    const line = headerOf(source);
     const answer = await InputDialog.getText({
       title: this.trans.__('Ranks of this cell'),
       label: this.trans.__('Mesh and ranks, as in trainers[0:4]; empty for all ranks of the current mesh'),
       text: targetOf(line)
     });
-    if (answer.button.accept && answer.value !== null && shared.getSource().startsWith(line)) {
-      shared.updateSource(0, line.length, withTarget(line, answer.value ?? ''));
+    if (answer.button.accept && answer.value !== null && shared.getSource() === source) {
+      shared.updateSource(start, start + line.length, withTarget(line, answer.value ?? ''));
     }
   }
 }

@@ -1,14 +1,17 @@
 import { describe, expect, test } from 'vitest';
-import { firstLine, isMeshCell, targetOf, withTarget } from './header';
+import { headerOf, headerStart, isMeshCell, targetOf, withTarget } from './header';
 
-describe('the first line of a cell', () => {
+describe('the header of a cell', () => {
   test.each([
     ['%%mesh', true],
     ['%%mesh trainers\nx', true],
     ['%%mesh[0]', true],
     ['%%meshes', false],
     [' %%mesh', false],
-    ['%mesh up', false]
+    ['%mesh up', false],
+    ['# all ranks\n\n%%mesh\nx', true],
+    ['%%time\n%%mesh [0]\nx', true],
+    ['x = 1\n%%mesh', false]
   ])('%j goes to ranks: %j', (source, answer) => {
     expect(isMeshCell(source)).toBe(answer);
   });
@@ -28,7 +31,13 @@ describe('the first line of a cell', () => {
     expect(withTarget(line, other)).toBe(result);
   });
 
+  test('is below comments and other magics', () => {
+    const source = '# all\n%%time\n%%mesh [0]\nx';
+    expect(headerOf(source)).toBe('%%mesh [0]');
+    expect(source.slice(headerStart(source))).toBe('%%mesh [0]\nx');
+  });
+
   test('is all of a cell that has one line', () => {
-    expect([firstLine('a\nb'), firstLine('a'), firstLine('')]).toEqual(['a', 'a', '']);
+    expect([headerOf('a\nb'), headerOf('a'), headerOf('')]).toEqual(['a', 'a', '']);
   });
 });

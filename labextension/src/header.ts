@@ -1,14 +1,22 @@
-/** The first line of a `%%mesh` cell. */
+/** The header of a `%%mesh` cell: its first line, below comments and other cell magics. */
+
+const ABOVE = /^(?:[ \t]*(?:#.*)?\n|%%(?!mesh\b).*\n)*/;
+
+/** Return the place at which the header of a cell begins. */
+export function headerStart(source: string): number {
+  return source.match(ABOVE)?.[0].length ?? 0;
+}
 
 /** Return whether a cell goes to ranks. */
 export function isMeshCell(source: string): boolean {
-  return /^%%mesh(\s|$|\[)/.test(source);
+  return /^%%mesh(\s|$|\[)/.test(source.slice(headerStart(source)));
 }
 
-/** Return the first line of a cell. */
-export function firstLine(source: string): string {
-  const end = source.indexOf('\n');
-  return end < 0 ? source : source.slice(0, end);
+/** Return the header of a cell. */
+export function headerOf(source: string): string {
+  const start = headerStart(source);
+  const end = source.indexOf('\n', start);
+  return source.slice(start, end < 0 ? undefined : end);
 }
 
 const TARGET = /^(%%mesh)(\s+(?![-#])[^\s[]*(?:\[[^\]]*\])?|\s*\[[^\]]*\])?/;

@@ -35,8 +35,8 @@ PATIENCE = 0.4
 """Seconds to wait for a rank: help that comes later is of no use."""
 R = TypeVar("R")
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*$")
-_CELL = re.compile(r"(?:%%(?!mesh\b).*\n)*(?P<magic>%%mesh)(?!\w)")
-"""A cell, perhaps within ``%%time`` or ``%%capture``."""
+_CELL = re.compile(r"(?:[ \t]*(?:#.*)?\n|%%(?!mesh\b).*\n)*(?P<magic>%%mesh)(?!\w)")
+"""A cell, perhaps below comments, or within ``%%time`` or ``%%capture``."""
 _LINE = re.compile(r"\s*(?:[\w\s,]+=\s*)?%mesh(?P<rest>[ \t].*)?")
 """A line, perhaps with an assignment of its value."""
 

@@ -147,6 +147,8 @@ def test_names_of_the_shell_are_not_offered_to_push(book: Notebook) -> None:
         ("%%mesh me|[0]\nx", ["%%mesh mesh[0]\nx"]),
         ("%%mesh --time| 5\nx", ["%%mesh --timeout 5\nx"]),
         ("%%time\n%%mesh\nß = tensor_x.shap| + 1", ["%%time\n%%mesh\nß = tensor_x.shape + 1"]),
+        ("# all ranks\n\n%%mesh --time| 5\nx", ["# all ranks\n\n%%mesh --timeout 5\nx"]),
+        ("# a\n%%mesh\ntensor_x.shap|", ["# a\n%%mesh\ntensor_x.shape"]),
     ],
 )
 def test_tab_replaces_exactly_the_word(book: Notebook, line: str, expected: list[str]) -> None:

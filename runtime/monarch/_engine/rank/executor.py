@@ -88,7 +88,7 @@ class Executor(Actor):
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
     monarch_titles = {"run": "ops on tensors", "execute": "a function of mesh.execute()"}
-    """What its calls are to the user, for whom others wait."""
+    """Names of its calls, for users who wait for them."""
 
     def __init__(self) -> None:
         register_attention()
