@@ -284,3 +284,19 @@ def _made(style: Any) -> Any:
             return module
 
     return style() if style is ColwiseParallel else Own()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_modules_on_divided_batches(mesh: Any, kind: Any) -> None:
+    torch.manual_seed(0)
+    alone = kind(5, 7, num_layers=2, batch_first=True, bidirectional=True)
+    there = monarch.module_to_mesh(copy.deepcopy(alone), mesh)
+    x = torch.randn(4, 6, 5)
+    ours, _ = there(monarch.distribute(x, mesh, ["dp", None, None]))
+    expected, _ = alone(x)
+    ours.square().sum().backward()
+    expected.square().sum().backward()
+    assert torch.allclose(ours.detach().full_tensor(), expected, atol=1e-6)
+    assert torch.allclose(there.weight_ih_l0.grad.full_tensor(), alone.weight_ih_l0.grad, atol=1e-5)
+    assert torch.backends.mkldnn.enabled
+    assert len(list(copy.deepcopy(there).parameters())) == len(list(alone.parameters()))

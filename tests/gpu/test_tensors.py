@@ -128,6 +128,16 @@ def test_attention_agrees_with_that_of_the_program(mesh: Any, dtype: torch.dtype
         assert torch.allclose(one.detach().full_tensor(), other.detach(), rtol=near, atol=20 * near)
 
 
+def test_lstm_has_the_values_of_the_program(mesh: Any) -> None:
+    torch.manual_seed(0)
+    alone = nn.LSTM(5, 7, batch_first=True)
+    there = monarch.module_to_mesh(copy.deepcopy(alone), mesh)
+    x = torch.randn(4, 6, 5)
+    ours, _ = there(monarch.distribute(x, mesh))
+    ours.square().sum().backward()
+    assert torch.allclose(ours.detach().full_tensor(), alone(x)[0], atol=1e-4)
+
+
 def test_autocast_computes_in_bfloat16(mesh: Any) -> None:
     model = monarch.module_to_mesh(Block(), mesh)
     with torch.autocast("cpu", torch.bfloat16):

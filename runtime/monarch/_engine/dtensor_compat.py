@@ -66,6 +66,7 @@ __all__ = [
     "memory_id",
     "mesh_without_groups",
     "no_torch_function",
+    "onednn_is_enabled",
     "part_of_dtensor",
     "part_sizes",
     "propagate",
@@ -75,6 +76,7 @@ __all__ = [
     "same_storage_numel",
     "schema_of",
     "seed_devices",
+    "set_onednn",
     "spec_for",
     "spec_of_dtensor",
     "tree_flatten",
@@ -130,6 +132,16 @@ lazy_negative: Any = cast("Any", torch.ops.aten)._neg_view.default
 """Sets a bit of a tensor only."""
 same_storage_numel: Any = cast("Any", torch.ops.aten)._has_same_storage_numel.default
 """An op of forward-mode autograd."""
+
+
+def onednn_is_enabled() -> bool:
+    """Return whether torch uses oneDNN on CPUs. ``torch.backends.mkldnn.flags`` also sets flags of other devices."""
+    return bool(cast("Any", torch)._C._get_mkldnn_enabled())
+
+
+def set_onednn(enabled: bool) -> None:
+    """Let torch use oneDNN on CPUs, or not."""
+    cast("Any", torch)._C._set_mkldnn_enabled(enabled)
 
 
 def wrapper(cls: Any, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> Any:

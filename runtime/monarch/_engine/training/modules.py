@@ -20,6 +20,7 @@ from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._engine.training.lazy import is_lazy, lazy_parts, move_when_run, put_in_place
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
+from monarch._engine.training.recurrent import run_by_steps
 from monarch._engine.training.styles import apply_hooks, check_style, dim_of, divided
 from monarch.exceptions import ArgumentError, AxisError
 
@@ -97,6 +98,8 @@ class _Mover:
         for prefix, part in modules.items():
             if prefix not in lazy:
                 self._move(prefix, part, placed)
+        for part in set(modules.values()):
+            run_by_steps(part)
         with torch.no_grad():
             for _, each in dict((id(each), (name, each)) for name, each in empty).values():
                 cast("Callable[[], Any]", resetter_of(each))()
