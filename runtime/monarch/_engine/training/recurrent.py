@@ -1,4 +1,4 @@
-"""LSTMs on a mesh: torch runs a layer as one op of oneDNN on CPUs, for which DTensor has no rule, and GPUs no kernel."""
+"""LSTMs on a mesh: on CPUs torch runs a layer as one op of oneDNN; DTensor has no rule for it, and GPUs no kernel."""
 
 from __future__ import annotations
 
