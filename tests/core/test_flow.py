@@ -70,6 +70,13 @@ class Flow(RuleBasedStateMachine):
         came = self.window.finished(self.reports.pop(data.draw(st.integers(0, len(self.reports) - 1))))
         assert came == (self.window.has_room and not had), "a sender that waits is told exactly when room comes"
 
+    @precondition(lambda self: self.reports)
+    @rule(data=st.data())
+    def hear_in_one_thread(self, data: st.DataObject) -> None:
+        had = self.window.has_room
+        came = self.window.heard(self.reports.pop(data.draw(st.integers(0, len(self.reports) - 1))))
+        assert came == (self.waiting and self.window.has_room and not had), "a refused sender is told when room comes"
+
     @precondition(lambda self: not self.window.has_room)
     @rule()
     def go_beyond(self) -> None:

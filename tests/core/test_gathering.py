@@ -42,6 +42,7 @@ class Caller:
         self.receive_loop: Any = ReceiveLoop()
         self.waits = Waits(self.receive_loop)
         self.ports = PortTable()
+        self.ports.opened.subscribe(self.ports.follow)
         self.ports.closed.subscribe(self.close)
         self.closed: list[int] = []
         self.watch = NoWatch()

@@ -90,18 +90,19 @@ class Future(Generic[R]):
         if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout: expected a number of seconds of at least 0, got {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
+        waits = self._node.waits
         if not self.done:
             self.wanted = True
-        if not self.done and not self._node.waits.wait(self, timeout) and timeout is not None:
-            self.wanted = False
-            why = f"{self._missing()}{self._front(timeout)}"
-            raise CallTimeoutError(
-                f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
-                f"it is still running, and you can call get() again"
-            )
-        if self._value is PENDING and self._node.waits.unshown:
+            if not waits.wait(self, timeout) and timeout is not None:
+                self.wanted = False
+                why = f"{self._missing()}{self._front(timeout)}"
+                raise CallTimeoutError(
+                    f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
+                    f"it is still running, and you can call get() again"
+                )
+        if self._value is PENDING and waits.unshown:
             # Show the output of the call before its result is read.
-            self._node.waits.await_shown()
+            waits.await_shown()
         return self._outcome(deadline)
 
     def result(self, timeout: float | None = None) -> R:
@@ -203,21 +204,19 @@ class Future(Generic[R]):
         Unpickling runs user code, so no lock is held; one thread does it, and others wait.
         """
         while self._value is PENDING and self._error is None:
-            if self._begins():
-                self._make_now()
-            else:
+            if not self._make_now():
                 self._wait_for_maker(deadline)
         if self._error is not None:
             # Otherwise the traceback would grow with each get.
             raise self._error.with_traceback(None)
         return self._value
 
-    def _begins(self) -> bool:
-        """Return whether this thread must unpickle the value now; False if another one does or did."""
+    def _make_now(self) -> bool:
+        """Unpickle the value in this thread, unless that was done; return False if another thread does it."""
         ident = threading.get_ident()
         with self._lock:
             if self._value is not PENDING or self._error is not None:
-                return False
+                return True
             if self._maker == ident:
                 raise DeadlockError(
                     f"the result of {self.label or 'the call'} is being unpickled in this thread, and that code "
@@ -226,9 +225,6 @@ class Future(Generic[R]):
             if self._maker:
                 return False
             self._maker = ident
-            return True
-
-    def _make_now(self) -> None:
         try:
             self._value = self._make()
         except KeyboardInterrupt:
@@ -242,6 +238,7 @@ class Future(Generic[R]):
                 onlookers, self._onlookers = self._onlookers, None
             for tell in onlookers or ():
                 tell()
+        return True
 
     def _look_on(self, tell: Callable[[], None]) -> bool:
         """Return whether another thread unpickles the value; if so, call a function when it stops."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
@@ -87,7 +86,9 @@ class Gather(Future[R]):
         "method",
         "party",
         "port",
+        "sent_at",
         "targets",
+        "title",
         "unanswered",
         "view",
         "waiter",
@@ -105,7 +106,8 @@ class Gather(Future[R]):
         actor: str = "",
         patient: bool = False,
     ) -> None:
-        super().__init__(node, "")
+        # Not super(), which each call would pay for.
+        Future.__init__(self, node)
         self.targets = targets
         self.extent = extent
         self.mesh = mesh
@@ -130,7 +132,11 @@ class Gather(Future[R]):
         """Called when another rank has answered."""
         self.watched = not patient
         """Whether to watch the other ranks once one has failed."""
-        self.port = node.ports.open(self)
+        self.sent_at = 0.0
+        """When it was sent, until the log of events has it."""
+        self.title: tuple[str, int]
+        """See ``monarch._core.telemetry.calling``; set with ``sent_at``."""
+        self.port: int = node.ports.open_call(self)
 
     def check(self) -> None:
         """Note procs that died while the call was being sent."""
@@ -207,7 +213,7 @@ class Gather(Future[R]):
         if self.party is not None:
             # Before the waiting callers go on.
             self.party.completed()
-        super()._complete()
+        Future._complete(self)
 
     def base_rank(self, position: int) -> int:
         """Return the base rank of a position."""
@@ -321,26 +327,29 @@ class Gather(Future[R]):
         return f"; {text}" if text else ""
 
     def _make(self) -> R:
-        self.forget_error()
+        if self._error_to_tell is not None:
+            self.forget_error()
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
-        for _, run in groupby(self._replies, id):
-            # One reply for all of these actors.
-            alike = list(run)
-            reply = alike[0]
-            frames: Sequence[bytes] = ()
-            if isinstance(reply, tuple):
-                reply, frames = reply
-            if reply is not None and type(reply) is not Lost and reply.status != ERROR:
-                self._load(reply, frames, len(alike), values)
-                continue
-            rank = len(values)
-            values += [None] * len(alike)
-            if type(reply) is Lost:
-                lost[rank] = reply.dead
-            elif reply is not None:
-                failures[rank] = unpack_failure(reply.body)
+        value: Any = None
+        shared: Reply | None = None
+        """The last reply, if it may be the one of several actors: they share constants only."""
+        for rank, reply in enumerate(self._replies):
+            if reply is None or reply is not shared:
+                frames: Sequence[bytes] = ()
+                if type(reply) is tuple:
+                    reply, frames = reply
+                shared = value = None
+                if type(reply) is Lost:
+                    lost[rank] = reply.dead
+                elif type(reply) is Reply and reply.status == ERROR:
+                    failures[rank] = unpack_failure(reply.body)
+                elif type(reply) is Reply:
+                    value = self._load(reply, frames)
+                    if type(value) in _CONSTANT:
+                        shared = reply
+            values.append(value)
         self._replies = []
         if self._why and not lost:
             raise SupervisionError(
@@ -360,20 +369,13 @@ class Gather(Future[R]):
             raise error
         return self._finish(self, values)
 
-    def _load(self, reply: Reply, frames: Sequence[bytes], count: int, values: list[Any]) -> None:
-        """Append the value of a reply for some actors; they share constants only."""
-        value: Any = None
-        for place in range(count):
-            try:
-                # The usual answer is small; load() would be one more call for each.
-                value = loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
-            except Exception:
-                # Raised when it is read, so that the other values stay available.
-                value = Deferred(_Load(self._node, reply, frames))
-            if type(value) in _CONSTANT:
-                values += [value] * (count - place)
-                return
-            values.append(value)
+    def _load(self, reply: Reply, frames: Sequence[bytes]) -> Any:
+        try:
+            # The usual answer is small; load() would be one more call for each.
+            return loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
+        except Exception:
+            # Raised when it is read, so that the other values stay available.
+            return Deferred(_Load(self._node, reply, frames))
 
     def _unanswered(self) -> list[int]:
         return [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]

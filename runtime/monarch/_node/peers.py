@@ -287,10 +287,11 @@ class Targets:
         version: of the roster that says which processes the members are.
     """
 
-    __slots__ = ("far", "near", "peers", "shape", "version")
+    __slots__ = ("extent", "far", "near", "peers", "shape", "version")
 
     def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: Shape, version: int) -> None:
         self.shape = shape
+        self.extent = shape.region.extent
         self.version = version
         self.peers = list(peers)
         self.near: list[Peer] = []

@@ -55,7 +55,7 @@ class Collector:
         self.lives: dict[str, Lives] = {}
         self._logs: WeakValueDictionary[str, MeshTelemetry] = WeakValueDictionary()
         self._early: deque[tuple[str, bytes, list[bytes], float, float]] = deque(maxlen=_EARLY)
-        self._calls = Calls(self.lives)
+        self._calls = Calls(self.lives, node.ports)
         self._calls.wake = self.wake
         self._gate = Gate()
         self._asleep = True
@@ -81,7 +81,6 @@ class Collector:
         meshes.left.subscribe(lambda uid, rank: self.note(self._left, uid, time.time()))
         node.events.ready.subscribe(self._ready)
         node.events.died.subscribe(self._died)
-        node.events.sent.subscribe(self._calls.sent)
         node.events.call_failed.subscribe(self._calls.failed)
         node.ports.closed.subscribe(self._calls.closed)
         node.events.closing.subscribe(self._close)
@@ -90,7 +89,8 @@ class Collector:
         node.part(Liveness).changed.subscribe(lambda proc, text: self.note(self._silent, proc, text, time.time()))
 
     def _added(self, uid: str, shared: ProcsState) -> None:
-        self._calls.active = True
+        # From the first mesh on: calls of a rank cost nothing here.
+        self._node.events.sent = self._calls.sent
         self.note(self._add, uid, shared, time.time())
         if self._own is not None and self._server is None:
             self._show()
