@@ -31,6 +31,9 @@ class ReceiveLoop:
     def notify(self, waiter: Any) -> None:
         self.notified.append(waiter)
 
+    def wait(self, waiter: Any, timeout: float | None = None) -> bool:
+        raise AssertionError("nobody waits here")
+
     def call_later(self, seconds: float, action: Any) -> None:
         """Time stands still here: live processes answer before a call is abandoned."""
 

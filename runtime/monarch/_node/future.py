@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._core.later import asyncio
@@ -36,19 +37,23 @@ class Future(Generic[R]):
     """
 
     __slots__ = (
+        "__dict__",
         "__weakref__",
-        "_callbacks",
-        "_error",
         "_label",
         "_lock",
         "_maker",
         "_node",
-        "_onlookers",
         "_value",
         "done",
         "thread",
         "wanted",
     )
+
+    # Most futures keep these, so they are not set for each. Guarded by ``_lock``.
+    _callbacks: list[Callable[[Future[Any]], None]] | None = None
+    _error: BaseException | None = None
+    _onlookers: list[Callable[[], None]] | None = None
+    """Called when the thread that unpickles the value has finished or was interrupted."""
 
     def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
@@ -57,15 +62,11 @@ class Future(Generic[R]):
         self.thread: Turn | None = None
         self.wanted = False
         """Whether a thread waits for it; a hint, written by waiting threads."""
-        # Shared by all futures of a node, held briefly. Guards everything below and the setting of ``done``.
+        # Shared by all futures of a node, held briefly. Guards everything below.
         self._lock = node.waits.lock
-        self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = PENDING
-        self._error: BaseException | None = None
         self._maker = 0
         """The thread that unpickles the value; 0 if none does."""
-        self._onlookers: list[Callable[[], None]] | None = None
-        """Called when that thread has finished or was interrupted."""
 
     @property
     def label(self) -> str:
@@ -172,25 +173,29 @@ class Future(Generic[R]):
         That may be the receiving thread, so the function does not wait or run user code.
         """
         with self._lock:
-            if not self.done:
-                if self._callbacks is None:
-                    self._callbacks = []
-                self._callbacks.append(callback)
-                callback = _nothing
-        if callback is _nothing:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        if self.done:
+            # It was, or is completed just now: one of the two threads takes the callbacks.
+            self._call_back()
+        else:
             # No waiting thread receives, so the background thread must.
             self._node.receive_loop.background()
-        else:
-            callback(self)
 
     # Completing
 
     def _complete(self) -> None:
         """Mark it done, from the thread with the outcome."""
-        with self._lock:
-            self.done = True
-            callbacks, self._callbacks = self._callbacks, None
+        # Without the lock: a thread that adds a callback meanwhile looks at this after it.
+        self.done = True
         self._node.receive_loop.notify(self)
+        if self._callbacks is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -213,7 +218,7 @@ class Future(Generic[R]):
 
     def _make_now(self) -> bool:
         """Unpickle the value in this thread, unless that was done; return False if another thread does it."""
-        ident = threading.get_ident()
+        ident = get_ident()
         with self._lock:
             if self._value is not PENDING or self._error is not None:
                 return True
@@ -233,22 +238,30 @@ class Future(Generic[R]):
         except BaseException as error:
             self._error = error
         finally:
-            with self._lock:
-                self._maker = 0
-                onlookers, self._onlookers = self._onlookers, None
-            for tell in onlookers or ():
-                tell()
+            # Without the lock: a thread that looks on looks at this again after it has added itself.
+            self._maker = 0
+            if self._onlookers is not None:
+                self._tell_onlookers()
         return True
+
+    def _tell_onlookers(self) -> None:
+        with self._lock:
+            onlookers, self._onlookers = self._onlookers, None
+        for tell in onlookers or ():
+            tell()
 
     def _look_on(self, tell: Callable[[], None]) -> bool:
         """Return whether another thread unpickles the value; if so, call a function when it stops."""
         with self._lock:
-            if not self._maker or self._maker == threading.get_ident():
+            if not self._maker or self._maker == get_ident():
                 return False
             if self._onlookers is None:
                 self._onlookers = []
             self._onlookers.append(tell)
-            return True
+        if not self._maker:
+            # It has finished meanwhile, and may not have seen this one.
+            self._tell_onlookers()
+        return True
 
     def _wait_for_maker(self, deadline: float | None) -> None:
         onlooker = _Onlooker(self._node, f"another thread that unpickles the result of {self.label or 'a call'}")

@@ -73,27 +73,34 @@ class Gather(Future[R]):
     """
 
     __slots__ = (
-        "_error_to_tell",
         "_finish",
         "_left",
         "_patient",
         "_replies",
-        "_why",
         "actor",
         "extent",
-        "goes_on",
         "mesh",
         "method",
-        "party",
         "port",
         "sent_at",
         "targets",
         "title",
-        "unanswered",
         "view",
-        "waiter",
         "watched",
     )
+
+    # Most calls keep these, so they are not set for each.
+    _why = ""
+    _error_to_tell: UnreadError | None = None
+    """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
+    goes_on = True
+    """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
+    unanswered: Sequence[Peer] = ()
+    """The procs that had not answered when a death ended the wait."""
+    party: CallGroup | None = None
+    """Watches the other ranks once one has failed."""
+    waiter: Waiter | None = None
+    """Called when another rank has answered."""
 
     def __init__(
         self,
@@ -117,25 +124,14 @@ class Gather(Future[R]):
         self._replies: list[Answer | None] = [None] * self._left
         self._finish = finish
         self._patient = patient
-        self._why = ""
-        self._error_to_tell: UnreadError | None = None
-        """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
         self.view: Any = None
         """The addressed mesh, for errors: a slice has its own ranks."""
-        self.goes_on = True
-        """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
-        self.unanswered: list[Peer] = []
-        """The procs that had not answered when a death ended the wait."""
-        self.party: CallGroup | None = None
-        """Watches the other ranks once one has failed."""
-        self.waiter: Waiter | None = None
-        """Called when another rank has answered."""
         self.watched = not patient
         """Whether to watch the other ranks once one has failed."""
-        self.sent_at = 0.0
-        """When it was sent, until the log of events has it."""
+        self.sent_at: float
+        """When it was sent, until the log of events has it; the log sets it, and the next one before."""
         self.title: tuple[str, int]
-        """See ``monarch._core.telemetry.calling``; set with ``sent_at``."""
+        """See ``monarch._core.telemetry.calling``."""
         self.port: int = node.ports.open_call(self)
 
     def check(self) -> None:
@@ -184,8 +180,7 @@ class Gather(Future[R]):
             # Other ranks may wait for this one.
             self._node.watch.failed(self, reply.rank)
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
 
@@ -204,16 +199,17 @@ class Gather(Future[R]):
             self._left -= new
             complete = not self._left
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
 
-    def _complete(self) -> None:
+    def _end(self) -> None:
+        """Complete, with all answers that come."""
+        self._node.ports.close(self.port)
         if self.party is not None:
             # Before the waiting callers go on.
             self.party.completed()
-        Future._complete(self)
+        self._complete()
 
     def base_rank(self, position: int) -> int:
         """Return the base rank of a position."""
@@ -261,8 +257,7 @@ class Gather(Future[R]):
                     waited = True
             complete = waited and not self._left
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif waited and not self._patient:
             # Answers at the same time count; but do not wait for the others to report a death.
             self._node.receive_loop.call_later(_HEARING, self._give_up)
@@ -284,8 +279,7 @@ class Gather(Future[R]):
     def _give_up(self) -> None:
         """Complete without the outstanding answers."""
         if self._abandon():
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
 
     def _abandon(self) -> bool:
         """Stop waiting for the outstanding answers; return whether there were any."""
@@ -296,7 +290,7 @@ class Gather(Future[R]):
             self._left = 0
             return True
 
-    def waits_for(self) -> list[Peer]:
+    def waits_for(self) -> Sequence[Peer]:
         """Return the procs that have not answered."""
         if not self._left:
             return self.unanswered
@@ -329,6 +323,11 @@ class Gather(Future[R]):
     def _make(self) -> R:
         if self._error_to_tell is not None:
             self.forget_error()
+        if len(self._replies) == 1:
+            reply = self._replies[0]
+            if type(reply) is Reply and reply.status == RESULT:
+                self._replies = []
+                return self._finish(self, [self._load(reply, ())])
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}

@@ -99,7 +99,9 @@ class Calls:
         """By uid, the calls that were passed over and not written; below 0 while the next ones are to be left out, for
         one that was counted and then written."""
         self.wake = _nothing
-        """Called after a call was sent. Set once."""
+        """Called after a call was sent, while ``asleep``. Set once."""
+        self.asleep = True
+        """Whether the thread that looks must be woken; a hint, so that most notes cost no system call."""
 
     @property
     def are_open(self) -> bool:
@@ -118,7 +120,8 @@ class Calls:
             call.title = calling.get()
             # Last: the thread that looks takes the call by it.
             call.sent_at = time()
-        self.wake()
+        if self.asleep:
+            self.wake()
 
     def closed(self, port: int) -> None:
         """Note the end of a call; in the thread that completes it."""

@@ -58,8 +58,6 @@ class Collector:
         self._calls = Calls(self.lives, node.ports)
         self._calls.wake = self.wake
         self._gate = Gate()
-        self._asleep = True
-        """Whether the thread must be woken; a hint, so that most notes cost no system call."""
         self._closing = False
         """Whether the thread must end. Set once."""
         self._thread: Thread | None = None
@@ -110,8 +108,8 @@ class Collector:
 
     def wake(self) -> None:
         """Make the thread look soon."""
-        if self._asleep:
-            self._asleep = False
+        if self._calls.asleep:
+            self._calls.asleep = False
             if self._thread is None:
                 self._start()
             self._gate.open()
@@ -164,12 +162,12 @@ class Collector:
         quiet = True
         while not self._closing:
             if quiet:
-                self._asleep = True
+                self._calls.asleep = True
                 if not self._has_news() and not self._behind():
                     self._gate.wait(None)
                     if self._closing:
                         break
-                self._asleep = False
+                self._calls.asleep = False
             # Opened early for a new subscriber, and at the end.
             self._gate.wait(PERIOD if self._is_watched() else UNWATCHED)
             # After news it looks once more before it sleeps: for a call now and then, that wakes it half as often.

@@ -285,7 +285,8 @@ class Endpoint(Generic[P, R]):
         port = sink.port if sink is not None else 0
         here = current.get()
         sender = here[0].key if here is not None else ""
-        cost = cost_of(body, buffers)
+        # Not through cost_of() for a small message.
+        cost = cost_of(body, buffers) if buffers else 1 + (len(body) >> 12)
         try:
             if node.bulk.deferred or node.bulk.releases:
                 # Memory released since the last call is free for the answers of this one.
@@ -293,8 +294,9 @@ class Endpoint(Generic[P, R]):
             full = take_all(targets.peers, cost)
             if full >= 0:
                 wait_for_room(node, targets.peers, full, cost, mesh, self.name)
-            shared = buffers and targets.near and are_large(buffers)
-            bulk = _into_memory(node, targets, buffers, cost) if shared else None
+            bulk = None
+            if buffers and targets.near and are_large(buffers):
+                bulk = _into_memory(node, targets, buffers, cost)
         except BaseException:
             if port:
                 # Nobody will answer.

@@ -199,9 +199,18 @@ class Leadership:
 
     def leave(self) -> None:
         """Pass the lead on to the next thread."""
-        # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
+        if busy and now + _BUSY_TICK >= self._alarm_at and not self._turns:
+            # The usual case: nobody is to be woken, and the alarm is set. 
+            with self._mutex:
+                if not self.closing:
+                    self._left = now
+                    self.leader, self.waiter = 0, None
+                    if self._turns:
+                        self._pass_on()
+                    return
+        # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         quiet = not (busy or self.closing or self._mail.pending())
         with self._mutex:
             if self.closing:

@@ -27,10 +27,12 @@ from monarch.exceptions import DeadlockError
 
 __all__ = ["TICK", "ReceiveLoop", "Turn", "Waiter"]
 
-_AT_ONCE_S = 2e-5
+_AT_ONCE_S = 1e-5
 """Seconds to receive and handle a message that had arrived before; a wait for one takes longer."""
 _BURST_S = 2.5e-4
 """Seconds for which a thread whose wait is over still handles messages that have arrived."""
+_LATE_MS = 2
+"""Milliseconds that a timer may be late, to spare most messages a new timeout of the socket."""
 _CLOSING = 30.0
 """Seconds to wait at the end for a thread that handles a message."""
 _MAIN = main_thread().ident
@@ -233,9 +235,12 @@ class ReceiveLoop:
                         return
                     lead.timers_ran()
                     continue
-                # Usually a distant timer: nothing to set then, and no call. A timeout that is too short for it costs
-                # something only if nothing comes before it.
-                if deadline is not None or in_vain or not 100 <= 2 * self._limited <= 3 * left:
+                # Usually nothing is to be set, so this is no call. A timeout that is too short for the timer costs
+                # something only if nothing comes before it, and a distant timer may be late.
+                limited = self._limited
+                if deadline is not None or in_vain or not (
+                    0 <= limited <= left + _LATE_MS or 100 <= 2 * limited <= 3 * left
+                ):
                     self._limit(deadline)
             elif deadline is not None:
                 self._limit(deadline)
