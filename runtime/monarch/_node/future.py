@@ -288,10 +288,6 @@ class Future(Generic[R]):
         return f"<{type(self).__name__} of {self.label or 'a call'}: {'done' if self.done else 'pending'}>"
 
 
-def _nothing(_: Any) -> None:
-    pass
-
-
 # The insides of futures, for other files: users see the other attributes when they press Tab.
 
 

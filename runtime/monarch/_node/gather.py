@@ -114,7 +114,7 @@ class Gather(Future[R]):
         patient: bool = False,
     ) -> None:
         # Not super(), which each call would pay for.
-        Future.__init__(self, node)
+        Future.__init__(self, node)  # pyright: ignore[reportUnknownMemberType]
         self.targets = targets
         self.extent = extent
         self.mesh = mesh
@@ -161,25 +161,27 @@ class Gather(Future[R]):
         A reply from a position outside the view is an error of its sender.
         """
         with self._lock:
-            replies = self._replies
-            if not self._left:
+            replies, left = self._replies, self._left
+            if not left:
                 return
-            if not 0 <= reply.rank < len(replies):
+            rank = reply.rank
+            if not 0 <= rank < len(replies):
                 reply = replaced(reply, self.targets, self.label)
-            if replies[reply.rank] is not None:
+                rank = reply.rank
+            if replies[rank] is not None:
                 return
-            if reply.status and self.actor:
+            failed = reply.status and self.actor
+            if failed:
                 # Before anybody can see that the rank has answered. Its subscribers only note it.
-                self._node.events.call_failed.tell(self.port, self.base_rank(reply.rank), *_failure_of(reply))
-            replies[reply.rank] = (reply, frames) if frames else reply
-            self._left -= 1
-            complete = not self._left
-        if reply.status and self.actor and self.watched:
+                self._node.events.call_failed.tell(self.port, self.base_rank(rank), *_failure_of(reply))
+            replies[rank] = (reply, frames) if frames else reply
+            self._left = left = left - 1
+        if failed and self.watched:
             if reply.status == ERROR and self._error_to_tell is None and self.method != "__init__":
-                self._error_to_tell = UnreadError(self.label, self.base_rank(reply.rank), unpack_failure(reply.body))
+                self._error_to_tell = UnreadError(self.label, self.base_rank(rank), unpack_failure(reply.body))
             # Other ranks may wait for this one.
-            self._node.watch.failed(self, reply.rank)
-        if complete:
+            self._node.watch.failed(self, rank)
+        if not left:
             self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
@@ -290,10 +292,10 @@ class Gather(Future[R]):
             self._left = 0
             return True
 
-    def waits_for(self) -> Sequence[Peer]:
+    def waits_for(self) -> list[Peer]:
         """Return the procs that have not answered."""
         if not self._left:
-            return self.unanswered
+            return list(self.unanswered)
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
 
     def _missing(self) -> str:
@@ -335,20 +337,20 @@ class Gather(Future[R]):
         shared: Reply | None = None
         """The last reply, if it may be the one of several actors: they share constants only."""
         for rank, reply in enumerate(self._replies):
-            if reply is None or reply is not shared:
-                frames: Sequence[bytes] = ()
-                if type(reply) is tuple:
-                    reply, frames = reply
-                shared = value = None
-                if type(reply) is Lost:
-                    lost[rank] = reply.dead
-                elif type(reply) is Reply and reply.status == ERROR:
-                    failures[rank] = unpack_failure(reply.body)
-                elif type(reply) is Reply:
+            frames: Sequence[bytes] = ()
+            if type(reply) is tuple:
+                reply, frames = reply
+            if type(reply) is Reply and reply.status != ERROR:
+                if reply is not shared:
                     value = self._load(reply, frames)
-                    if type(value) in _CONSTANT:
-                        shared = reply
-            values.append(value)
+                    shared = reply if type(value) in _CONSTANT else None
+                values.append(value)
+                continue
+            values.append(None)
+            if type(reply) is Reply:
+                failures[rank] = unpack_failure(reply.body)
+            elif type(reply) is Lost:
+                lost[rank] = reply.dead
         self._replies = []
         if self._why and not lost:
             raise SupervisionError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from time import time
 from itertools import groupby
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -96,8 +96,8 @@ class Calls:
         self._room = LISTED
         """How many more calls are written before the next look, even if they end before it; a hint."""
         self._skipped: dict[str, int] = {}
-        """By uid, the calls that were passed over and not written; below 0 while the next ones are to be left out, for
-        one that was counted and then written."""
+        """By uid, the calls that were passed over and not written; below 0 if one was counted and then
+        written: the next one makes up for it."""
         self.wake = _nothing
         """Called after a call was sent, while ``asleep``. Set once."""
         self.asleep = True

@@ -52,7 +52,7 @@ def _values(gather: Gather[Any], values: list[Any]) -> Any:
 
 def _single(gather: Gather[Any], values: list[Any]) -> Any:
     value = values[0]
-    return value.read() if type(value) is Deferred else value
+    return cast("Deferred[Any]", value).read() if type(value) is Deferred else value
 
 
 @declared("arguments.rref")

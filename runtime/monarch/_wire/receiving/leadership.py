@@ -202,7 +202,7 @@ class Leadership:
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
         if busy and now + _BUSY_TICK >= self._alarm_at and not self._turns:
-            # The usual case: nobody is to be woken, and the alarm is set. 
+            # The usual case: no thread waits for its turn, and the alarm is set.
             with self._mutex:
                 if not self.closing:
                     self._left = now

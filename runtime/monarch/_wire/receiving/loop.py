@@ -235,11 +235,13 @@ class ReceiveLoop:
                         return
                     lead.timers_ran()
                     continue
-                # Usually nothing is to be set, so this is no call. A timeout that is too short for the timer costs
+                # Usually the present timeout will do, so this is no call. A timeout that is too short for the timer costs
                 # something only if nothing comes before it, and a distant timer may be late.
                 limited = self._limited
-                if deadline is not None or in_vain or not (
-                    0 <= limited <= left + _LATE_MS or 100 <= 2 * limited <= 3 * left
+                if (
+                    deadline is not None
+                    or in_vain
+                    or not (0 <= limited <= left + _LATE_MS or 100 <= 2 * limited <= 3 * left)
                 ):
                     self._limit(deadline)
             elif deadline is not None:
