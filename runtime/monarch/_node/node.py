@@ -183,7 +183,7 @@ class Node:
 
     def _on_reply(self, reply: m.Reply, more: object) -> None:
         peer = self.peers.known.get(reply.src)
-        if peer is not None and reply.done and peer.window.heard(reply.done):
+        if peer is not None and reply.done and peer.hears(reply.done):
             self.receive_loop.notify(peer)
         sink = self.ports.sinks.get(reply.port)
         if sink is not None:
