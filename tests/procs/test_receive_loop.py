@@ -305,6 +305,18 @@ def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
     assert len(alarm.seconds) == 3 and alarm.seconds[2] < 1
 
 
+def test_leader_that_runs_timers_leaves_the_alarm_of_close(rig: Rig) -> None:
+    alarm = SilentAlarm()
+    lead = Leadership(replace(SYSTEM, alarm=lambda _: alarm), rig.inbox, Timers(time.monotonic, threading.RLock()))
+    rig.close_loop()
+    leader = threading.get_ident() + 1
+    assert lead.take(leader, rig.box(1))
+    assert not lead.close(True, 0)
+    assert alarm.seconds == [0.0]
+    lead.timers_ran()
+    assert alarm.seconds == [0.0], "the background thread would never end"
+
+
 def test_timer_set_from_another_thread_wakes_leader(rig: Rig) -> None:
     box = rig.box(1)
     rig.receive_loop.call_later(1000, lambda: None)

@@ -201,10 +201,10 @@ class Leadership:
         """Pass the lead on to the next thread."""
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
-        if busy and now + _BUSY_TICK >= self._alarm_at and not self._turns:
-            # The usual case: no thread waits for its turn, and the alarm is set.
+        if busy:
             with self._mutex:
-                if not self.closing:
+                # The usual case: the alarm is set for a time that is early enough.
+                if now + _BUSY_TICK >= self._alarm_at and not self.closing:
                     self._left = now
                     self.leader, self.waiter = 0, None
                     if self._turns:
@@ -243,7 +243,8 @@ class Leadership:
     def timers_ran(self) -> None:
         """Note that the leader has run the alarm's work; the next ``leave`` sets it again."""
         with self._mutex:
-            if self._alarm_at < math.inf:
+            # At the end the alarm is for the background thread, which must end.
+            if self._alarm_at < math.inf and not self.closing:
                 self._alarm_at = math.inf
                 self._alarm.set(math.inf)
 

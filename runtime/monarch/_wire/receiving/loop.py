@@ -235,7 +235,7 @@ class ReceiveLoop:
                         return
                     lead.timers_ran()
                     continue
-                # Usually the present timeout will do, so this is no call. A timeout that is too short for the timer costs
+                # Usually the present timeout will do, so this is no call. One that is too short for the timer costs
                 # something only if nothing comes before it, and a distant timer may be late.
                 limited = self._limited
                 if (
