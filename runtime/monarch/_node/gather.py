@@ -328,8 +328,10 @@ class Gather(Future[R]):
         if len(self._replies) == 1:
             reply = self._replies[0]
             if type(reply) is Reply and reply.status == RESULT:
+                value = self._load(reply, ())
+                # Only now: an interrupt leaves it for the next reader.
                 self._replies = []
-                return self._finish(self, [self._load(reply, ())])
+                return self._finish(self, [value])
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
