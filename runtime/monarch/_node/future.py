@@ -91,19 +91,18 @@ class Future(Generic[R]):
         if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout: expected a number of seconds of at least 0, got {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        waits = self._node.waits
         if not self.done:
             self.wanted = True
-            if not waits.wait(self, timeout) and timeout is not None:
+            if not self._node.waits.wait(self, timeout) and timeout is not None:
                 self.wanted = False
                 why = f"{self._missing()}{self._front(timeout)}"
                 raise CallTimeoutError(
                     f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
                     f"it is still running, and you can call get() again"
                 )
-        if self._value is PENDING and waits.unshown:
+        if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.
-            waits.await_shown()
+            self._node.waits.await_shown()
         return self._outcome(deadline)
 
     def result(self, timeout: float | None = None) -> R:
