@@ -157,6 +157,7 @@ class Streams:
         self.calls.opened(port, self._kernel.shell.displayhook.prompt_count)
         self._watch()
         self._owners.opened(port, self._kernel.get_parent("shell"))
+        self._node.ports.follow(port)
 
     # Waits of cells
 

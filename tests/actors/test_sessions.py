@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from monarch._session import session
 from monarch.actor import attach_to_workers
 from monarch.exceptions import ArgumentError, EnvError, MonarchError, StoppedError
 
@@ -181,3 +182,8 @@ def test_wrong_arguments_name_what_was_expected(host: Any, tmp_path: Any) -> Non
     with pytest.raises(EnvError, match=r"env\['A'\]: expected str, int, float or None, got \[\]") as caught:
         host.spawn_procs(env={"A": []})
     assert isinstance(caught.value, (MonarchError, ValueError))
+
+
+def test_shutdown_without_a_session_is_done() -> None:
+    ended = session._Nothing()
+    assert ended.get(timeout=20) is None and ended.result() is None and ended.exception() is None

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from monarch._core import flow
 from monarch._core.flow import PATIENCE, WINDOW, Finished, Window, finish_all, take_all
+from monarch._node.peers import LocalPeer
 
 COSTS = st.sampled_from([1, 1, 1, 2, 3, 7, 25])
 SMALL = 16
@@ -69,6 +70,13 @@ class Flow(RuleBasedStateMachine):
         had = self.window.has_room
         came = self.window.finished(self.reports.pop(data.draw(st.integers(0, len(self.reports) - 1))))
         assert came == (self.window.has_room and not had), "a sender that waits is told exactly when room comes"
+
+    @precondition(lambda self: self.reports)
+    @rule(data=st.data())
+    def hear_in_one_thread(self, data: st.DataObject) -> None:
+        had = self.window.has_room
+        came = self.window.heard(self.reports.pop(data.draw(st.integers(0, len(self.reports) - 1))))
+        assert came == (self.waiting and self.window.has_room and not had), "a refused sender is told when room comes"
 
     @precondition(lambda self: not self.window.has_room)
     @rule()
@@ -263,3 +271,18 @@ def test_progress_restores_patience_of_sender() -> None:
     assert (window.patience, window.limit) == (4 * PATIENCE, 3 * WINDOW)
     window.finished(1)
     assert (window.patience, window.limit) == (PATIENCE, 3 * WINDOW)
+
+
+def test_reports_of_own_replies_may_come_from_several_threads(schedule: str) -> None:
+    table: Any = SimpleNamespace(proc="h/p.0")
+    peer = LocalPeer(table, "h/p.0")
+    finished = Finished(1 << 40)
+
+    def work(number: int, rounds: int) -> None:
+        for _ in range(rounds):
+            total = finished.report(1)
+            peer.hears(total)
+            assert peer.window.statistics().finished >= total
+
+    rounds = together(schedule, work)
+    assert peer.window.statistics().finished == 4 * rounds

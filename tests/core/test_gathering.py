@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -31,6 +32,9 @@ class ReceiveLoop:
     def notify(self, waiter: Any) -> None:
         self.notified.append(waiter)
 
+    def wait(self, waiter: Any, timeout: float | None = None) -> bool:
+        raise AssertionError("nobody waits here")
+
     def call_later(self, seconds: float, action: Any) -> None:
         """Time stands still here: live processes answer before a call is abandoned."""
 
@@ -42,6 +46,7 @@ class Caller:
         self.receive_loop: Any = ReceiveLoop()
         self.waits = Waits(self.receive_loop)
         self.ports = PortTable()
+        self.ports.opened.subscribe(self.ports.follow)
         self.ports.closed.subscribe(self.close)
         self.closed: list[int] = []
         self.watch = NoWatch()
@@ -290,3 +295,39 @@ def test_a_call_has_its_port_before_others_can_find_it() -> None:
     ports.opened.subscribe(lambda port: seen.append(ports.gathers[port].port == port))
     world.call([0])
     assert seen == [True]
+
+
+def test_port_that_is_followed_tells_its_end_once() -> None:
+    ports = PortTable()
+    ends: list[int] = []
+    ports.closed.subscribe(ends.append)
+    sink: Any = SimpleNamespace()
+    followed, other = ports.open(sink), ports.open(sink)
+    assert ports.follow(followed)
+    for port in (followed, followed, other):
+        ports.close(port)
+    assert ends == [followed]
+    # Closed before: its follower is told by the result.
+    assert not ports.follow(other)
+    ports.close(other)
+    assert ends == [followed]
+
+
+def test_ranks_with_one_answer_share_constants_only() -> None:
+    world = World(3)
+    for value, shared in (([1], False), (17, True)):
+        world.call([0, 1, 2])
+        gather, _ = world.gathers[-1]
+        gather.reply_alike(m.Reply("h/p.0", gather.port, 0, m.RESULT, 1, dumps(value)[0]), range(3))
+        first, second, third = gather.get()
+        assert first == second == third == value and (first is second) == shared
+
+
+def test_rank_without_answer_has_no_value_of_another() -> None:
+    world = World(3)
+    world.call([0, 1, 2])
+    gather, _ = world.gathers[-1]
+    for rank, value in ((0, [1]), (1, 17)):
+        gather.reply(m.Reply(f"h/p.{rank}", gather.port, rank, m.RESULT, 1, dumps(value)[0]), ())
+    gather._give_up()
+    assert gather.get() == [[1], 17, None]

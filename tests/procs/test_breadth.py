@@ -11,6 +11,7 @@ import zmq
 
 from monarch._node.hosts import Hosts
 from monarch._node.peers import GonePeer
+from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
@@ -164,14 +165,14 @@ def test_many_connections_share_several_threads(monkeypatch: pytest.MonkeyPatch)
 
 def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
     class Call:
-        port, label, done = 1, "bench.echo()", True
+        port, label, done, sent_at = 1, "bench.echo()", True, 0.0
 
         def __init__(self, count: int) -> None:
             self.targets = [GonePeer(cast("Any", None), f"h/m.{rank}") for rank in range(count)]
 
-    calls = Calls({})
-    calls.active = True
+    calls = Calls({}, PortTable())
     few, many = Call(8), Call(256 * LISTED)
     for call in (few, many, few):
         calls.sent(call)
-    assert [sent.ranks is not None for sent in calls._sent] == [True, True, False]
+    assert [len(sent.ranks) for sent in calls._listed] == [8, 256 * LISTED]
+    assert list(calls._passed) == [few.targets]

@@ -7,15 +7,17 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leaks import wait_until
 from monarch._wire.receiving.leadership import SYSTEM, Leadership
+from monarch._wire.receiving.loop import ReceiveLoop
 from monarch._wire.receiving.timers import Timers, until_next
 from monarch.exceptions import DeadlockError
 from receive_loops import GUARD, Background, Box, Rig
@@ -303,6 +305,18 @@ def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
     assert len(alarm.seconds) == 3 and alarm.seconds[2] < 1
 
 
+def test_leader_that_runs_timers_leaves_the_alarm_of_close(rig: Rig) -> None:
+    alarm = SilentAlarm()
+    lead = Leadership(replace(SYSTEM, alarm=lambda _: alarm), rig.inbox, Timers(time.monotonic, threading.RLock()))
+    rig.close_loop()
+    leader = threading.get_ident() + 1
+    assert lead.take(leader, rig.box(1))
+    assert not lead.close(True, 0)
+    assert alarm.seconds == [0.0]
+    lead.timers_ran()
+    assert alarm.seconds == [0.0], "the background thread would never end"
+
+
 def test_timer_set_from_another_thread_wakes_leader(rig: Rig) -> None:
     box = rig.box(1)
     rig.receive_loop.call_later(1000, lambda: None)
@@ -494,3 +508,39 @@ def test_periodic_timers_meet_in_one_wake_up() -> None:
         for now in nows:
             left = until_next(period, now)
             assert 0 < left <= period and (now + left) / period == pytest.approx(round((now + left) / period))
+
+
+class ArrivedMail:
+    """An inbox with messages that have arrived; receiving and handling one takes some time of its clock."""
+
+    def __init__(self, frames: int, seconds: float) -> None:
+        self.frames = [b"frame"] * frames
+        self.seconds = seconds
+        self.now = 0.0
+        self.socket = self
+
+    def clock(self) -> float:
+        return self.now
+
+    def recv(self) -> bytes:
+        self.now += self.seconds
+        return self.frames.pop()
+
+    def pending(self) -> bool:
+        return bool(self.frames)
+
+    def limit(self, milliseconds: int) -> None: ...
+
+    def fileno(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(1e-6, [0]), (5e-6, range(940, 960)), (1e-3, [999])])
+def test_wait_receives_what_has_arrived_for_a_moment(seconds: float, left: Sequence[int]) -> None:
+    """All that has arrived, at most for a moment, and nothing more if messages arrive one by one."""
+    mail: Any = ArrivedMail(100 if 0 in left else 1000, seconds)
+    box = Box()
+    primitives = replace(SYSTEM, clock=mail.clock, alarm=lambda _: SilentAlarm())
+    receive_loop = ReceiveLoop(mail, lambda _: setattr(box, "done", True), primitives)
+    assert receive_loop.wait(box, 10)
+    assert len(mail.frames) in left

@@ -7,14 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from leaks import wait_until
 from monarch._core.telemetry.calling import calling
-from monarch._core.telemetry.events import CallAnswered, CallStarted, Entry, MeshStarted, RankState
+from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStarted, Entry, MeshStarted, RankState
 from monarch._core.telemetry.fold import fold
+from monarch._node.peers import GonePeer
+from monarch._node.port_table import PortTable
+from monarch._telemetry.calls import LISTED, Calls
 from monarch._telemetry.collector import telemetry_of
 from monarch.actor import Actor, endpoint, heal_mesh
 from monarch.exceptions import ActorError, ArgumentError, MonarchError
@@ -34,6 +38,22 @@ class Worker(Actor):
     @endpoint
     def fail(self) -> None:
         raise ValueError("bad sample 17\nand more")
+
+
+class NotedCall:
+    """The part of a call that its log needs."""
+
+    port, label, done, sent_at = 0, "m.echo()", False, 0.0
+    title: tuple[str, int] = ("", 0)
+
+    def __init__(self) -> None:
+        self.targets = [GonePeer(cast("Any", None), "h/m.0")]
+
+    def lost(self, *_: Any) -> bool:
+        return False
+
+    def waits_for(self) -> list[Any]:
+        return self.targets
 
 
 def kinds(mesh: Any) -> dict[str, int]:
@@ -122,6 +142,46 @@ def test_quick_calls_are_counted_beyond_a_few(procs: Callable[..., Any]) -> None
     assert len(calls_of(mesh)) + model.skipped == 300 and model.skipped
     # Those that are listed have ended.
     assert not [call for call in model.calls.values() if call.left]
+
+
+def test_pending_call_is_written_behind_many_quick_ones(procs: Callable[..., Any], tmp_path: Any) -> None:
+    mesh = procs(1)
+    workers = mesh.spawn("workers", Worker)
+    token = calling.set(("cell [4]", 4))
+    go = tmp_path / "go"
+    try:
+        for _ in range(3 * LISTED):
+            workers.pid.call().get(30)
+        begun = time.time()
+        call = workers.wait_for.call(str(go))
+    finally:
+        calling.reset(token)
+    model = state_of(mesh)
+    last = list(model.calls.values())[-1]
+    assert last.left and (last.title, last.cell) == ("cell [4]", 4) and last.started >= begun
+    assert len(calls_of(mesh)) + model.skipped == 3 * LISTED + 1
+    go.touch()
+    call.get(30)
+    assert wait_until(lambda: not list(state_of(mesh).calls.values())[-1].left)
+
+
+def test_call_that_is_first_counted_and_then_written_counts_once() -> None:
+    events: list[Any] = []
+    lives: Any = {"m": SimpleNamespace(log=SimpleNamespace(add=lambda event, when=0.0: events.append(event)))}
+    ports = PortTable()
+    calls = Calls(lives, ports)
+    calls._room = 0
+    late, quick = NotedCall(), NotedCall()
+    ports.open_call(late)
+    # Its sender is between the two steps of noting it.
+    calls._passed.append(late.targets)
+    calls.look([])
+    late.title, late.sent_at = ("", 0), 1.0
+    calls.look([])
+    calls._room = 0
+    calls.sent(quick)
+    calls.look([])
+    assert [type(event) for event in events] == [CallsSkipped, CallStarted]
 
 
 def test_death_and_replacement_are_events(procs: Callable[..., Any]) -> None:

@@ -355,7 +355,7 @@ class Trainer(Actor):
 mesh = this_host().spawn_procs()
 mesh.spawn("trainer", Trainer).step.call().get()
 assert {"monarch-telemetry", "monarch-shown"} <= {thread.name for thread in threading.enumerate()}
-while not current_node().part(collector.Collector)._asleep:
+while not current_node().part(collector.Collector)._calls.asleep:
     time.sleep(0.01)
 # From here on, a thread that nobody wakes outlives the session.
 collector.UNWATCHED = 3600.0

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._wire import pickling
-from monarch._wire.pickling import THRESHOLD, dumps, dumps_whole, loads
+from monarch._wire.pickling import THRESHOLD, dumps, dumps_call, dumps_whole, loads
 from monarch._wire.plain import loads_plain
 from monarch.exceptions import SerializationError
 
@@ -88,6 +88,17 @@ def test_whole_body_of_bytes_names_no_class() -> None:
 def test_plain_value_is_pickled_plainly(obj: Any) -> None:
     assert dumps(obj) == (pickle.dumps(obj, 5), [])
     assert loads(dumps(obj)[0]) == obj
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1, 2.5, "three", None, True, 1j), {}), (tuple(range(100)), {}), ((1,), {"x": 2}), (([1],), {}),
+     ((b"x" * THRESHOLD,), {}), (("x" * THRESHOLD,), {}), ((np.arange(4), print), {})],
+)  # fmt: skip
+def test_arguments_are_pickled_as_any_pair(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    body, buffers = dumps_call(args, kwargs)
+    assert repr(loads(body, [bytes(each) for each in buffers])) == repr((args, kwargs))
+    assert len(buffers) == len(dumps((args, kwargs))[1])
 
 
 def test_recursive_list_is_not_walked_for_ever() -> None:

@@ -214,7 +214,8 @@ class Executor:
             self.node.receive_loop.catch_up(_CATCH_UP_S, traceback.print_exc)
         if not self._items:
             self._wait()
-            return
+            if not self._items:
+                return
         # Not popleft(): Python may run a signal handler that raises at the end of a call, and the item would be lost.
         item = self._items[0]
         del self._items[0]

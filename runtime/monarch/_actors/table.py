@@ -55,7 +55,7 @@ class Actors:
         handle(m.Create, self._create)
         handle(m.Halt, lambda halt, _: self.on_halt(halt))
         handle(m.Probe, lambda probe, _: self.deadlocks.on_probe(probe))
-        node.waits.actors = self
+        node.waits.watched_by(self)
 
     # Waits of actors
 

@@ -17,22 +17,22 @@ class Event(Generic[P]):
         report: called with each exception that a subscriber raises.
     """
 
-    __slots__ = ("_lock", "_report", "_subscribers")
+    __slots__ = ("_lock", "_report", "subscribers")
 
     def __init__(self, report: Callable[[Exception], object] = traceback.print_exception) -> None:
         self._report = report
         self._lock = RLock()
-        self._subscribers: tuple[Callable[P, object], ...] = ()
+        self.subscribers: tuple[Callable[P, object], ...] = ()
         """Replaced as a whole under ``_lock``, so it is read without it."""
 
     def subscribe(self, subscriber: Callable[P, object]) -> None:
         """Call a function at each event, after those that subscribed before it."""
         with self._lock:
-            self._subscribers = (*self._subscribers, subscriber)
+            self.subscribers = (*self.subscribers, subscriber)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all subscribers. If one raises, report it and call the next."""
-        for subscriber in self._subscribers:
+        for subscriber in self.subscribers:
             try:
                 subscriber(*args, **kwargs)
             except Exception as error:

@@ -54,7 +54,7 @@ class Window:
         self.patience = PATIENCE
         self._starved = False
         """Whether a sender was refused, and nothing has made room since."""
-        # Also written without the lock, by ``finish_all``.
+        # Also written without the lock, by ``heard`` and ``finish_all``.
         self._reported = 0
         """The newest report of the receiver, which counts when somebody looks."""
 
@@ -119,6 +119,18 @@ class Window:
             self._starved = False
             return True
 
+    def heard(self, total: int) -> bool:
+        """Take a report, in the one thread that hears of this receiver; True if it may have made room for a sender that
+        was refused.
+
+        Without a sender that was refused it only keeps the total: the count is made when somebody looks.
+        """
+        if total > self._reported:
+            # First: a sender that is refused says so before it looks here once more.
+            self._reported = total
+            return self._starved and self.finished(total)
+        return False
+
     def go_beyond(self) -> None:
         """Allow one more window, since the receiver may itself wait for room here. The next takes twice as long."""
         with self._lock:
@@ -173,8 +185,8 @@ def finish_all(receivers: Iterable[R], total: int) -> list[R]:
     made: list[R] = []
     for receiver in receivers:
         window = receiver.window
+        # The code of ``heard`` without its calls: there may be thousands.
         if total > window._reported:  # pyright: ignore[reportPrivateUsage]
-            # First: a sender that is refused says so before it looks here once more.
             window._reported = total  # pyright: ignore[reportPrivateUsage]
             if window._starved and window.finished(total):  # pyright: ignore[reportPrivateUsage]
                 made.append(receiver)

@@ -19,6 +19,7 @@ class ActorMeshLike(Protocol):
 
     _node: Node
     _state: ActorsState
+    _shape: Shape
 
     @property
     def _name(self) -> str: ...

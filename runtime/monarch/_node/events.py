@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from monarch._core.events import Event
@@ -27,8 +28,9 @@ class NodeEvents:
         """A broadcast could not be sent, and its caller has continued: mesh, base ranks, reason. In any thread."""
         self.ready: Event[[m.Ready]] = Event(tell_error)
         """A process that was started from here listens."""
-        self.sent: Event[[Any]] = Event(tell_error)
-        """A call was sent; in the sending thread, for each call, so subscribers must be quick."""
+        self.sent: Callable[[Any], None] = _nothing
+        """Notes a call that was sent, in the sending thread. Set once. A function rather than an Event, which would
+        cost each call more."""
         self.call_failed: Event[[int, int, str, bool]] = Event(tell_error)
         """A rank answered a call with an error: port of the call, base rank, first line of the error, and whether the
         call was only ended from outside, by an interrupt or because of other ranks."""
@@ -41,3 +43,7 @@ class NodeEvents:
         """Another program controls this process from now on."""
         self.closing: Event[[]] = Event(tell_error)
         """The node closes; told in the thread that closes it."""
+
+
+def _nothing(_: Any) -> None:
+    pass

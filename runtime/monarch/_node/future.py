@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._core.later import asyncio
@@ -36,19 +37,23 @@ class Future(Generic[R]):
     """
 
     __slots__ = (
+        "__dict__",
         "__weakref__",
-        "_callbacks",
-        "_error",
         "_label",
         "_lock",
         "_maker",
         "_node",
-        "_onlookers",
         "_value",
         "done",
         "thread",
         "wanted",
     )
+
+    # Most futures keep these, so they are not set for each. Guarded by ``_lock``.
+    _callbacks: list[Callable[[Future[Any]], None]] | None = None
+    _error: BaseException | None = None
+    _onlookers: list[Callable[[], None]] | None = None
+    """Called when the thread that unpickles the value has finished or was interrupted."""
 
     def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
@@ -57,15 +62,11 @@ class Future(Generic[R]):
         self.thread: Turn | None = None
         self.wanted = False
         """Whether a thread waits for it; a hint, written by waiting threads."""
-        # Shared by all futures of a node, held briefly. Guards everything below and the setting of ``done``.
+        # Shared by all futures of a node, held briefly. Guards everything below.
         self._lock = node.waits.lock
-        self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = PENDING
-        self._error: BaseException | None = None
         self._maker = 0
         """The thread that unpickles the value; 0 if none does."""
-        self._onlookers: list[Callable[[], None]] | None = None
-        """Called when that thread has finished or was interrupted."""
 
     @property
     def label(self) -> str:
@@ -92,13 +93,13 @@ class Future(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.done:
             self.wanted = True
-        if not self.done and not self._node.waits.wait(self, timeout) and timeout is not None:
-            self.wanted = False
-            why = f"{self._missing()}{self._front(timeout)}"
-            raise CallTimeoutError(
-                f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
-                f"it is still running, and you can call get() again"
-            )
+            if not self._node.waits.wait(self, timeout) and timeout is not None:
+                self.wanted = False
+                why = f"{self._missing()}{self._front(timeout)}"
+                raise CallTimeoutError(
+                    f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
+                    f"it is still running, and you can call get() again"
+                )
         if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.
             self._node.waits.await_shown()
@@ -171,25 +172,29 @@ class Future(Generic[R]):
         That may be the receiving thread, so the function does not wait or run user code.
         """
         with self._lock:
-            if not self.done:
-                if self._callbacks is None:
-                    self._callbacks = []
-                self._callbacks.append(callback)
-                callback = _nothing
-        if callback is _nothing:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        if self.done:
+            # It was, or is completed just now: one of the two threads takes the callbacks.
+            self._call_back()
+        else:
             # No waiting thread receives, so the background thread must.
             self._node.receive_loop.background()
-        else:
-            callback(self)
 
     # Completing
 
     def _complete(self) -> None:
         """Mark it done, from the thread with the outcome."""
-        with self._lock:
-            self.done = True
-            callbacks, self._callbacks = self._callbacks, None
+        # Without the lock: a thread that adds a callback meanwhile looks at this after it.
+        self.done = True
         self._node.receive_loop.notify(self)
+        if self._callbacks is not None:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -203,21 +208,19 @@ class Future(Generic[R]):
         Unpickling runs user code, so no lock is held; one thread does it, and others wait.
         """
         while self._value is PENDING and self._error is None:
-            if self._begins():
-                self._make_now()
-            else:
+            if not self._make_now():
                 self._wait_for_maker(deadline)
         if self._error is not None:
             # Otherwise the traceback would grow with each get.
             raise self._error.with_traceback(None)
         return self._value
 
-    def _begins(self) -> bool:
-        """Return whether this thread must unpickle the value now; False if another one does or did."""
-        ident = threading.get_ident()
+    def _make_now(self) -> bool:
+        """Unpickle the value in this thread, unless that was done; return False if another thread does it."""
+        ident = get_ident()
         with self._lock:
             if self._value is not PENDING or self._error is not None:
-                return False
+                return True
             if self._maker == ident:
                 raise DeadlockError(
                     f"the result of {self.label or 'the call'} is being unpickled in this thread, and that code "
@@ -226,9 +229,6 @@ class Future(Generic[R]):
             if self._maker:
                 return False
             self._maker = ident
-            return True
-
-    def _make_now(self) -> None:
         try:
             self._value = self._make()
         except KeyboardInterrupt:
@@ -237,21 +237,30 @@ class Future(Generic[R]):
         except BaseException as error:
             self._error = error
         finally:
-            with self._lock:
-                self._maker = 0
-                onlookers, self._onlookers = self._onlookers, None
-            for tell in onlookers or ():
-                tell()
+            # Without the lock: a thread that looks on looks at this again after it has added itself.
+            self._maker = 0
+            if self._onlookers is not None:
+                self._tell_onlookers()
+        return True
+
+    def _tell_onlookers(self) -> None:
+        with self._lock:
+            onlookers, self._onlookers = self._onlookers, None
+        for tell in onlookers or ():
+            tell()
 
     def _look_on(self, tell: Callable[[], None]) -> bool:
         """Return whether another thread unpickles the value; if so, call a function when it stops."""
         with self._lock:
-            if not self._maker or self._maker == threading.get_ident():
+            if not self._maker or self._maker == get_ident():
                 return False
             if self._onlookers is None:
                 self._onlookers = []
             self._onlookers.append(tell)
-            return True
+        if not self._maker:
+            # It has finished meanwhile, and may not have seen this one.
+            self._tell_onlookers()
+        return True
 
     def _wait_for_maker(self, deadline: float | None) -> None:
         onlooker = _Onlooker(self._node, f"another thread that unpickles the result of {self.label or 'a call'}")
@@ -276,10 +285,6 @@ class Future(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.label or 'a call'}: {'done' if self.done else 'pending'}>"
-
-
-def _nothing(_: Any) -> None:
-    pass
 
 
 # The insides of futures, for other files: users see the other attributes when they press Tab.

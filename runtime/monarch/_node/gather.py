@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
@@ -74,25 +73,34 @@ class Gather(Future[R]):
     """
 
     __slots__ = (
-        "_error_to_tell",
         "_finish",
         "_left",
         "_patient",
         "_replies",
-        "_why",
         "actor",
         "extent",
-        "goes_on",
         "mesh",
         "method",
-        "party",
         "port",
+        "sent_at",
         "targets",
-        "unanswered",
+        "title",
         "view",
-        "waiter",
         "watched",
     )
+
+    # Most calls keep these, so they are not set for each.
+    _why = ""
+    _error_to_tell: UnreadError | None = None
+    """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
+    goes_on = True
+    """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
+    unanswered: Sequence[Peer] = ()
+    """The procs that had not answered when a death ended the wait."""
+    party: CallGroup | None = None
+    """Watches the other ranks once one has failed."""
+    waiter: Waiter | None = None
+    """Called when another rank has answered."""
 
     def __init__(
         self,
@@ -105,7 +113,8 @@ class Gather(Future[R]):
         actor: str = "",
         patient: bool = False,
     ) -> None:
-        super().__init__(node, "")
+        # Not super(), which each call would pay for.
+        Future.__init__(self, node)  # pyright: ignore[reportUnknownMemberType]
         self.targets = targets
         self.extent = extent
         self.mesh = mesh
@@ -115,22 +124,15 @@ class Gather(Future[R]):
         self._replies: list[Answer | None] = [None] * self._left
         self._finish = finish
         self._patient = patient
-        self._why = ""
-        self._error_to_tell: UnreadError | None = None
-        """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
         self.view: Any = None
         """The addressed mesh, for errors: a slice has its own ranks."""
-        self.goes_on = True
-        """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
-        self.unanswered: list[Peer] = []
-        """The procs that had not answered when a death ended the wait."""
-        self.party: CallGroup | None = None
-        """Watches the other ranks once one has failed."""
-        self.waiter: Waiter | None = None
-        """Called when another rank has answered."""
         self.watched = not patient
         """Whether to watch the other ranks once one has failed."""
-        self.port = node.ports.open(self)
+        self.sent_at: float
+        """When it was sent, until the log of events has it; the log sets it, and the next one before."""
+        self.title: tuple[str, int]
+        """See ``monarch._core.telemetry.calling``."""
+        self.port: int = node.ports.open_call(self)
 
     def check(self) -> None:
         """Note procs that died while the call was being sent."""
@@ -159,27 +161,28 @@ class Gather(Future[R]):
         A reply from a position outside the view is an error of its sender.
         """
         with self._lock:
-            replies = self._replies
-            if not self._left:
+            replies, left = self._replies, self._left
+            if not left:
                 return
-            if not 0 <= reply.rank < len(replies):
+            rank = reply.rank
+            if not 0 <= rank < len(replies):
                 reply = replaced(reply, self.targets, self.label)
-            if replies[reply.rank] is not None:
+                rank = reply.rank
+            if replies[rank] is not None:
                 return
-            if reply.status and self.actor:
+            failed = reply.status and self.actor
+            if failed:
                 # Before anybody can see that the rank has answered. Its subscribers only note it.
-                self._node.events.call_failed.tell(self.port, self.base_rank(reply.rank), *_failure_of(reply))
-            replies[reply.rank] = (reply, frames) if frames else reply
-            self._left -= 1
-            complete = not self._left
-        if reply.status and self.actor and self.watched:
+                self._node.events.call_failed.tell(self.port, self.base_rank(rank), *_failure_of(reply))
+            replies[rank] = (reply, frames) if frames else reply
+            self._left = left = left - 1
+        if failed and self.watched:
             if reply.status == ERROR and self._error_to_tell is None and self.method != "__init__":
-                self._error_to_tell = UnreadError(self.label, self.base_rank(reply.rank), unpack_failure(reply.body))
+                self._error_to_tell = UnreadError(self.label, self.base_rank(rank), unpack_failure(reply.body))
             # Other ranks may wait for this one.
-            self._node.watch.failed(self, reply.rank)
-        if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._node.watch.failed(self, rank)
+        if not left:
+            self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
 
@@ -198,16 +201,17 @@ class Gather(Future[R]):
             self._left -= new
             complete = not self._left
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
 
-    def _complete(self) -> None:
+    def _end(self) -> None:
+        """Complete, with all answers that come."""
+        self._node.ports.close(self.port)
         if self.party is not None:
             # Before the waiting callers go on.
             self.party.completed()
-        super()._complete()
+        self._complete()
 
     def base_rank(self, position: int) -> int:
         """Return the base rank of a position."""
@@ -255,8 +259,7 @@ class Gather(Future[R]):
                     waited = True
             complete = waited and not self._left
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif waited and not self._patient:
             # Answers at the same time count; but do not wait for the others to report a death.
             self._node.receive_loop.call_later(_HEARING, self._give_up)
@@ -278,8 +281,7 @@ class Gather(Future[R]):
     def _give_up(self) -> None:
         """Complete without the outstanding answers."""
         if self._abandon():
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
 
     def _abandon(self) -> bool:
         """Stop waiting for the outstanding answers; return whether there were any."""
@@ -293,7 +295,7 @@ class Gather(Future[R]):
     def waits_for(self) -> list[Peer]:
         """Return the procs that have not answered."""
         if not self._left:
-            return self.unanswered
+            return list(self.unanswered)
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
 
     def _missing(self) -> str:
@@ -321,26 +323,36 @@ class Gather(Future[R]):
         return f"; {text}" if text else ""
 
     def _make(self) -> R:
-        self.forget_error()
+        if self._error_to_tell is not None:
+            self.forget_error()
+        if len(self._replies) == 1:
+            reply = self._replies[0]
+            if type(reply) is Reply and reply.status == RESULT:
+                value = self._load(reply, ())
+                # Only now: an interrupt leaves it for the next reader.
+                self._replies = []
+                return self._finish(self, [value])
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
-        for _, run in groupby(self._replies, id):
-            # One reply for all of these actors.
-            alike = list(run)
-            reply = alike[0]
+        value: Any = None
+        shared: Reply | None = None
+        """The last reply, if it may be the one of several actors: they share constants only."""
+        for rank, reply in enumerate(self._replies):
             frames: Sequence[bytes] = ()
-            if isinstance(reply, tuple):
+            if type(reply) is tuple:
                 reply, frames = reply
-            if reply is not None and type(reply) is not Lost and reply.status != ERROR:
-                self._load(reply, frames, len(alike), values)
+            if type(reply) is Reply and reply.status != ERROR:
+                if reply is not shared:
+                    value = self._load(reply, frames)
+                    shared = reply if type(value) in _CONSTANT else None
+                values.append(value)
                 continue
-            rank = len(values)
-            values += [None] * len(alike)
-            if type(reply) is Lost:
-                lost[rank] = reply.dead
-            elif reply is not None:
+            values.append(None)
+            if type(reply) is Reply:
                 failures[rank] = unpack_failure(reply.body)
+            elif type(reply) is Lost:
+                lost[rank] = reply.dead
         self._replies = []
         if self._why and not lost:
             raise SupervisionError(
@@ -360,20 +372,13 @@ class Gather(Future[R]):
             raise error
         return self._finish(self, values)
 
-    def _load(self, reply: Reply, frames: Sequence[bytes], count: int, values: list[Any]) -> None:
-        """Append the value of a reply for some actors; they share constants only."""
-        value: Any = None
-        for place in range(count):
-            try:
-                # The usual answer is small; load() would be one more call for each.
-                value = loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
-            except Exception:
-                # Raised when it is read, so that the other values stay available.
-                value = Deferred(_Load(self._node, reply, frames))
-            if type(value) in _CONSTANT:
-                values += [value] * (count - place)
-                return
-            values.append(value)
+    def _load(self, reply: Reply, frames: Sequence[bytes]) -> Any:
+        try:
+            # The usual answer is small; load() would be one more call for each.
+            return loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
+        except Exception:
+            # Raised when it is read, so that the other values stay available.
+            return Deferred(_Load(self._node, reply, frames))
 
     def _unanswered(self) -> list[int]:
         return [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]

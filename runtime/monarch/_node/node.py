@@ -98,7 +98,7 @@ class Node:
             proc, root, self.hosts, self.receive_loop, self.ports, self.events, self.dispatch.deliver
         )
         self.bulk = BulkData(proc, self.receive_loop, lambda to, frame: self.peers.get(to).send(frame))
-        self.bulk.wait = self.waits.wait
+        self.bulk.wait = lambda waiter, timeout: self.waits.wait(waiter, timeout)
         self.replies = Replies(self.peers, self.bulk, self._place)
         self._register()
 
@@ -183,7 +183,7 @@ class Node:
 
     def _on_reply(self, reply: m.Reply, more: object) -> None:
         peer = self.peers.known.get(reply.src)
-        if peer is not None and reply.done and peer.window.finished(reply.done):
+        if peer is not None and reply.done and peer.hears(reply.done):
             self.receive_loop.notify(peer)
         sink = self.ports.sinks.get(reply.port)
         if sink is not None:

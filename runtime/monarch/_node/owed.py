@@ -57,6 +57,10 @@ class Owed:
     """Whether an error that has arrived may still be read."""
     watched = True
     """Whether to watch the other ranks if one fails."""
+    sent_at = 0.0
+    """When it was sent, until the log of events has it."""
+    title = ("", 0)
+    """See ``monarch._core.telemetry.calling``."""
 
     def __init__(self, node: NodeLike, view: Any, targets: Sequence[Peer]) -> None:
         self._node = node

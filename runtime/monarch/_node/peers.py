@@ -55,7 +55,7 @@ class Gateways(Protocol):
 class Peer:
     """Another process, or this one; ``send`` uses the only path to it."""
 
-    __slots__ = ("dead", "host", "proc", "starting", "table", "thread", "window")
+    __slots__ = ("dead", "hears", "host", "proc", "starting", "table", "thread", "window")
 
     def __init__(self, table: Table, proc: str) -> None:
         self.table = table
@@ -65,6 +65,8 @@ class Peer:
         self.dead: Dead | None = None
         # Has a lock of its own.
         self.window = Window()
+        self.hears: Callable[[int], bool] = self.window.heard
+        """Takes a report in a reply; in the receiving thread. Returns whether to notify this peer."""
         # For threads that wait for room; the receive loop's lock.
         self.thread: Turn | None = None
         self.starting = False
@@ -115,6 +117,11 @@ class LocalPeer(Peer):
     """This process itself."""
 
     __slots__ = ()
+
+    def __init__(self, table: Table, proc: str) -> None:
+        super().__init__(table, proc)
+        # Its replies are handled in the threads that send them.
+        self.hears = self.window.finished
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         # Copy the buffers, since the actor may write to them while they are being sent to others.
@@ -287,10 +294,11 @@ class Targets:
         version: of the roster that says which processes the members are.
     """
 
-    __slots__ = ("far", "near", "peers", "shape", "version")
+    __slots__ = ("extent", "far", "near", "peers", "shape", "version")
 
     def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: Shape, version: int) -> None:
         self.shape = shape
+        self.extent = shape.region.extent
         self.version = version
         self.peers = list(peers)
         self.near: list[Peer] = []

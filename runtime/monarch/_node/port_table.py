@@ -26,7 +26,8 @@ class Sink(Protocol):
 class PortTable:
     """The open ports of a process.
 
-    The dicts change by single operations, which are atomic, so that they need no lock; readers copy them first.
+    The dicts and the set change by single operations, which are atomic, so that they need no lock; readers copy them
+    first.
     """
 
     def __init__(self) -> None:
@@ -37,24 +38,45 @@ class PortTable:
         """The port that was opened last."""
         self.opened: Event[[int]] = Event(tell_error)
         self.closed: Event[[int]] = Event(tell_error)
+        """A port that is followed was closed."""
+        self._followed: set[int] = set()
         self._next = count(1).__next__
 
     def open(self, sink: Any) -> int:
         """Return a new port whose replies go to a sink."""
-        port = self.last = self._next()
         if hasattr(sink, "lost"):
-            # Other threads find it by its port from here on.
-            sink.port = port
-            self.gathers[port] = sink
+            return self.open_call(sink)
+        port = self.last = self._next()
         self.sinks[port] = sink
-        self.opened.tell(port)
+        if self.opened.subscribers:
+            self.opened.tell(port)
+        return port
+
+    def open_call(self, call: Any) -> int:
+        """Return a new port for a call that waits for peers, and give it to the call."""
+        # First the attribute: other threads find the call in the dicts.
+        call.port = port = self.last = self._next()
+        self.gathers[port] = call
+        self.sinks[port] = call
+        if self.opened.subscribers:
+            self.opened.tell(port)
         return port
 
     def close(self, port: int) -> None:
         """Drop all replies to a port from now on."""
         self.sinks.pop(port, None)
         self.gathers.pop(port, None)
-        self.closed.tell(port)
+        if port in self._followed:
+            self._followed.discard(port)
+            self.closed.tell(port)
+
+    def follow(self, port: int) -> bool:
+        """Tell the subscribers of ``closed`` when a port is closed; return False if it is closed already."""
+        self._followed.add(port)
+        if port in self.sinks:
+            return True
+        self._followed.discard(port)
+        return False
 
     def lose(self, peer: Peer, dead: m.Dead) -> list[str]:
         """Fail the calls that wait for a peer; return their labels."""

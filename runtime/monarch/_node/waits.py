@@ -23,23 +23,22 @@ class Waits:
     """The waits of one process, and the output shown before a result is read."""
 
     def __init__(self, receive_loop: ReceiveLoop) -> None:
-        self._receive_loop = receive_loop
         self.lock = threading.RLock()
         """The lock of all futures: held briefly, and reentrantly by a ``__del__`` that runs meanwhile."""
         self.unshown: dict[int, threading.Event] = {}
         """By port of an ended call with pending output: set once it is shown."""
         self.await_shown: Callable[[], None] = lambda: None
         """Waits for that output, briefly."""
-        self.actors: ActorWaits | None = None
-        """Set once, before the first actor runs."""
+        self.wait: Callable[[Waiter, float | None], bool] = receive_loop.wait
+        """Waits in this thread, at most some seconds; returns whether it is done. In an actor, a deadlock raises
+        DeadlockError. Set once, with the next one, before the first actor runs: a call less for each wait."""
+        self.awaited: Callable[[Any, asyncio.Future[Any]], None] = _nothing
+        """Notes that an event loop awaits a future. In an actor, a deadlock raises DeadlockError there."""
 
-    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
-        """Wait in this thread; return whether it is done. In an actor, a deadlock raises DeadlockError."""
-        if self.actors is None:
-            return self._receive_loop.wait(waiter, timeout)
-        return self.actors.wait(waiter, timeout)
+    def watched_by(self, actors: ActorWaits) -> None:
+        """Let the room of actors watch all waits."""
+        self.wait, self.awaited = actors.wait, actors.awaited
 
-    def awaited(self, future: Any, arrival: asyncio.Future[Any]) -> None:
-        """Note that an event loop awaits a future. In an actor, a deadlock raises DeadlockError there."""
-        if self.actors is not None:
-            self.actors.awaited(future, arrival)
+
+def _nothing(future: Any, arrival: asyncio.Future[Any]) -> None:
+    pass

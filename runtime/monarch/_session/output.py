@@ -123,9 +123,13 @@ class OutputView:
     def take(self, output: m.Output) -> None:
         """Queue the output of a rank; in the receiving thread."""
         port = output.port if output.caller == self._node.proc else 0
-        late = bool(port) and port not in self._node.ports.sinks
-        if port and not late:
+        late = False
+        if port:
+            # First, for the case that it is closed meanwhile.
             self._printing.add(port)
+            late = not self._node.ports.follow(port)
+            if late:
+                self._printing.discard(port)
         self._put(lambda: self._take(output, port, late))
 
     def done(self, port: int) -> None:

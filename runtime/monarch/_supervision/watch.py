@@ -57,7 +57,7 @@ class Watch:
 
     def sent(self, call: Watched) -> None:
         """Note a new call; in the sending thread."""
-        self._node.events.sent.tell(call)
+        self._node.events.sent(call)
         if not self._unread:
             return
         uid = _uid_of(call)

@@ -1,16 +1,17 @@
 """The calls of a process, written to the logs of their meshes.
 
-Sending a call only notes it. Calls that are pending at the next look, at most two seconds later, are written with their
-answers as they come. Of those that have ended by then some are written, and the rest are counted: a loop of quick calls
-costs little and does not fill the log.
+Sending a call only notes when. Calls that are pending at the next look, at most two seconds later, are written with
+their answers as they come. Of those that have ended by then some are written, and the rest are counted: a loop of quick
+calls costs little and does not fill the log.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from time import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 from monarch._core.roster import split_proc
@@ -19,6 +20,10 @@ from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStart
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
+if TYPE_CHECKING:
+    from monarch._node.peers import Peer
+    from monarch._node.port_table import PortTable
+
 LISTED = 10
 """Calls between two looks that are written even if they have ended at the second."""
 _MANY = 256
@@ -26,7 +31,8 @@ _MANY = 256
 _ERRORS = 1000
 """Calls whose errors are kept until they are in the log."""
 _WAITING = 10_000
-"""Calls noted between two looks; more are counted only."""
+"""Pending calls that one look writes: the newest; others are counted until the next one. Also the errors and the ends
+noted between two looks."""
 
 
 class _Error(NamedTuple):
@@ -47,18 +53,18 @@ class _Sent(NamedTuple):
     title: tuple[str, int]
     proc: str
     """A process that it was sent to."""
-    ranks: dict[str, int] | None
-    """By proc id; None if it is not to be written unless it is pending at the next look."""
+    ranks: dict[str, int]
+    """By proc id."""
 
 
 class _Open:
     """A pending call that is in the log."""
 
-    def __init__(self, number: int, log: MeshTelemetry, sent: _Sent, ranks: dict[str, int]) -> None:
+    def __init__(self, number: int, log: MeshTelemetry, sent: _Sent) -> None:
         self.number = number
         self.log = log
         self.call = sent.call
-        self.left = ranks
+        self.left = sent.ranks
         """By proc id, the ranks that have not answered."""
 
 
@@ -67,50 +73,63 @@ class Calls:
 
     Args:
         lives: by uid, of the meshes with a log.
+        ports: of the process.
     """
 
-    def __init__(self, lives: Mapping[str, Lives]) -> None:
+    def __init__(self, lives: Mapping[str, Lives], ports: PortTable) -> None:
         self._lives = lives
-        # Appended by the threads that send, taken by the thread that looks; bounded, and what falls out is counted.
-        self._sent: deque[_Sent] = deque(maxlen=_WAITING)
+        self._ports = ports
+        # Both: appended by the threads that send, taken by the thread that looks.
+        self._listed: deque[_Sent] = deque()
+        """Calls that are written even if they have ended."""
+        self._passed: deque[Sequence[Peer]] = deque()
+        """The targets of the other calls: nothing is made for them, and no result is kept."""
         # By the receiving thread, taken by the one that looks: port and rank of errors, and the errors.
         self._failed: deque[tuple[int, int, _Error]] = deque(maxlen=_WAITING)
-        # By any thread: ports that have been closed, and when.
+        # By any thread: ports of written calls that have been closed, and when.
         self._closed: deque[tuple[int, float]] = deque(maxlen=_WAITING)
-        # Looking thread only, like the next three.
+        # Looking thread only, like the next four.
         self._open: dict[int, _Open] = {}
         self._errors: dict[int, dict[int, _Error]] = {}
         """By port and rank, the errors of calls, the newest ones: an error may be noted before its call."""
         self._last = 0
         self._room = LISTED
         """How many more calls are written before the next look, even if they end before it; a hint."""
-        self.active = False
-        """Whether meshes were spawned from here; set once, before the first call."""
+        self._skipped: dict[str, int] = {}
+        """By uid, the calls that were passed over and not written; below 0 if one was counted and then
+        written: the next one makes up for it."""
         self.wake = _nothing
-        """Called after a call was sent. Set once."""
+        """Called after a call was sent, while ``asleep``. Set once."""
+        self.asleep = True
+        """Whether the thread that looks must be woken; a hint, so that most notes cost no system call."""
 
     @property
     def are_open(self) -> bool:
         """Whether there is something to look at."""
-        return bool(self._open or self._sent)
+        return bool(self._open or self._listed or self._passed)
 
     def sent(self, call: Any) -> None:
         """Note a call, in the thread that sends it."""
-        if not self.active:
-            return
-        title, ranks = calling.get(), None
         if self._room > 0:
-            # The call may be gone at the next look, and must not be kept: it holds its results.
             self._room -= 1 + len(call.targets) // _MANY
-            ranks = _ranks_of(call)
-            title = title if title[0] else (_title_of(call), title[1])
-        self._sent.append(_Sent(ref(call), call.port, time.time(), title, call.targets[0].proc, ranks))
-        self.wake()
+            # The call may be gone at the next look, and must not be kept: it holds its results.
+            self._listed.append(_sent(call, time(), calling.get()))
+            self._follow_port(call.port)
+        else:
+            self._passed.append(call.targets)
+            call.title = calling.get()
+            # Last: the thread that looks takes the call by it.
+            call.sent_at = time()
+        if self.asleep:
+            self.wake()
 
     def closed(self, port: int) -> None:
         """Note the end of a call; in the thread that completes it."""
-        if self.active:
-            self._closed.append((port, time.time()))
+        self._closed.append((port, time()))
+
+    def _follow_port(self, port: int) -> None:
+        if not self._ports.follow(port):
+            self.closed(port)
 
     def failed(self, port: int, rank: int, error: str, stopped: bool) -> None:
         """Note that a rank answered a call with an error; in the receiving thread."""
@@ -122,14 +141,20 @@ class Calls:
         Args:
             held: takes the calls that were looked at, to be dropped when no lock is held.
         """
-        skipped: dict[str, int] = {}
-        for _ in range(len(self._sent)):
-            sent = self._sent.popleft()
-            uid = split_proc(sent.proc)[0]
-            if uid in self._lives and not self._begin(sent, self._lives[uid].log, held):
-                skipped[uid] = skipped.get(uid, 0) + 1
-        for uid, count in skipped.items():
-            self._lives[uid].log.add(CallsSkipped(count))
+        for _ in range(len(self._listed)):
+            self._begin(self._listed.popleft())
+        passed = [self._passed.popleft() for _ in range(len(self._passed))]
+        for proc, run in groupby(passed, _first):
+            self._skip(proc, len(list(run)))
+        for call in self._pending():
+            held.append(call)
+            sent = _sent(call, call.sent_at, call.title)
+            # It is written once.
+            call.sent_at = 0.0
+            self._skip(sent.proc, -1)
+            self._begin(sent)
+            self._follow_port(sent.port)
+        self._write_skipped()
         ends = dict(self._closed.popleft() for _ in range(len(self._closed)))
         for port in list(self._open):
             self._follow(port, ends.get(port, 0.0), held)
@@ -138,19 +163,33 @@ class Calls:
             del self._errors[next(iter(self._errors))]
         self._room = LISTED
 
-    def _begin(self, sent: _Sent, log: MeshTelemetry, held: list[Any]) -> bool:
-        """Write a call, and return whether it was."""
-        ranks, (title, cell) = sent.ranks, sent.title
-        if ranks is None:
-            call = sent.call()
-            held.append(call)
-            if call is None or call.done:
-                return False
-            ranks, title = _ranks_of(call), title or _title_of(call)
+    def _pending(self) -> Iterator[Any]:
+        """Yield the newest pending calls that were passed over."""
+        calls = [call for call in list(self._ports.gathers.values()) if getattr(call, "sent_at", 0.0)]
+        return (call for call in calls[-_WAITING:] if not call.done)
+
+    def _skip(self, proc: str, count: int) -> None:
+        """Count calls that were not written, by a process that they were sent to."""
+        uid = split_proc(proc)[0]
+        self._skipped[uid] = self._skipped.get(uid, 0) + count
+
+    def _write_skipped(self) -> None:
+        for uid, count in list(self._skipped.items()):
+            if uid not in self._lives:
+                del self._skipped[uid]
+            elif count > 0:
+                del self._skipped[uid]
+                self._lives[uid].log.add(CallsSkipped(count))
+
+    def _begin(self, sent: _Sent) -> None:
+        """Write a call."""
+        lives = self._lives.get(split_proc(sent.proc)[0])
+        if lives is None:
+            return
         self._last += 1
-        log.add(CallStarted(self._last, title, cell, tuple(ranks.values())), sent.when)
-        self._open[sent.port] = _Open(self._last, log, sent, ranks)
-        return True
+        title, cell = sent.title
+        lives.log.add(CallStarted(self._last, title, cell, tuple(sent.ranks.values())), sent.when)
+        self._open[sent.port] = _Open(self._last, lives.log, sent)
 
     def _note_errors(self) -> None:
         while self._failed:
@@ -202,8 +241,14 @@ def _ranks_of(call: Any) -> dict[str, int]:
     return dict(known.ranks)
 
 
-def _title_of(call: Any) -> str:
-    return call.label.removesuffix("()")
+def _sent(call: Any, when: float, title: tuple[str, int]) -> _Sent:
+    if not title[0]:
+        title = (call.label.removesuffix("()"), title[1])
+    return _Sent(ref(call), call.port, when, title, call.targets[0].proc, _ranks_of(call))
+
+
+def _first(targets: Sequence[Peer]) -> str:
+    return targets[0].proc
 
 
 def _nothing() -> None:

@@ -55,11 +55,9 @@ class Collector:
         self.lives: dict[str, Lives] = {}
         self._logs: WeakValueDictionary[str, MeshTelemetry] = WeakValueDictionary()
         self._early: deque[tuple[str, bytes, list[bytes], float, float]] = deque(maxlen=_EARLY)
-        self._calls = Calls(self.lives)
+        self._calls = Calls(self.lives, node.ports)
         self._calls.wake = self.wake
         self._gate = Gate()
-        self._asleep = True
-        """Whether the thread must be woken; a hint, so that most notes cost no system call."""
         self._closing = False
         """Whether the thread must end. Set once."""
         self._thread: Thread | None = None
@@ -81,7 +79,6 @@ class Collector:
         meshes.left.subscribe(lambda uid, rank: self.note(self._left, uid, time.time()))
         node.events.ready.subscribe(self._ready)
         node.events.died.subscribe(self._died)
-        node.events.sent.subscribe(self._calls.sent)
         node.events.call_failed.subscribe(self._calls.failed)
         node.ports.closed.subscribe(self._calls.closed)
         node.events.closing.subscribe(self._close)
@@ -90,7 +87,8 @@ class Collector:
         node.part(Liveness).changed.subscribe(lambda proc, text: self.note(self._silent, proc, text, time.time()))
 
     def _added(self, uid: str, shared: ProcsState) -> None:
-        self._calls.active = True
+        # From the first mesh on: calls of a rank cost nothing here.
+        self._node.events.sent = self._calls.sent
         self.note(self._add, uid, shared, time.time())
         if self._own is not None and self._server is None:
             self._show()
@@ -110,8 +108,8 @@ class Collector:
 
     def wake(self) -> None:
         """Make the thread look soon."""
-        if self._asleep:
-            self._asleep = False
+        if self._calls.asleep:
+            self._calls.asleep = False
             if self._thread is None:
                 self._start()
             self._gate.open()
@@ -164,12 +162,12 @@ class Collector:
         quiet = True
         while not self._closing:
             if quiet:
-                self._asleep = True
+                self._calls.asleep = True
                 if not self._has_news() and not self._behind():
                     self._gate.wait(None)
                     if self._closing:
                         break
-                self._asleep = False
+                self._calls.asleep = False
             # Opened early for a new subscriber, and at the end.
             self._gate.wait(PERIOD if self._is_watched() else UNWATCHED)
             # After news it looks once more before it sleeps: for a call now and then, that wakes it half as often.

@@ -74,7 +74,12 @@ class Held:
             report: called when a handler has raised; with None, the error is raised here.
         """
         try:
+            for number, handler in held:
+                _set(number, handler)
+        except BaseException:
+            # A restored handler has raised; restore the others all the same.
             self.end(held)
+            raise
         finally:
             ran = bool(self.numbers)
             if ran:

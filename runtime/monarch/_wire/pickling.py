@@ -111,6 +111,15 @@ def dumps(
         raise SerializationError(text) from error
 
 
+def dumps_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], receivers: Receivers | None = None
+) -> tuple[bytes, list[memoryview]]:
+    """Return the same as ``dumps`` of the pair; quicker for positional arguments without parts."""
+    if not kwargs and ATOMS.issuperset(map(type, args)):
+        return pickle.dumps((args, kwargs), 5), []
+    return dumps((args, kwargs), "", receivers)
+
+
 def dumps_whole(obj: Any, what: str = "") -> bytes:
     """Return an object as one body, its large buffers in it, for messages that carry nothing else."""
     body, buffers = dumps(obj, what)

@@ -16,10 +16,12 @@ from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
+from monarch._core.flow import take_all
+from monarch._core.later import runs_event_loop
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
-from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._meshes.actors.backpressure import take_room
+from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._meshes.actors.backpressure import wait_for_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of
@@ -32,7 +34,7 @@ from monarch._node.peers import Targets, cost_of
 from monarch._node.services.registry import declared
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
-from monarch._wire.pickling import are_large, dumps
+from monarch._wire.pickling import are_large, dumps, dumps_call
 from monarch.exceptions import ArgumentError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def _values(gather: Gather[Any], values: list[Any]) -> Any:
 
 def _single(gather: Gather[Any], values: list[Any]) -> Any:
     value = values[0]
-    return value.read() if hasattr(value, "read") and type(value).__name__ == "Deferred" else value
+    return cast("Deferred[Any]", value).read() if type(value) is Deferred else value
 
 
 @declared("arguments.rref")
@@ -104,8 +106,7 @@ class Endpoint(Generic[P, R]):
     def _call_each(self, prepared: list[tuple[bytes, list[memoryview]]]) -> Future[ValueMesh[R]]:
         mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
         deaths, targets = node.peers.deaths, targets_of(mesh)
-        extent = targets.shape.region.extent
-        gather: Gather[Any] = Gather(node, targets.peers, extent, state.name, self.name, _values, state.key)
+        gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, _values, state.key)
         gather.view = mesh
         for peer, message in zip(targets.peers, prepared, strict=True):
             # With the view of the whole mesh, in which the answer names its position.
@@ -132,7 +133,7 @@ class Endpoint(Generic[P, R]):
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to the only actor of this mesh and return a future of its result; ArgumentError for other sizes."""
         mesh = self.mesh
-        if len(mesh) != 1:
+        if mesh._shape.region.nelements != 1:  # pyright: ignore[reportPrivateUsage]
             raise ArgumentError(
                 f"call_one: expected a mesh of exactly 1 actor, got {called_of(mesh)} with {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
@@ -215,18 +216,17 @@ class Endpoint(Generic[P, R]):
         return f"<endpoint {self.name} of {called_of(self.mesh)}>"
 
     def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
-        if must_wait(self.mesh):
+        if runs_event_loop() and must_wait(self.mesh):
             packed = self._pack(args, kwargs)
             return call_later(self.mesh, self.name, lambda: self._call(packed, finish))
-        return self._call(self._prepare(args, kwargs), finish)
+        return self._call(self._pack(args, kwargs, True), finish)
 
     def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
         deaths = node.peers.deaths
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
-        extent = targets.shape.region.extent
-        gather: Gather[Any] = Gather(node, targets.peers, extent, state.name, self.name, finish, state.key)
+        gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, finish, state.key)
         gather.view = mesh
         self._dispatch(prepared, targets, gather, True)
         node.watch.sent(gather)
@@ -267,10 +267,11 @@ class Endpoint(Generic[P, R]):
                 f"{state.name}.{self.name}() was not sent: {state.name} was stopped ({state.stopped}); spawn a new one",
                 mesh=state.name,
             )
-        if wait:
+        node = mesh._node  # pyright: ignore[reportPrivateUsage]
+        if wait and (node.peers.deaths or state.failed or node.ended):
             mesh._check_alive(self.name)  # pyright: ignore[reportPrivateUsage]
         try:
-            return dumps((args, kwargs), "", mesh._receivers)  # pyright: ignore[reportPrivateUsage]
+            return dumps_call(args, kwargs, mesh._receivers)  # pyright: ignore[reportPrivateUsage]
         except SerializationError as error:
             raise SerializationError(f"{state.name}.{self.name}() was not sent: {error}") from error.__cause__
 
@@ -284,13 +285,18 @@ class Endpoint(Generic[P, R]):
         port = sink.port if sink is not None else 0
         here = current.get()
         sender = here[0].key if here is not None else ""
-        cost = cost_of(body, buffers)
+        # Not through cost_of() for a small message.
+        cost = cost_of(body, buffers) if buffers else 1 + (len(body) >> 12)
         try:
-            # Memory released since the last call is free for the answers of this one.
-            node.bulk.settle()
-            take_room(node, targets.peers, cost, mesh, self.name)
-            shared = buffers and targets.near and are_large(buffers)
-            bulk = _into_memory(node, targets, buffers, cost) if shared else None
+            if node.bulk.deferred or node.bulk.releases:
+                # Memory released since the last call is free for the answers of this one.
+                node.bulk.settle()
+            full = take_all(targets.peers, cost)
+            if full >= 0:
+                wait_for_room(node, targets.peers, full, cost, mesh, self.name)
+            bulk = None
+            if buffers and targets.near and are_large(buffers):
+                bulk = _into_memory(node, targets, buffers, cost)
         except BaseException:
             if port:
                 # Nobody will answer.

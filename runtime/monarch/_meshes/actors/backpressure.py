@@ -51,20 +51,26 @@ ROOM_S = room_timeout(os.environ.get(VARIABLE))
 """Seconds that a sender waits for a receiver that has no room and finishes nothing."""
 
 
-def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMeshLike, method: str) -> None:
-    """Reserve room for one message at every receiver, or at none.
+def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh: ActorMeshLike, method: str) -> None:
+    """Reserve room for one message at every receiver, or at none, after ``take_all`` has found one without.
+
+    Args:
+        node: of this process.
+        peers: the receivers.
+        full: the place of the one without room.
+        cost: of the message.
+        mesh: the addressed mesh, for errors.
+        method: the endpoint, for errors.
 
     Raises:
         SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
     """
-    while True:
-        full = take_all(peers, cost)
-        if full < 0:
-            return
+    while full >= 0:
         # Holding room while waiting for more would let two senders wait for each other.
         for other in peers[:full]:
             other.give_back(cost)
         _wait(node, peers[full], full, len(peers), mesh, method)
+        full = take_all(peers, cost)
 
 
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:

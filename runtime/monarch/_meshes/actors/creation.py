@@ -205,7 +205,7 @@ class Creation(Gather[None]):
         if reply.status != m.RESULT:
             self._node.watch.failed(self, reply.rank)
         if over:
-            self._end()
+            self._close()
             self._check_whole()
 
     def _answered(self, peer: Peer) -> bool:
@@ -215,7 +215,7 @@ class Creation(Gather[None]):
         self.unanswered = [each for each in self.unanswered if each is not peer]
         return not self.unanswered
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._node.ports.close(self.port)
         if self.party is not None:
             self.party.completed()
@@ -223,6 +223,8 @@ class Creation(Gather[None]):
     def _give_up(self) -> None:
         """Complete without the outstanding replies, which are handled later."""
         if self._abandon():
+            if self.party is not None:
+                self.party.completed()
             self._complete()
 
     def _pass_on(self, patience: int = _PATIENCE) -> None:
@@ -266,7 +268,7 @@ class Creation(Gather[None]):
             with self._lock:
                 over = self._answered(peer)
             if over:
-                self._end()
+                self._close()
                 self._check_whole()
             return False
         with self._lock:
@@ -299,8 +301,7 @@ class Creation(Gather[None]):
             self._left -= lost
             complete = lost and not self._left
         if complete:
-            self._node.ports.close(self.port)
-            self._complete()
+            self._end()
         elif lost:
             self._node.receive_loop.call_later(HEARD_S, self._give_up)
 

@@ -199,9 +199,18 @@ class Leadership:
 
     def leave(self) -> None:
         """Pass the lead on to the next thread."""
-        # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
+        if busy:
+            with self._mutex:
+                # The usual case: the alarm is set for a time that is early enough.
+                if now + _BUSY_TICK >= self._alarm_at and not self.closing:
+                    self._left = now
+                    self.leader, self.waiter = 0, None
+                    if self._turns:
+                        self._pass_on()
+                    return
+        # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         quiet = not (busy or self.closing or self._mail.pending())
         with self._mutex:
             if self.closing:
@@ -234,7 +243,8 @@ class Leadership:
     def timers_ran(self) -> None:
         """Note that the leader has run the alarm's work; the next ``leave`` sets it again."""
         with self._mutex:
-            if self._alarm_at < math.inf:
+            # At the end the alarm is for the background thread, which must end.
+            if self._alarm_at < math.inf and not self.closing:
                 self._alarm_at = math.inf
                 self._alarm.set(math.inf)
 

@@ -11,6 +11,7 @@ DeadlockError.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from threading import Thread, main_thread
 
@@ -26,6 +27,12 @@ from monarch.exceptions import DeadlockError
 
 __all__ = ["TICK", "ReceiveLoop", "Turn", "Waiter"]
 
+_AT_ONCE_S = 1e-5
+"""Seconds to receive and handle a message that had arrived before; a wait for one takes longer."""
+_BURST_S = 2.5e-4
+"""Seconds for which a thread whose wait is over still handles messages that have arrived."""
+_LATE_MS = 2
+"""Milliseconds that a timer may be late, to spare most messages a new timeout of the socket."""
 _CLOSING = 30.0
 """Seconds to wait at the end for a thread that handles a message."""
 _MAIN = main_thread().ident
@@ -49,6 +56,8 @@ class ReceiveLoop:
         self._ident = primitives.ident
         self._timers = Timers(primitives.clock, primitives.mutex())
         self._lead = Leadership(primitives, inbox, self._timers)
+        self.notify = self._lead.notify
+        """Wakes the threads that wait for a waiter, which is done. From any thread."""
         # Leader only: the current timeout of the socket.
         self._limited = -1
         # Main thread only: deferred signals, and its wait without the lead.
@@ -157,10 +166,6 @@ class ReceiveLoop:
         """Return whether this thread is receiving, so that it must not wait."""
         return self._lead.is_mine()
 
-    def notify(self, waiter: Waiter) -> None:
-        """Wake the threads that wait for this waiter, which is done."""
-        self._lead.notify(waiter)
-
     def background(self) -> None:
         """Make the background thread lead now, for a caller that does not wait, such as an event loop."""
         if not self._lead.leader:
@@ -212,11 +217,13 @@ class ReceiveLoop:
         if waiter is not None and (waiter.done or (main and signals)):
             # Before there was a leader to tell.
             return
-        recv, handle, timers, lead = self._recv, self._handle, self._timers, self._lead
+        recv, handle, timers, lead, clock = self._recv, self._handle, self._timers, self._lead, self._clock
         in_vain = False
+        until = math.inf
         while True:
+            now = clock()
             if timers.entries:
-                left = (timers.entries[0][0] - self._clock()) * 1000
+                left = (timers.entries[0][0] - now) * 1000
                 if left <= 0:
                     for action in timers.due():
                         self._run(action)
@@ -228,9 +235,14 @@ class ReceiveLoop:
                         return
                     lead.timers_ran()
                     continue
-                # Usually a distant timer: nothing to set then, and no call. A timeout that is too short for it costs
-                # something only if nothing comes before it.
-                if deadline is not None or in_vain or not 100 <= 2 * self._limited <= 3 * left:
+                # Usually the present timeout will do, so this is no call. One that is too short for the timer costs
+                # something only if nothing comes before it, and a distant timer may be late.
+                limited = self._limited
+                if (
+                    deadline is not None
+                    or in_vain
+                    or not (0 <= limited <= left + _LATE_MS or 100 <= 2 * limited <= 3 * left)
+                ):
                     self._limit(deadline)
             elif deadline is not None:
                 self._limit(deadline)
@@ -255,8 +267,15 @@ class ReceiveLoop:
             if waiter is None:
                 if lead.asked:
                     return
-            elif waiter.done or lead.closing or (main and signals) or (deadline is not None and self._passed(deadline)):
+            elif lead.closing or (main and signals) or (deadline is not None and self._passed(deadline)):
                 return
+            elif waiter.done:
+                after = clock()
+                if after - now > _AT_ONCE_S or after > until or not self._inbox.pending():
+                    return
+                # Messages come faster than they are handled. To receive the next ones now costs less than to take the
+                # lead again for each.
+                until = min(until, after + _BURST_S)
 
     def _limit(self, deadline: float | None) -> None:
         """Limit the next receive to the deadline and the first timer."""
