@@ -32,7 +32,7 @@ INSIDES = {
     "runtime/monarch/_state/rdma/buffer.py": 1,
     # The path of each message, where a function would cost a call.
     "runtime/monarch/_core/flow.py": 5,
-    "runtime/monarch/_meshes/actors/adverbs.py": 12,
+    "runtime/monarch/_meshes/actors/adverbs.py": 14,
     "runtime/monarch/_meshes/actors/deferred_calls.py": 3,
     # Private names of Python and pyzmq.
     "runtime/monarch/_core/frames.py": 3,
