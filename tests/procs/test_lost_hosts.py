@@ -72,7 +72,7 @@ if __name__ == "__main__":
     print(list(a.echo.call(1).get(timeout=60).values()), flush=True)
     print(list(a.slice(hosts=0).ask.call(a.slice(hosts=1), 2).get(timeout=60).values()), flush=True)
     pids = list(a.slice(hosts=1).pid.call().get(timeout=30).values())
-    pids.append(hosts.processes[1].pid)
+    pids.append(hosts.agents[1].pid)
     future = a.slice(hosts=1).nap.call(1000)
     kept = a.slice(hosts=0).nap.call(1)
     lease = process.current_node().hosts.lease
