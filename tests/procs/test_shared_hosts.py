@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,21 +16,19 @@ from typing import Any
 import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until
+from light import LIGHT
+from monarch._procs.agent.request import AgentConfig
+from monarch._procs.launch.local import HostAgent
+from monarch._procs.launch.process import parent
 from monarch._procs.os.posix import proc_start_time
-from monarch._procs.session_folder import make_folder, remove_folder
+from monarch._procs.session_folder import base_folder, make_folder, remove_folder
+from monarch._wire.keys import KeyPair
 from workers import Workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cold")]
 
 BOUND = 2.0
 """Seconds until nothing may be left of what was killed."""
-LIGHT = """
-import monarch._session.local_agent as client
-# Nothing here needs torch.
-for name in ("torch", "monarch._tensors.collectives.waiting", "monarch._tensors.collectives.world"):
-    client.PRELOAD.remove(name)
-client.LATER.clear()
-"""
 WORKER = f"""
 {LIGHT}
 import sys
@@ -142,7 +141,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def servers(before: dict[int, str]) -> list[int]:
-    return pids_named("monarch-server", before=before)
+    return [pid for pid in pids_named("monarch-server") if pid not in before]
 
 
 def is_fork(agent: int) -> bool:
@@ -363,3 +362,39 @@ def test_server_ends_what_a_killed_detached_agent_left(keeper: Keeper) -> None:
     # It is a child of the server, which continues.
     assert wait_until(lambda: gone(keeper.agent, *keeper.ranks), BOUND)
     assert servers(keeper.before) == server
+
+
+# A request
+
+
+@pytest.fixture
+def config() -> AgentConfig:
+    public = KeyPair.new().public.decode()
+    return AgentConfig("", "", "", *parent(), ["numpy"], "tcp://127.0.0.1", public)
+
+
+def test_request_is_withdrawn_before_there_is_an_agent(config: AgentConfig) -> None:
+    before, folders = processes(), session_folders()
+    agent = HostAgent(config, announces=True)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(5)
+    for _ in range(2):
+        agent.release()
+    assert wait_until(lambda: processes().keys() <= before.keys() and session_folders() <= folders, 5)
+
+
+def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, monkeypatch: Any) -> None:
+    """The server has died before it could answer, and another session has removed its folder."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config.preload = ["endless_import"]
+    before = processes()
+    agent = HostAgent(config, announces=True)
+    assert wait_until(lambda: servers(before))
+    kill(*servers(before))
+    shutil.rmtree(next(base_folder().glob("f*")))
+    assert b"tcp://127.0.0.1" in agent.first_line()
+    assert not is_fork(agent.pid)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(5) and agent.code == 0
+    agent.release()
+    assert wait_until(lambda: processes().keys() <= before.keys(), 5)

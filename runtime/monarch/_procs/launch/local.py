@@ -16,6 +16,7 @@ import msgspec
 
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.shared import ForkServer, hand_over
+from monarch.exceptions import SpawnError
 
 _MODULE = "monarch._procs.agent.main"
 _STDERR = 2
@@ -85,21 +86,16 @@ class HostAgent:
             raise
 
     def begin(self) -> None:
-        """Start it, unless it has been closed before.
-
-        Raises:
-            SpawnError: it ended during startup.
-        """
+        """Wait until it has started; one that has been closed before does not start."""
         with self._beginning:
             if self._begun:
                 return
+            # An interrupt may end this; then the request is withdrawn by the next call, after the end was asked for.
+            if self._server is not None:
+                self._await_fork(self._server)
+            os.close(self._out)
+            self._out = -1
             self._begun = True
-            try:
-                if self._server is not None:
-                    self._await_fork(self._server)
-            finally:
-                os.close(self._out)
-                self._out = -1
 
     def first_line(self) -> bytes:
         """Start it, and return the first line that it prints; empty if it has ended before."""
@@ -162,17 +158,17 @@ class HostAgent:
         self.release()
 
     def release(self) -> None:
-        """Release the fork server, and what it prints.
+        """Release the fork server, and what it prints. May be repeated.
 
         Until then the server cleans up after this session, even if all else was killed. Later, it ends the agent,
         unless that stays.
         """
         self._closing.set()
         self.begin()
-        if self._server is not None:
-            self._server.close()
-        self._shut()
         with self._lock:
+            if self._server is not None:
+                self._server.close()
+            self._shut()
             if self._pidfd >= 0:
                 os.close(self._pidfd)
                 self._pidfd = -1
@@ -193,7 +189,9 @@ class HostAgent:
                 # A stuck server has the other end of this pipe, and would hide the end of the agent.
                 self._shut()
                 self._open()
-                self._start()
+                with suppress(SpawnError):
+                    # It has ended already, which its status tells.
+                    self._start()
         elif pid:
             self._adopt(pid)
 

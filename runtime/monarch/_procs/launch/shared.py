@@ -45,6 +45,8 @@ _ANSWER = 5.0
 """Seconds that it may take to answer after that."""
 _REAPED = 1.0
 """Seconds that it may take to report the status of an agent that has ended."""
+_START = 2.0
+"""Seconds that a process may take to start one."""
 _TICK = 0.05
 _PACKET = 1 << 16
 
@@ -188,7 +190,9 @@ class ForkServer:
             self._starter = None
 
     def close(self) -> None:
-        """Close the connection: the server ends the agent some seconds later, unless that stays."""
+        """Close the connection, once: the server ends the agent some seconds later, unless that stays."""
+        if self._connection.fileno() < 0:
+            return
         self._reap()
         self.forget_claim()
         while (report := self._receive(wait=0.0)) is not False:
@@ -200,6 +204,9 @@ class ForkServer:
             # A fork of this process may have it open too.
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+        if self._starter is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._starter.wait(_START)
 
 
 _decoder = msgspec.msgpack.Decoder(Report)

@@ -30,7 +30,7 @@ from monarch._procs.agent.request import READY, Ended, Launch, Launched, Refused
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
-from monarch._procs.session_folder import claim, remove_folder, sweep
+from monarch._procs.session_folder import claim, is_alive, remove_folder
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.fork import RankSpec
 
@@ -89,6 +89,8 @@ class Server:
         """Statuses of children that ended before the zygote reported which session they are for."""
         self._staying: set[int] = set()
         """Pids of agents that continue without a session."""
+        self._dead: list[int] = []
+        """Pids of dead agents that have made their folders themselves."""
         self._untidy = 0.0
         """Deadline for cleanup processes of a dead agent."""
         environ, restore = environment({})
@@ -304,6 +306,8 @@ class Server:
                 self._early[pid] = status
 
     def _ended(self, session: _Session, status: int) -> None:
+        if not session.folder and not session.stays:
+            self._dead.append(session.agent)
         session.agent = 0
         session.tell(Ended(status))
         self._untidy = time.monotonic()
@@ -334,9 +338,15 @@ class Server:
             if not left and not any(session.token for session in self._sessions):
                 self._untidy = 0.0
                 end_orphans()
-                with suppress(OSError):
-                    # An agent may have made its folder itself, and may have been killed with all that knew of it.
-                    sweep(Path(self._folder).parent)
+                self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        """Remove what dead agents have left, which may have been killed with all that knew of their folders."""
+        for pid in self._dead:
+            for path in Path(self._folder).parent.glob(f"s*-{pid}-*"):
+                if not is_alive(pid, int(path.name.rpartition("-")[2])):
+                    remove_folder(str(path))
+        self._dead.clear()
 
     def _left(self) -> list[int]:
         """Return children that came from dead agents."""

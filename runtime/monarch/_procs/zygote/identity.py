@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from monarch._procs.os.cpu_shares import is_load_time
@@ -46,8 +47,10 @@ def _process() -> Iterable[str]:
     with open("/proc/self/status") as file:
         yield from (line for line in file if line.partition(":")[0] in _STATUS)
     yield f"{os.getpriority(os.PRIO_PROCESS, 0)} {os.sched_getscheduler(0)}"
-    with open("/proc/self/oom_score_adj") as file:
-        yield file.read()
+    for path in ("/proc/self/oom_score_adj", "/proc/self/attr/current"):
+        # There is no label without a security module.
+        with suppress(OSError), open(path) as file:
+            yield file.read()
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
             yield f"{name} {resource.getrlimit(getattr(resource, name))[1]}"
