@@ -240,7 +240,7 @@ attempt(lambda: local.pid.call().get(30))
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()

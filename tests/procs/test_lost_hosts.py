@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leaks import processes, wait_until
+from light import LIGHT
 from namespaces import why_none
 
 pytestmark = pytest.mark.slow
@@ -107,7 +108,7 @@ def test_cut_off_host_fails_calls_and_ends_its_ranks(tmp_path: Path) -> None:
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"
-    path.write_text(NAMESPACES)
+    path.write_text(LIGHT + NAMESPACES)
     before = processes()
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, str(path)], capture_output=True, text=True, timeout=100, cwd=tmp_path
@@ -215,7 +216,7 @@ def test_one_of_two_parted_hosts_is_dropped(tmp_path: Path) -> None:
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"
-    path.write_text(PARTED)
+    path.write_text(LIGHT + PARTED)
     before = processes()
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, str(path)],

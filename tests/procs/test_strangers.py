@@ -37,7 +37,7 @@ print(hosts.spawn_procs().spawn("echo", Echo).back.call_one(data).get(60) == dat
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()

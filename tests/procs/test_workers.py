@@ -45,7 +45,7 @@ except RuntimeError as error:
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()
