@@ -225,7 +225,7 @@ def test_killed_server_ends_no_host(start: Callable[..., Program]) -> None:
     assert not gone(*program.agents) and not gone(*program.ranks)
 
 
-@pytest.mark.parametrize("whats", ["", "agents", "server", "server agents", "agents server zygotes"])
+@pytest.mark.parametrize("whats", ["", "agents server zygotes", "agents", "server", "server agents"])
 def test_killed_program_leaves_nothing_of_its_hosts(start: Callable[..., Program], whats: str) -> None:
     folders = session_folders()
     program = start()
