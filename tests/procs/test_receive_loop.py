@@ -303,6 +303,29 @@ def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
     assert len(alarm.seconds) == 3 and alarm.seconds[2] < 1
 
 
+def test_close_while_timers_run_ends_the_background(rig: Rig) -> None:
+    """It leads, runs a timer and leaves: the alarm that the close has set must not be silenced for that."""
+    lead = Leadership(SYSTEM, rig.inbox, Timers(time.monotonic, threading.RLock()))
+    rig.close_loop()
+    leading, closing = threading.Event(), threading.Event()
+
+    def background() -> bool:
+        assert lead.take_for_background()
+        leading.set()
+        assert closing.wait(GUARD)
+        lead.timers_ran()
+        lead.leave()
+        return lead.take_for_background()
+
+    lead.hurry()
+    thread = Background(background)
+    assert leading.wait(GUARD)
+    # Not patient: the leader stays until it is told.
+    assert not lead.close(True, 0.0)
+    closing.set()
+    assert thread.join() is False
+
+
 def test_timer_set_from_another_thread_wakes_leader(rig: Rig) -> None:
     box = rig.box(1)
     rig.receive_loop.call_later(1000, lambda: None)

@@ -234,7 +234,8 @@ class Leadership:
     def timers_ran(self) -> None:
         """Note that the leader has run the alarm's work; the next ``leave`` sets it again."""
         with self._mutex:
-            if self._alarm_at < math.inf:
+            # At the end it rings for the background thread, which would sleep forever.
+            if self._alarm_at < math.inf and not self.closing:
                 self._alarm_at = math.inf
                 self._alarm.set(math.inf)
 
