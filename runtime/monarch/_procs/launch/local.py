@@ -16,6 +16,7 @@ import msgspec
 
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.shared import ForkServer, hand_over
+from monarch._procs.os.starting import start_process
 from monarch.exceptions import SpawnError
 
 _MODULE = "monarch._procs.agent.main"
@@ -211,7 +212,7 @@ class HostAgent:
 
     def _start(self) -> None:
         """Start it as a process of its own."""
-        process = subprocess.Popen(
+        process = start_process(
             [*self._prefix, sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=self._out,

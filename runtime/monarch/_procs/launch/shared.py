@@ -29,6 +29,7 @@ from monarch._procs.agent.request import (
     launch,
 )
 from monarch._procs.os import posix
+from monarch._procs.os.starting import start_process
 from monarch._procs.session_folder import base_folder, remove_folder
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.identity import session_key, tells_apart
@@ -261,7 +262,7 @@ def _start_server(
             # It listens before there is a server, so that nobody has to retry.
             listening.bind(f"{folder}/socket")
             listening.listen(_BACKLOG)
-            starter = subprocess.Popen(
+            starter = start_process(
                 [sys.executable, "-m", "monarch._procs.zygote.fork_server", str(listening.fileno()), folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
