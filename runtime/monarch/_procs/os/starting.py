@@ -23,20 +23,25 @@ def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[by
         OSError: the program cannot be run.
     """
     if threading.current_thread() is not threading.main_thread():
-        return subprocess.Popen(command, **options)
+        return _start(command, options)
     held = Held(_nothing)
     handlers = held.begin()
-    process: subprocess.Popen[bytes] | None = None
     try:
-        process = subprocess.Popen(command, **options)
-    finally:
-        try:
-            held.end_and_run(handlers)
-        except BaseException:
-            if process is not None:
-                _end(process)
-            raise
+        process = _start(command, options)
+    except BaseException:
+        held.end_and_run(handlers)
+        raise
+    try:
+        held.end_and_run(handlers)
+    except BaseException:
+        _end(process)
+        raise
     return process
+
+
+def _start(command: Sequence[str], options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    start: Any = subprocess.Popen
+    return start(command, **options)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
