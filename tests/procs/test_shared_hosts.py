@@ -171,11 +171,13 @@ def test_extra_hosts_share_one_import_with_their_program(start: Callable[..., Pr
 def test_extra_host_is_as_if_started_without_server(start: Callable[..., Program]) -> None:
     """In another session of the server: nothing of the first one's environment is left."""
     first = start(OF_THE_FIRST="secret")
-    umask = os.umask(0o027)
+    # As by nohup.
+    umask, hangup = os.umask(0o027), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         shared, alone = start(OF_BOTH="1"), start(OF_BOTH="1", MONARCH_SHARED_ZYGOTE="0")
     finally:
         os.umask(umask)
+        signal.signal(signal.SIGHUP, hangup)
     assert is_fork(first.agents[0]) and is_fork(shared.agents[0]) and not is_fork(alone.agents[0])
     assert len(servers(first.before)) == 1
     for one, other in zip(shared.ask("about"), alone.ask("about"), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -59,6 +60,8 @@ def _become(wanted: Launch) -> None:
         # The request may come from a program that a rank has started.
         unmark()
         os.chdir("/")
+    for number in wanted.ignored:
+        signal.signal(number, signal.SIG_IGN)
     os.umask(wanted.umask)
     os.environ.clear()
     os.environ.update(wanted.env)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import resource
+import signal
 from collections.abc import Mapping
 
 import msgspec
@@ -17,6 +18,8 @@ from monarch._wire.links import LEASE_S
 
 READY = "ready"
 """A file in the server's folder; once it exists, requests are answered immediately."""
+_SIGNALS = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+"""Python ignores the others for itself."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -76,6 +79,8 @@ class Launch(msgspec.Struct):
     umask: int
     limits: list[tuple[int, int]]
     """Soft limits of resources, by number."""
+    ignored: list[int]
+    """Signals that the process ignores, as a program does that it starts."""
 
 
 def launch(
@@ -108,6 +113,7 @@ def launch(
         sorted(os.sched_getaffinity(0)),
         posix.umask(),
         limits,
+        [int(number) for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN],
     )
 
 
