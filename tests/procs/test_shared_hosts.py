@@ -141,7 +141,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def servers(before: dict[int, str]) -> list[int]:
-    return [pid for pid in pids_named("monarch-server") if pid not in before]
+    return pids_named("monarch-server", before=before)
 
 
 def is_fork(agent: int) -> bool:
@@ -391,9 +391,14 @@ def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, 
     config.preload = ["endless_import"]
     before = processes()
     agent = HostAgent(config, announces=True)
-    assert wait_until(lambda: servers(before))
+
+    def folders() -> list[Path]:
+        return [path.parent for pid in servers(before) for path in base_folder().glob(f"f*/pid-{pid}-*")]
+
+    assert wait_until(folders)
+    (folder,) = folders()
     kill(*servers(before))
-    shutil.rmtree(next(base_folder().glob("f*")))
+    shutil.rmtree(folder)
     assert b"tcp://127.0.0.1" in agent.first_line()
     assert not is_fork(agent.pid)
     agent.signal(signal.SIGTERM)
