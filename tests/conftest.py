@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
 from state import credit_lost
 from tiers import LIST, mark, rules
-from warm import OWN, hold_server
+from warm import hold_server, own_preload, usual_preload
 
 # The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
 settings.register_profile("usual", deadline=None, derandomize=True)
@@ -147,7 +147,15 @@ def leaks() -> Iterator[Kit]:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[None]:
     """A fork server that outlives each test: the programs and kernels that ask for it share one import of torch."""
-    connection = hold_server()
+    connection = hold_server(usual_preload())
+    yield
+    connection.close()
+
+
+@pytest.fixture(scope="session")
+def own_server() -> Iterator[None]:
+    """A fork server that outlives each test: sessions of this process, and hosts that it starts, share one import."""
+    connection = hold_server(own_preload())
     yield
     connection.close()
 
@@ -175,16 +183,13 @@ def spec(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def host(leaks: Kit) -> Any:
+def host(own_server: None, leaks: Kit) -> Any:
     """This host, in a session that tests share: its agent and zygote are warm."""
     from monarch._node.current import current_node, has_node
-    from monarch._session.local_agent import PRELOAD
     from monarch._session.session import need_session
     from monarch.actor import this_host
 
     if not has_node() or not need_session(current_node()).agent_pid:
-        # What the test modules import is warm too, where each rank would import it.
-        PRELOAD.extend(name for name in OWN if name not in PRELOAD)
         this_host().spawn_procs().stop().get(timeout=60)
         leaks.rebase()
     return this_host()

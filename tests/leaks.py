@@ -121,7 +121,10 @@ def zygotes(before: Container[int] = ()) -> list[int]:
 
 
 def pids_named(*names: str, before: Container[int] = ()) -> list[int]:
-    """Pids of the processes of this run that have one of these names, but for those of sessions that were before."""
+    """Pids of the processes of this run that have one of these names, but for those that were before.
+
+    A zygote's successor counts as the zygote, which is the leader of its session; a fork server leads none.
+    """
     found: list[int] = []
     for entry in os.scandir("/proc"):
         with suppress(OSError, ValueError):
@@ -129,6 +132,7 @@ def pids_named(*names: str, before: Container[int] = ()) -> list[int]:
             if (
                 name in names
                 and ours in Path(entry.path, "environ").read_bytes()
+                and int(entry.name) not in before
                 and os.getsid(int(entry.name)) not in before
             ):
                 found.append(int(entry.name))

@@ -36,6 +36,7 @@ PLATFORM = {
     "_getframe",
     "_is_owned",
     "_monarch_call",
+    "_signal",
 }
 """Private names of Python and the C library, and one that we set on Python's objects."""
 

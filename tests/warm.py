@@ -22,19 +22,27 @@ def usual_preload() -> list[str]:
     return [name for name in PRELOAD if name not in OWN]
 
 
-def hold_server() -> socket.socket:
-    """Return a connection to the fork server that programs of this environment share; it ends when that is closed.
+def own_preload() -> list[str]:
+    """Return what the zygotes of this process import: what the test modules do, too, which each rank would import."""
+    from monarch._session.local_agent import PRELOAD
+
+    PRELOAD.extend(name for name in OWN if name not in PRELOAD)
+    return PRELOAD
+
+
+def hold_server(preload: list[str]) -> socket.socket:
+    """Return a connection to the fork server of sessions with these imports; it ends when that is closed.
 
     To the server it is a session that asks for no agent.
     """
     from monarch._procs.agent.main import AgentConfig
-    from monarch._procs.launch.local import _connect, _start_server
+    from monarch._procs.launch.shared import _connect, _start_server
     from monarch._procs.session_folder import base_folder
     from monarch._procs.zygote.fork_server import READY
     from monarch._procs.zygote.identity import session_key
     from monarch._session.local_agent import LATER
 
-    base, preload = str(base_folder()), usual_preload()
+    base = str(base_folder())
     key = session_key(preload, LATER)
     found, starter = _connect(base, key), None
     if found is None:

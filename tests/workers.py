@@ -5,25 +5,30 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from leaks import pids_named, processes
 from monarch.actor import new_key_file
+
+USUAL = ("-m", "monarch.worker")
 
 
 class Workers:
     """Workers of this machine, each a process as it would be on a machine of its own."""
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
-        self.python = python
+    def __init__(self, folder: Path, python: str = sys.executable, program: Sequence[str] = USUAL) -> None:
+        self.command = [python, *program]
         self.key = str(folder / "key")
         new_key_file(self.key)
         self.started: list[subprocess.Popen[str]] = []
+        self._before = processes()
 
-    def start(self, address: str = "") -> tuple[subprocess.Popen[str], str]:
+    def start(self, address: str = "", *options: str) -> tuple[subprocess.Popen[str], str]:
         """One of them, and its address."""
         address = address or f"tcp://127.0.0.1:{free_port()}"
         process = subprocess.Popen(
-            [self.python, "-m", "monarch.worker", address, "--key", self.key],
+            [*self.command, address, "--key", self.key, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -31,6 +36,10 @@ class Workers:
         )
         self.started.append(process)
         return process, address
+
+    def agents(self) -> list[int]:
+        """Pids of their host agents; not children of theirs if a fork server has forked them."""
+        return pids_named("monarch-agent", before=self._before)
 
     def wait(self, process: subprocess.Popen[str]) -> str:
         """What it says next."""

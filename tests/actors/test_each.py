@@ -73,7 +73,7 @@ class Worker(Actor):
 
 
 @pytest.fixture(scope="module", params=["procs", "hosts"])
-def workers(request: pytest.FixtureRequest) -> Iterator[Any]:
+def workers(request: pytest.FixtureRequest, own_server: None) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         hosts: Any = this_host() if request.param == "procs" else stack.enter_context(local_hosts(2))
         procs = hosts.spawn_procs({"gpus": 4 if request.param == "procs" else 2})

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ import pytest
 from leaks import wait_until
 from quickstart import short_quickstart
 
-pytestmark = pytest.mark.slow
-
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
+# Not by an import, which would take a second of each process that only collects tests.
+_MISSING = [name for name in ("sklearn", "matplotlib") if find_spec(name) is None]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_MISSING), reason=f"needs {', '.join(_MISSING)}")]
 ROOT = Path(__file__).parents[2]
 
 

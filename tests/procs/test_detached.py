@@ -149,7 +149,7 @@ class Program:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+def run(warm: None, tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """Starts programs from their text; ends them, and their detached meshes."""
     programs: list[Program] = []
 

@@ -240,7 +240,7 @@ attempt(lambda: local.pid.call().get(30))
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()
@@ -248,7 +248,8 @@ def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_lost_host_is_an_error_immediately(workers: Workers, tmp_path: Path, how: str) -> None:
-    started = [workers.start() for _ in range(2)]
+    # The program's lease counts from a heartbeat, and a message after that suspends it: so the workers have one too.
+    started = [workers.start("", "--silence", "1") for _ in range(2)]
     for process, _ in started:
         workers.wait(process)
     script = tmp_path / "program.py"

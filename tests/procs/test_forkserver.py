@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until
+from light import LIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cold")]
 
 PROGRAM = """
 import json, os, sys
 from monarch.actor import Actor, endpoint, this_host
+from monarch.exceptions import SupervisionError
 
 class Worker(Actor):
     @endpoint
@@ -28,16 +30,21 @@ class Worker(Actor):
 
 for line in sys.stdin:
     workers = this_host().spawn_procs({"gpus": 4}).spawn("workers", Worker)
-    print(json.dumps([value for _, value in workers.about.call(os.getpid()).get()]), flush=True)
+    try:
+        about = [value for _, value in workers.about.call(os.getpid()).get()]
+    except SupervisionError:
+        # It asked an agent of whose death it has not heard.
+        about = [[0, 0]]
+    print(json.dumps(about), flush=True)
 """
 
 
 class Session:
     """A separate program that spawns a mesh on request."""
 
-    def __init__(self, folder: Path, **env: str) -> None:
+    def __init__(self, folder: Path, light: bool, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", LIGHT + PROGRAM if light else PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,8 +75,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Session]]:
     before, folders = processes(), session_folders()
     sessions: list[Session] = []
 
-    def begin(folder: Path = tmp_path, **env: str) -> Session:
-        sessions.append(Session(folder, **env))
+    def begin(folder: Path = tmp_path, light: bool = True, **env: str) -> Session:
+        sessions.append(Session(folder, light, env))
         return sessions[-1]
 
     yield begin
@@ -87,7 +94,7 @@ def test_sessions_that_start_together_share_one_import(start: Callable[..., Sess
     folders = [tmp_path / str(number) for number in range(6)]
     for folder in folders:
         folder.mkdir()
-    sessions = [start(folder, OF_SESSION=folder.name) for folder in folders]
+    sessions = [start(folder, light=False, OF_SESSION=folder.name) for folder in folders]
     for session in sessions:
         session.ask()
     for session, folder in zip(sessions, folders, strict=True):
@@ -145,5 +152,5 @@ def test_session_cleans_up_after_killed_agent(start: Callable[..., Session]) -> 
     agent, count = session.agent(), len(servers())
     os.kill(agent, signal.SIGKILL)
     assert wait_until(lambda: not Path(f"/proc/{agent}").exists())
-    assert session.agent() != agent
+    assert (session.agent() or session.agent()) not in (0, agent)
     assert len(servers()) == count

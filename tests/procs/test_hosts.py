@@ -93,7 +93,7 @@ class Worker(Actor):
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Any]:
+def hosts(own_server: None) -> Iterator[Any]:
     with local_hosts(2) as made:
         # So that all connections exist, which stay.
         procs = made.spawn_procs({"gpus": 2})
@@ -222,7 +222,7 @@ def test_output_of_remote_ranks_arrives(workers: Any, capfd: pytest.CaptureFixtu
 # Losing a host
 
 
-def test_death_of_remote_agent_fails_only_its_calls() -> None:
+def test_death_of_remote_agent_fails_only_its_calls(own_server: None) -> None:
     with local_hosts(3) as hosts:
         procs = hosts.spawn_procs({"gpus": 2}, name="procs")
         workers = procs.spawn("workers", Worker)
@@ -284,7 +284,7 @@ def test_clean_end_prints_nothing(program: Callable[..., Any]) -> None:
     assert ended.err == ""
 
 
-def test_all_hosts_end_with_controller(tmp_path: Path) -> None:
+def test_all_hosts_end_with_controller(warm: None, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     before = processes()

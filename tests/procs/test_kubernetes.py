@@ -15,6 +15,7 @@ import pytest
 
 import kube
 from leaks import wait_until
+from light import LIGHT
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch import kubernetes, manifests, podports
 from monarch._procs.launch.interface import HostRequest
@@ -149,7 +150,7 @@ def test_ranks_of_pods_answer_each_other(
     cluster: kube.SimulatedCluster, program: Callable[..., Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{cluster.folder}:{__import__('os').environ['PATH']}")
-    done = program(USE, how, sys.executable)
+    done = program(LIGHT + USE, how, sys.executable)
     lines = done.out.splitlines()
     assert lines[:1] == [str([["pod", "pod"]] * 2) + " True"], done.err
     if "killed" in how:

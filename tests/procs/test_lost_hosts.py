@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leaks import processes, wait_until
+from light import LIGHT
 from namespaces import why_none
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ if __name__ == "__main__":
     print(list(a.echo.call(1).get(timeout=60).values()), flush=True)
     print(list(a.slice(hosts=0).ask.call(a.slice(hosts=1), 2).get(timeout=60).values()), flush=True)
     pids = list(a.slice(hosts=1).pid.call().get(timeout=30).values())
-    pids.append(hosts.processes[1].pid)
+    pids.append(hosts.agents[1].pid)
     future = a.slice(hosts=1).nap.call(1000)
     kept = a.slice(hosts=0).nap.call(1)
     lease = process.current_node().hosts.lease
@@ -107,7 +108,7 @@ def test_cut_off_host_fails_calls_and_ends_its_ranks(tmp_path: Path) -> None:
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"
-    path.write_text(NAMESPACES)
+    path.write_text(LIGHT + NAMESPACES)
     before = processes()
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, str(path)], capture_output=True, text=True, timeout=100, cwd=tmp_path
@@ -215,7 +216,7 @@ def test_one_of_two_parted_hosts_is_dropped(tmp_path: Path) -> None:
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"
-    path.write_text(PARTED)
+    path.write_text(LIGHT + PARTED)
     before = processes()
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, str(path)],

@@ -17,6 +17,7 @@ import pytest
 
 import rays
 from leaks import processes, wait_until
+from light import LIGHT
 from monarch._procs.launch import ray as ray_launcher
 from monarch._procs.session_folder import sweep
 from monarch.exceptions import ArgumentError, SpawnError
@@ -101,7 +102,7 @@ def begin(
 ) -> subprocess.Popen[str]:
     """Start a program; it finds its cluster by the environment unless that is given as an argument."""
     path = path / "program.py"
-    path.write_text(text)
+    path.write_text(LIGHT + text)
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     if cluster is not None:
         env |= cluster.auth if given else {"RAY_ADDRESS": cluster.address, **cluster.auth}

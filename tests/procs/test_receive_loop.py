@@ -317,6 +317,29 @@ def test_leader_that_runs_timers_leaves_the_alarm_of_close(rig: Rig) -> None:
     assert alarm.seconds == [0.0], "the background thread would never end"
 
 
+def test_close_while_timers_run_ends_the_background(rig: Rig) -> None:
+    """It leads, runs a timer and leaves: the alarm that the close has set must not be silenced for that."""
+    lead = Leadership(SYSTEM, rig.inbox, Timers(time.monotonic, threading.RLock()))
+    rig.close_loop()
+    leading, closing = threading.Event(), threading.Event()
+
+    def background() -> bool:
+        assert lead.take_for_background()
+        leading.set()
+        assert closing.wait(GUARD)
+        lead.timers_ran()
+        lead.leave()
+        return lead.take_for_background()
+
+    lead.hurry()
+    thread = Background(background)
+    assert leading.wait(GUARD)
+    # Not patient: the leader stays until it is told.
+    assert not lead.close(True, 0.0)
+    closing.set()
+    assert thread.join() is False
+
+
 def test_timer_set_from_another_thread_wakes_leader(rig: Rig) -> None:
     box = rig.box(1)
     rig.receive_loop.call_later(1000, lambda: None)

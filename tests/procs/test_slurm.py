@@ -15,6 +15,7 @@ import pytest
 
 import slurm
 from leaks import processes, session_folders, wait_until
+from light import LIGHT
 from monarch._procs.launch.registry import make_launcher
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import SlurmJob
@@ -70,7 +71,7 @@ def running(cluster: slurm.SlurmCluster, tmp_path: Path, warm: None) -> Iterator
 
     def start(*args: str, text: str = USE) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
-        path.write_text(text)
+        path.write_text(LIGHT + text)
         env = {**os.environ, **cluster.env}
         command = [sys.executable, str(path), *args]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))
@@ -296,7 +297,7 @@ def test_requests_that_slurm_refuses_say_why(
 
 def test_hosts_of_the_own_allocation_are_used(cluster: slurm.SlurmCluster, tmp_path: Path, warm: None) -> None:
     path = tmp_path / "program.py"
-    path.write_text(USE)
+    path.write_text(LIGHT + USE)
     env = {**os.environ, **cluster.env}
     command = ["salloc", "-N2", "--time=10", sys.executable, str(path), "use", "1"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90)

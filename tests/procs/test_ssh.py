@@ -16,6 +16,7 @@ import pytest
 
 import sshd
 from leaks import Kit, processes, session_folders, wait_until
+from light import LIGHT
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import SSHJob, job_loads
 
@@ -87,7 +88,7 @@ def quiet(job: SSHJob) -> SSHJob:
 
 @pytest.mark.parametrize("how", ["direct", "reverse"])
 def test_ranks_of_ssh_hosts_answer_each_other(hosts: sshd.SSHHosts, program: Callable[..., Any], how: str) -> None:
-    lines = program(USE, how, hosts.config, "node1", "node2").ok().splitlines()
+    lines = program(LIGHT + USE, how, hosts.config, "node1", "node2").ok().splitlines()
     assert lines[0] == str(["home1"] * 2 + ["home2"] * 2)
     assert lines[1] == str(["home1"] * 2 + ["home2"] * 2)
     # The key of the program is in no command line and no environment; and nothing runs after kill().
@@ -96,7 +97,7 @@ def test_ranks_of_ssh_hosts_answer_each_other(hosts: sshd.SSHHosts, program: Cal
 
 def test_hosts_behind_a_jump_host_are_reached(hosts: sshd.SSHHosts, program: Callable[..., Any]) -> None:
     hosts.name("behind", f"  Port {hosts.ports[1]}\n  ProxyCommand ssh -F {hosts.config} -W %h:%p node1\n")
-    assert program(USE, "direct", hosts.config, "behind").ok().splitlines()[0] == str(["home2"] * 2)
+    assert program(LIGHT + USE, "direct", hosts.config, "behind").ok().splitlines()[0] == str(["home2"] * 2)
 
 
 def test_host_without_the_runtime_gets_it(hosts: sshd.SSHHosts, program: Callable[..., Any]) -> None:
@@ -109,7 +110,7 @@ def test_host_without_the_runtime_gets_it(hosts: sshd.SSHHosts, program: Callabl
     name = hosts.add(prefix)
     home = hosts.folder / f"home{len(hosts.servers)}"
     for _ in range(2):
-        assert program(USE, "direct", hosts.config, name).ok().splitlines()[0] == str([home.name] * 2)
+        assert program(LIGHT + USE, "direct", hosts.config, name).ok().splitlines()[0] == str([home.name] * 2)
         (runtime,) = (home / ".cache" / "monarch-kernel").iterdir()
         assert (runtime / "monarch" / "actor.py").exists() and runtime.parent.stat().st_mode & 0o777 == 0o700
 
@@ -124,7 +125,7 @@ def sessions_of(server: int) -> list[int]:
 def test_nothing_is_left_after_a_kill(hosts: sshd.SSHHosts, tmp_path: Path, victim: str, how: str, warm: None) -> None:
     before, folders = processes(), session_folders()
     path = tmp_path / "program.py"
-    path.write_text(USE)
+    path.write_text(LIGHT + USE)
     command = [sys.executable, str(path), how, hosts.config, "node1", "node2"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None

@@ -37,7 +37,7 @@ print(hosts.spawn_procs().spawn("echo", Echo).back.call_one(data).get(60) == dat
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()
@@ -74,7 +74,7 @@ def test_strangers_hold_little_memory_of_worker(workers: Workers) -> None:
     process, address = workers.start()
     workers.wait(process)
     port = int(address.rpartition(":")[2])
-    (agent,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    (agent,) = workers.agents()
     before = most = resident(agent)
     # Some just wait after their greeting, some send an endless frame, and some send noise.
     waiting = [knock(port) for _ in range(50)]

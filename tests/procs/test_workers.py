@@ -45,14 +45,10 @@ except RuntimeError as error:
 
 
 @pytest.fixture
-def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+def workers(warm: None, leaks: Any, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(tmp_path)
     yield made
     made.close()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> None:
@@ -84,7 +80,7 @@ def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> Non
 def test_ended_worker_ends_its_ranks(workers: Workers, how: signal.Signals) -> None:
     process, _ = workers.start()
     workers.wait(process)
-    agents = children(process.pid)
+    agents = workers.agents()
     assert len(agents) == 1
     process.send_signal(how)
     assert process.wait(10) != 0

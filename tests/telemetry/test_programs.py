@@ -71,8 +71,11 @@ class Train:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs that begin here see each other only: meshes of this process would fill the terminal."""
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Programs that begin here see each other only: meshes of this process would fill the terminal.
+
+    Pytest has the folder of its own folders by then: it is no temporary one of a test.
+    """
     with tempfile.TemporaryDirectory(prefix="top") as folder:
         for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
             monkeypatch.setenv(name, folder)

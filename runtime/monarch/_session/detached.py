@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -34,7 +33,7 @@ from monarch._node.services.asking import ask_proc, tell_agent
 from monarch._procs.agent.detached import DetachedConfig
 from monarch._procs.agent.detached_records import Record, check_name, find, records
 from monarch._procs.agent.services import AgentRequest, claim, describe_procs, listen, note
-from monarch._procs.launch.process import start_agent
+from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.posix import memfd, outlives
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import host_of
@@ -175,12 +174,11 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
             name=name,
             seconds=seconds,
         )
-        process = start_agent(config, stdout=subprocess.PIPE, stderr=errors, module="monarch._procs.agent.detached")
-        assert process.stdout is not None
-        with process.stdout:
-            line = process.stdout.readline()
-        # It goes on without a parent.
-        process.wait()
+        agent = HostAgent(config, errors, announces=True, module="monarch._procs.agent.detached", stays=True)
+        try:
+            line = agent.first_line()
+        finally:
+            agent.part()
         if not line:
             output = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
             raise SpawnError(

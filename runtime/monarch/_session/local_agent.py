@@ -102,7 +102,7 @@ class LocalAgent:
             return True
 
     def _watch(self, agent: HostAgent, errors: int) -> None:
-        agent.attend()
+        agent.wait()
         tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
         os.close(errors)
         node = self._node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import signal
 from collections.abc import Mapping, Sequence
 
 from monarch._core.kinds import is_a
@@ -12,7 +12,8 @@ from monarch._meshes.host_mesh import HostMesh
 from monarch._node.future import Future
 from monarch._procs.agent.main import UNABLE
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent, start_agent
+from monarch._procs.launch.local import HostAgent
+from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent
 from monarch._procs.launch.tcp import WorkerLauncher
 from monarch._session.launching import launch_hosts, local_address
 from monarch._session.local_agent import LATER, PRELOAD
@@ -52,7 +53,7 @@ class WorkerHosts:
             launcher, count, interface=controller, silence=_checked(silence) if silence is not None else None
         )
         assert isinstance(hosts.launch, ProcessLaunch)
-        self.processes: list[subprocess.Popen[bytes]] = hosts.launch.processes
+        self.agents: list[HostAgent] = hosts.launch.agents
         self.keys, self.hosts, self.mesh = hosts.keys, hosts.ids, hosts.mesh
 
 
@@ -130,23 +131,28 @@ def run_worker_loop_forever(
     lease = _checked(silence)
     _address(address)
     public, secret = keys.public.decode(), keys.secret.decode()
+    former: HostAgent | None = None
     while True:
         config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease, LATER)
-        process = start_agent(config, stdout=subprocess.PIPE)
+        agent = HostAgent(config, announces=True)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline().decode().strip()
+            line = agent.first_line().decode().strip()
             if line and not line.startswith(UNABLE):
                 print(f"monarch: worker at {address} waits for a controller", flush=True)
-            status = process.wait()
+            if former is not None:
+                # Not before there is another: the fork server ends with the last that needs it.
+                former.release()
+            agent.wait()
         except BaseException:
-            process.terminate()
-            process.wait()
+            agent.signal(signal.SIGTERM)
+            agent.wait()
             raise
         if line.startswith(UNABLE):
             raise SpawnError(f"a worker {line.replace(':', f' at {address}:', 1)}; use another address or port")
-        if status != 0:
-            raise SpawnError(f"the host agent at {address} ended with code {status}")
+        # Unknown if the fork server was killed.
+        if agent.code not in (0, None) or not line:
+            raise SpawnError(f"the host agent at {address} ended with code {agent.code}")
+        former = agent
 
 
 def _address(address: str) -> str:

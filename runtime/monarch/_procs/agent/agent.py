@@ -69,7 +69,7 @@ class Agent:
         self.config = config
         self.loop = PollLoop()
         self._later = self.loop.later
-        self.folder = config.folder or make_folder()
+        self.folder = zygote.session_dir if zygote is not None else config.folder or make_folder()
         self.host = config.host or host_id(self.folder)
         self.proc = f"{self.host}/agent"
         claim(self.folder)

@@ -1,8 +1,8 @@
 """The agent of a detached mesh: a host agent that outlives its controller, until its lease ends.
 
-It runs as ``python -m monarch._procs.agent.detached``, and has no parent. While a controller is connected it works as
-any agent. When the connection breaks the lease begins: until it ends the ranks keep running, their output is kept, and
-any program with the key from the record may become the controller.
+It is a fork of the fork server, or runs as ``python -m monarch._procs.agent.detached``. Nobody waits for its end. While
+a controller is connected it works as any agent. When the connection breaks the lease begins: until it ends the ranks
+keep running, their output is kept, and any program with the key from the record may become the controller.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from monarch._procs.agent.detached_records import Record, publish, write
 from monarch._procs.agent.main import run_agent
 from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.agent.request import AgentConfig
+from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.orphans import unmark
 from monarch._procs.rank.output import cost_of
 from monarch._procs.session_folder import sweep
@@ -50,8 +51,8 @@ class DetachedConfig(AgentConfig):
 class DetachedAgent(Agent):
     """The state of the agent, and how it differs from others."""
 
-    def __init__(self, config: DetachedConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DetachedConfig, zygote: Zygote | None = None) -> None:
+        super().__init__(config, zygote)
         assert config.keys is not None
         self.record = Record(
             config.name,
@@ -302,13 +303,19 @@ def _now() -> float:
 
 def main() -> None:
     """Entry point of the agent's process: it continues in an orphaned child, so that nobody has to reap it."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DetachedConfig)
+    config = sys.stdin.buffer.read()
     if os.fork():
         os._exit(0)
     os.chdir("/")
+    serve_fork(config)
+
+
+def serve_fork(config: bytes, zygote: Zygote | None = None) -> None:
+    """Run the agent in this process, with the zygote that it has forked; None to start one."""
     # A program that a rank has started may detach a mesh, too.
     unmark()
-    run_agent(lambda: DetachedAgent(config), _greet)
+    known = msgspec.msgpack.decode(config, type=DetachedConfig)
+    run_agent(lambda: DetachedAgent(known, zygote), _greet)
 
 
 def _greet(agent: Any) -> None:

@@ -51,6 +51,11 @@ def main() -> None:
     serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
 
 
+def serve_fork(config: bytes, zygote: Zygote) -> None:
+    """Run an agent in this fork of the fork server, with the zygote that it has forked."""
+    serve(msgspec.msgpack.decode(config, type=AgentConfig), zygote)
+
+
 def _print(outcome: m.Listening | str) -> None:
     """Write where an agent listens, or why it cannot, to standard output."""
     line = outcome.encode() if isinstance(outcome, str) else msgspec.json.encode(outcome)

@@ -1,12 +1,15 @@
-"""The request of a controller for a host agent: to the fork server, or to an agent process of its own.
+"""The request of a process for a host agent: to the fork server, or to an agent process of its own.
 
 A program that has a fork server imports this and nothing of the agent itself.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import resource
+import signal
+from collections.abc import Mapping
 
 import msgspec
 
@@ -15,6 +18,8 @@ from monarch._wire.links import LEASE_S
 
 READY = "ready"
 """A file in the server's folder; once it exists, requests are answered immediately."""
+_SIGNALS = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+"""Python ignores the others for itself."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -54,27 +59,72 @@ class AgentConfig(msgspec.Struct):
 
 
 class Launch(msgspec.Struct):
-    """A request to the fork server for an agent as if the controller had started it."""
+    """A request to the fork server for an agent as if the requesting process had started it."""
 
-    config: AgentConfig
+    config: msgspec.Raw
+    """An AgentConfig, or what the module makes of it."""
+    module: str
+    """Its ``serve_fork`` runs the agent."""
+    folder: str
+    """Session folder; empty if the agent creates one."""
+    stays: bool
+    """Whether the agent outlives the process that requests it."""
     ticket: str
-    """A file in the session folder that the agent renames to claim the request: only one agent can."""
+    """A file that the agent renames to claim the request: only one agent can."""
+    claim: str
+    """Its name after that, up to the pid and start time of the agent."""
     env: dict[str, str]
     cwd: str
     cores: list[int]
     umask: int
     limits: list[tuple[int, int]]
     """Soft limits of resources, by number."""
+    ignored: list[int]
+    """Signals that the process ignores, as a program does that it starts."""
 
 
-def launch(config: AgentConfig, ticket: str) -> Launch:
-    """Return the request of this process."""
+def launch(
+    config: AgentConfig, module: str, ticket: str, claim: str, env: Mapping[str, str], stays: bool = False
+) -> Launch:
+    """Return the request of this process.
+
+    Args:
+        config: configuration of the agent.
+        module: its module.
+        ticket: see ``Launch``.
+        claim: see ``Launch``.
+        env: additional environment variables.
+        stays: whether the agent outlives this process.
+    """
     limits = [(number, resource.getrlimit(number)[0]) for number in _LIMITS]
     try:
         cwd = os.getcwd()
     except OSError:
         cwd = "/"
-    return Launch(config, ticket, dict(os.environ), cwd, sorted(os.sched_getaffinity(0)), posix.umask(), limits)
+    return Launch(
+        msgspec.Raw(msgspec.msgpack.encode(config)),
+        module,
+        config.folder,
+        stays,
+        ticket,
+        claim,
+        {**os.environ, **env},
+        cwd,
+        sorted(os.sched_getaffinity(0)),
+        posix.umask(),
+        limits,
+        [int(number) for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN],
+    )
+
+
+def claims(claim: str) -> list[tuple[str, int]]:
+    """Return the files of those that have claimed a request: path, and pid if alive or 0."""
+    found: list[tuple[str, int]] = []
+    for path in glob.glob(f"{glob.escape(claim)}*-*"):
+        pid, _, start = path[len(claim) :].partition("-")
+        alive = pid.isdigit() and start.isdigit() and posix.proc_start_time(int(pid)) == int(start)
+        found.append((path, int(pid) if alive else 0))
+    return found
 
 
 class Setting(msgspec.Struct):

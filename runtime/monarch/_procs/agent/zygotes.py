@@ -140,6 +140,11 @@ class Zygote:
         other.pid = 0
         return other
 
+    @property
+    def session_dir(self) -> str:
+        """The folder of its session."""
+        return self._setup.session_dir
+
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``receive`` has something."""
         return self._socket.fileno()

@@ -1,10 +1,9 @@
-"""The launcher of simulated hosts: agents that are processes of this machine, and connect as those of others do."""
+"""The launcher of simulated hosts: agents of this machine, which connect as those of others do."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,8 @@ from typing import Any
 import msgspec
 
 from monarch._procs.agent.main import UNABLE
-from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route
-from monarch._procs.launch.local import hand_over
+from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.posix import proc_start_time
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError
@@ -27,27 +25,6 @@ _END_S = 5.0
 def parent() -> tuple[int, int]:
     """Return the pid and start time of this process, for agents that must end with it."""
     return os.getpid(), proc_start_time(os.getpid()) or 0
-
-
-def start_agent(
-    config: AgentConfig,
-    prefix: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    module: str = "monarch._procs.agent.main",
-) -> subprocess.Popen[bytes]:
-    """Start a host agent as a separate process."""
-    process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        env={**os.environ, **(env or {})},
-    )
-    hand_over(process, msgspec.msgpack.encode(config))
-    return process
 
 
 @dataclass(frozen=True)
@@ -90,7 +67,7 @@ class ProcessLaunch:
     def __init__(self, launcher: ProcessLauncher, count: int, request: HostRequest) -> None:
         self.expected = count
         self.forwarded, self.agent_here = False, True
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.agents: list[HostAgent] = []
         self._connected = False
         self._addresses = list(launcher.addresses) or [HERE] * count
         try:
@@ -98,7 +75,7 @@ class ProcessLaunch:
                 config = msgspec.structs.replace(request.agent, listen=f"tcp://{self._addresses[index]}")
                 config.owner_pid, config.owner_start = parent()
                 prefix = list(launcher.prefixes[index]) if launcher.prefixes else []
-                self.processes.append(start_agent(config, prefix, launcher.env, subprocess.PIPE))
+                self.agents.append(HostAgent(config, announces=True, prefix=prefix, env=launcher.env))
         except BaseException:
             self.end()
             raise
@@ -109,13 +86,13 @@ class ProcessLaunch:
         if not self._waiting:
             return []
         index = self._waiting.pop(0)
-        process, host = self.processes[index], f"{self._addresses[index]}"
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        agent, host = self.agents[index], f"{self._addresses[index]}"
+        line = agent.first_line()
         if not line or line.startswith(UNABLE.encode()):
             if not line:
-                process.wait()
-            why = line.decode().strip() or f"exited during startup with code {process.returncode}"
+                agent.wait()
+            code = "an unknown code" if agent.code is None else f"code {agent.code}"
+            why = line.decode().strip() or f"exited during startup with {code}"
             return [Failed(f"a host agent at {host}", why)]
         return [Joined(host, index, msgspec.json.decode(line, type=Listening))]
 
@@ -137,18 +114,15 @@ class ProcessLaunch:
 
     def end(self) -> None:
         """Wait until the agents have ended, which the session has told those that it connected to; kill the others."""
-        for process in self.processes:
+        for agent in self.agents:
             if not self._connected:
-                process.terminate()
+                agent.signal(signal.SIGTERM)
         deadline = time.monotonic() + _END_S
-        for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        for agent in self.agents:
+            if not agent.wait(deadline - time.monotonic()):
+                agent.signal(signal.SIGKILL)
+                agent.wait()
+            agent.release()
 
 
 def make(where: str, count: int, options: Mapping[str, Any]) -> ProcessLauncher:

@@ -13,6 +13,7 @@ from monarch._procs.launch.interface import News
 from monarch._procs.launch.payload import Order
 from monarch._procs.launch.reports import Reports, Task
 from monarch._procs.os.posix import memfd
+from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
 from monarch.exceptions import SpawnError
 
@@ -53,7 +54,7 @@ class Stream(Reports):
         self._unsent = memoryview(order.encode() if order is not None else b"")
         self._buffer = b""
         try:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -65,6 +66,9 @@ class Stream(Reports):
         except OSError as error:
             os.close(self._errors)
             raise SpawnError(f"cannot run {command[0]!r}: {error.strerror}") from error
+        except BaseException:
+            os.close(self._errors)
+            raise
         assert self.process.stdin is not None and self.process.stdout is not None
         self.input, self.output = self.process.stdin.fileno(), self.process.stdout.fileno()
         for fd in (self.input, self.output):

@@ -5,11 +5,13 @@ socket, and a Setting on its standard input. It imports nothing large itself: it
 each for one connection. A connection stands for a session; when none is left the server ends.
 
 Agents are children of the server, and do not end with it. The descendants of a killed agent come to the server, which
-is its subreaper; it ends them, and removes the folder of a session whose controller is dead too.
+is its subreaper; it ends them, and removes the folder of a session whose controller is dead too. An agent whose
+connection ends is ended soon, unless it was requested to stay.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import signal
@@ -19,6 +21,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -27,7 +30,7 @@ from monarch._procs.agent.request import READY, Ended, Launch, Launched, Refused
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
-from monarch._procs.session_folder import claim, remove_folder
+from monarch._procs.session_folder import claim, is_alive, remove_folder
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.fork import RankSpec
 
@@ -45,6 +48,10 @@ class _Session:
     controller: int
     """A pidfd of the process at the other end."""
     folder: str = ""
+    files: tuple[str, ...] = ()
+    """Its files in the server's folder: a request that nobody has claimed, and the start of names of claims."""
+    stays: bool = False
+    """Whether the agent continues when the connection ends."""
     agent: int = 0
     """Pid; 0 before its start and after its end."""
     token: int = 0
@@ -80,6 +87,10 @@ class Server:
         self._unfit = ""
         self._early: dict[int, int] = {}
         """Statuses of children that ended before the zygote reported which session they are for."""
+        self._staying: set[int] = set()
+        """Pids of agents that continue without a session."""
+        self._dead: list[int] = []
+        """Pids of dead agents that have made their folders themselves."""
         self._untidy = 0.0
         """Deadline for cleanup processes of a dead agent."""
         environ, restore = environment({})
@@ -201,7 +212,8 @@ class Server:
         request, out, errors = fds
         config = os.pread(request, os.fstat(request).st_size, 0)
         wanted = msgspec.msgpack.decode(config, type=Launch)
-        session.folder = wanted.config.folder
+        session.folder, session.stays = wanted.folder, wanted.stays
+        session.files = () if wanted.folder else (wanted.ticket, wanted.claim)
         if self._unfit or self._zygote is None:
             session.tell(Refused(self._unfit))
         elif not session.controller_died():
@@ -223,6 +235,10 @@ class Server:
             elif now < session.deadline:
                 # It removes the folder itself, or is about to die: its files are closed a moment before that.
                 return
+        for start in session.files:
+            for path in glob.glob(f"{glob.escape(start)}*"):
+                with suppress(OSError):
+                    os.unlink(path)
         os.close(session.controller)
         self._sessions.remove(session)
 
@@ -279,6 +295,10 @@ class Server:
                 return
             if self._zygote is not None and pid == self._zygote.pid:
                 self._zygote.note_exit(os.waitstatus_to_exitcode(status))
+            if pid in self._staying:
+                self._staying.remove(pid)
+                self._untidy = time.monotonic()
+                continue
             session = next((each for each in self._sessions if each.agent == pid), None)
             if session is not None:
                 self._ended(session, status)
@@ -286,6 +306,8 @@ class Server:
                 self._early[pid] = status
 
     def _ended(self, session: _Session, status: int) -> None:
+        if not session.folder and not session.stays:
+            self._dead.append(session.agent)
         session.agent = 0
         session.tell(Ended(status))
         self._untidy = time.monotonic()
@@ -299,6 +321,9 @@ class Server:
                 if session.token:
                     session.token, self._untidy = 0, now
         for session in [each for each in self._sessions if not each.connected]:
+            if session.agent and session.stays:
+                self._staying.add(session.agent)
+                session.agent = 0
             if session.agent and now > session.deadline:
                 with suppress(ProcessLookupError):
                     os.kill(session.agent, signal.SIGKILL)
@@ -313,13 +338,22 @@ class Server:
             if not left and not any(session.token for session in self._sessions):
                 self._untidy = 0.0
                 end_orphans()
+                self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        """Remove what dead agents have left, which may have been killed with all that knew of their folders."""
+        for pid in self._dead:
+            for path in Path(self._folder).parent.glob(f"s*-{pid}-*"):
+                if not is_alive(pid, int(path.name.rpartition("-")[2])):
+                    remove_folder(str(path))
+        self._dead.clear()
 
     def _left(self) -> list[int]:
         """Return children that came from dead agents."""
         if any(session.token for session in self._sessions):
             # One of them may be an agent that is not known yet.
             return []
-        known = {session.agent for session in self._sessions} | self._zygotes
+        known = {session.agent for session in self._sessions} | self._staying | self._zygotes
         if self._zygote is not None:
             known.add(self._zygote.pid)
         return [pid for pid in children(os.getpid()) if pid not in known]

@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from monarch._procs.os.cpu_shares import is_load_time
@@ -27,9 +28,14 @@ def session_key(preload: Sequence[str], later: Sequence[str]) -> str:
     return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
+def tells_apart(variable: str) -> bool:
+    """Return whether sessions that differ in an environment variable cannot share a fork server."""
+    return variable in _VARIABLES or variable.startswith("TRITON_") or is_load_time(variable)
+
+
 def _environment() -> Iterable[str]:
     for key in sorted(os.environ):
-        if key in _VARIABLES or key.startswith("TRITON_") or is_load_time(key):
+        if tells_apart(key):
             yield f"{key}={os.environ[key]}"
 
 
@@ -41,6 +47,10 @@ def _process() -> Iterable[str]:
     with open("/proc/self/status") as file:
         yield from (line for line in file if line.partition(":")[0] in _STATUS)
     yield f"{os.getpriority(os.PRIO_PROCESS, 0)} {os.sched_getscheduler(0)}"
+    for path in ("/proc/self/oom_score_adj", "/proc/self/attr/current"):
+        # There is no label without a security module.
+        with suppress(OSError), open(path) as file:
+            yield file.read()
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
             yield f"{name} {resource.getrlimit(getattr(resource, name))[1]}"

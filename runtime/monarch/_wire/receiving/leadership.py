@@ -243,7 +243,7 @@ class Leadership:
     def timers_ran(self) -> None:
         """Note that the leader has run the alarm's work; the next ``leave`` sets it again."""
         with self._mutex:
-            # At the end the alarm is for the background thread, which must end.
+            # At the end it rings for the background thread, which would sleep forever.
             if self._alarm_at < math.inf and not self.closing:
                 self._alarm_at = math.inf
                 self._alarm.set(math.inf)
