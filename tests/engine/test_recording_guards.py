@@ -543,3 +543,22 @@ def test_tensor_that_cannot_be_found_again_is_named(mesh: Any) -> None:
     ) as raised:
         step(ones(mesh))
     assert "Pass the tensor as an argument" in str(raised.value)
+
+
+class Odd:
+    """An object that raises another error than AttributeError when it is asked for an unknown attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} here")
+
+
+odd = Odd()
+
+
+def test_objects_with_errors_of_their_own_are_guarded(mesh: Any) -> None:
+    def step(x: Any) -> Any:
+        return x * 2 if odd is not None else x
+
+    recorded = monarch.compile(step)
+    x = monarch.ones(2, mesh=mesh)
+    assert [recorded(x).sum().item() for _ in range(3)] == [4, 4, 4]

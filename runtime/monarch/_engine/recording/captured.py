@@ -143,7 +143,7 @@ class Captured:
         if state is not None:
             self.generators.append(Drawn(value, state, text))
             return
-        wrapped = getattr(value, "__wrapped__", None)
+        wrapped = _attribute(value, "__wrapped__")
         if isinstance(wrapped, types.FunctionType):
             self._value(wrapped, None, text)
         if isinstance(value, nn.Module):
@@ -316,7 +316,7 @@ class Captured:
                         continue
                     known.add(key)
                     place = Place(space, key, f"{text}.{key}")
-                    inner = getattr(each, "__func__", getattr(each, "fget", each))
+                    inner = _attribute(each, "__func__") or _attribute(each, "fget") or each
                     is_plain = inner is each and getattr(space, key, None) is each
                     self._refuse_later(inner, place.text, key)
                     self._value(inner, place if is_plain else None, place.text)
@@ -340,3 +340,11 @@ def _slots(kind: type) -> list[str]:
             is_mangled = name.startswith("__") and not name.endswith("__")
             found.append(f"_{each.__name__.lstrip('_')}{name}" if is_mangled else name)
     return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute; None if it has none, or an object of the program raises another error when it is asked."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
