@@ -336,16 +336,19 @@ class Gather(Future[R]):
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
         value: Any = None
-        shared: Reply | None = None
+        nobody = object()
+        shared: object = nobody
         """The last reply, if it may be the one of several actors: they share constants only."""
         for rank, reply in enumerate(self._replies):
+            if reply is shared:
+                values.append(value)
+                continue
             frames: Sequence[bytes] = ()
             if type(reply) is tuple:
                 reply, frames = reply
             if type(reply) is Reply and reply.status != ERROR:
-                if reply is not shared:
-                    value = self._load(reply, frames)
-                    shared = reply if type(value) in _CONSTANT else None
+                value = self._load(reply, frames)
+                shared = reply if type(value) in _CONSTANT else nobody
                 values.append(value)
                 continue
             values.append(None)
