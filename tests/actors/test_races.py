@@ -152,10 +152,13 @@ def test_all_waiters_for_shared_memory_wake(procs: Any, monkeypatch: pytest.Monk
     mesh = procs(4).spawn("keepers", Keeper)
     node = current_node()
     held, wanted = numpy.zeros(3 << 20, numpy.uint8), numpy.zeros(600_000, numpy.uint8)
+    others = node.bulk.segments.stats().live_bytes
     mesh.slice(gpus=0).keep.call_one(held).get(timeout=20)
     before, begin = node.bulk.segments.stats().live, time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node.bulk.segments, "live_limit", 2 << 20)
+        patch.setattr(node.bulk.segments, "live_limit", others + (2 << 20))
+        # The large segment is not used again for a small message, which would count in full.
+        patch.setattr(node.bulk.segments, "idle_limit", 0)
         assert node.bulk.segments.over_limit
         calls = [threading.Thread(target=mesh.slice(gpus=rank).keep.call_one, args=(wanted,)) for rank in (1, 2, 3)]
         for call in calls:
