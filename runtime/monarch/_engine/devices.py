@@ -53,19 +53,29 @@ def is_of_kind(value: Any, kind: str) -> bool:
     return isinstance(value, str) and value.partition(":")[0] == kind
 
 
-def own_device(kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of ``tensor.to`` with the CPU in the place of the device of the ranks.
+class OnRanks:
+    """The methods of a tensor of a mesh that name a device."""
 
-    Args:
-        kind: type of the device of the ranks.
-        args: of the call.
-        kwargs: likewise.
-    """
+    monarch_layout: Any
 
-    def moved(value: Any) -> Any:
-        return _CPU if is_of_kind(value, kind) else value
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor with another dtype or memory format. Its device stays that of the ranks."""
+        kind = self.monarch_layout.mesh.kind
 
-    return tuple([moved(arg) for arg in args]), {key: moved(value) for key, value in kwargs.items()}
+        def moved(value: Any) -> Any:
+            return _CPU if is_of_kind(value, kind) else value
+
+        return _tensor.to(self, *map(moved, args), **{key: moved(value) for key, value in kwargs.items()})
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensor itself if the ranks compute on GPUs.
+
+        Raises:
+            MeshOpError: they do not.
+        """
+        if self.monarch_layout.mesh.kind == "cuda":
+            return self
+        raise MeshOpError("cuda(): a tensor of a mesh stays on the devices of its ranks, which are CPUs")
 
 
 def refuse_autocast(kind: str) -> None:
@@ -75,10 +85,3 @@ def refuse_autocast(kind: str) -> None:
             f"torch.autocast({kind!r}) does not reach tensors of a mesh, which to the program are on the CPU; use "
             f"torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), and the ranks compute so on their GPUs"
         )
-
-
-def cuda_of(tensor: Any, kind: str) -> Any:
-    """Return a tensor of a mesh whose ranks compute on GPUs; raise for other meshes."""
-    if kind == "cuda":
-        return tensor
-    raise MeshOpError("cuda(): a tensor of a mesh stays on the devices of its ranks, which are CPUs")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch._engine.devices import cuda_of, own_device
+from monarch._engine.devices import OnRanks
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.layout import Layout
 from monarch._engine.specs import describe_spec, partial_axes, spec_of
@@ -34,7 +34,7 @@ class Above:
 above = Above()
 
 
-class Tensor(torch.Tensor):
+class Tensor(OnRanks, torch.Tensor):
     """A tensor whose parts are on the ranks of a mesh. It computes like any other tensor.
 
     Ops return at once: they are sent to the ranks in batches. ``item()``, ``float()``, ``tolist()``, ``numpy()``,
@@ -121,19 +121,6 @@ class Tensor(torch.Tensor):
             DeviceMeshError: a rank that has a part of it has died, or an op that it depends on has failed.
         """
         return above.full_tensor(self)
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor with another dtype or memory format. Its device stays that of the ranks."""
-        args, kwargs = own_device(self.monarch_layout.mesh.kind, args, kwargs)
-        return super().to(*args, **kwargs)
-
-    def cuda(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor itself if the ranks compute on GPUs.
-
-        Raises:
-            MeshOpError: they do not.
-        """
-        return cuda_of(self, self.monarch_layout.mesh.kind)
 
     def cpu(self, memory_format: Any = torch.preserve_format) -> torch.Tensor:
         """Return the whole value as a tensor of the program; see ``full_tensor``."""

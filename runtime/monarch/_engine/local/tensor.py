@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch._engine.devices import cuda_of, own_device
+from monarch._engine.devices import OnRanks
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
 from monarch._engine.lines import lines
 from monarch._engine.local.layout import RankLayout
@@ -34,7 +34,7 @@ class Above:
 above = Above()
 
 
-class RankTensor(torch.Tensor):
+class RankTensor(OnRanks, torch.Tensor):
     """One tensor on each rank of a mesh, of equal shapes and with different values. The ranks compute independently.
 
     Made by torch's functions in ``with mesh.activate():``, by ``monarch.remote`` functions, or from a tensor that is
@@ -114,19 +114,6 @@ class RankTensor(torch.Tensor):
     def to_mesh(self, mesh: Any, stream: Any = None) -> RankTensor:
         """Return a copy on another mesh; see ``monarch.to_mesh``."""
         return above.to_mesh(self, mesh, stream)
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor with another dtype or memory format. Its device stays that of the ranks."""
-        args, kwargs = own_device(self.monarch_layout.mesh.kind, args, kwargs)
-        return super().to(*args, **kwargs)
-
-    def cuda(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensor itself if the ranks compute on GPUs.
-
-        Raises:
-            MeshOpError: they do not.
-        """
-        return cuda_of(self, self.monarch_layout.mesh.kind)
 
     def item(self) -> Any:
         """Return the number in tensors of one element, if it is the same on all ranks.
