@@ -45,6 +45,15 @@ def test_error_in_a_replay_fails_its_results_with_the_line(mesh: Any) -> None:
         step(indices(3)).sum().item()
 
 
+def test_failed_check_in_a_step_is_named(mesh: Any) -> None:
+    step = monarch.compile(lambda x: torch.linalg.inv(x).sum())
+    eye = monarch.distribute(torch.eye(3), mesh)
+    assert [step(eye).item() for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(TensorError, match=r"the check of linalg\.inv failed"):
+        step(monarch.zeros(3, 3, mesh=mesh)).item()
+    assert step(eye).item() == 3
+
+
 def test_step_on_a_tensor_without_a_value_says_why(mesh: Any) -> None:
     broken = torch.linalg.inv(monarch.zeros(3, 3, mesh=mesh))
     step = monarch.compile(lambda x: x * 2)

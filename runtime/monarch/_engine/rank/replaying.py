@@ -10,6 +10,7 @@ from torch import fx
 from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor
 from monarch._engine.encoding import Fill, Template
 from monarch._engine.rank.accounts import Row, rows_of
+from monarch._engine.rank.functions import title_of
 from monarch._engine.rank.lowering import ORIGIN, lower
 from monarch._engine.rank.meshes import is_unregistered
 from monarch._engine.rank.operations import OPERATIONS
@@ -64,7 +65,7 @@ class _Ready:
         template = self.program.templates[step.template]
         if cut:
             error = RuntimeError(f"a collective was cut after the step had changed some tensors in place: {error}")
-        return ReplayError("::".join(template.op[:2]) or template.kind, step.line, error)
+        return ReplayError(title_of(template), step.line, error)
 
 
 _ready: dict[int, _Ready] = {}
