@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
+import zlib
 from typing import TYPE_CHECKING
 
 from monarch._node.current import current_node
@@ -78,5 +78,4 @@ def use_own_gpu() -> None:
 
 def _port_of(uid: str) -> int:
     """Return a port for a store that a program serves itself: the same on all ranks of a mesh."""
-    digest = hashlib.sha256(uid.encode()).digest()
-    return _PORTS[int.from_bytes(digest[:4], "little") % len(_PORTS)]
+    return _PORTS[zlib.crc32(uid.encode()) % len(_PORTS)]

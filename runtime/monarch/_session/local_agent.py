@@ -34,6 +34,7 @@ PRELOAD = [
     "monarch.distributed",
     "monarch._tensors.collectives.waiting",
     "monarch._tensors.collectives.world",
+    "monarch._tensors.own_gpu",
 ]
 """Modules that the zygote imports before it forks."""
 LATER = [
@@ -42,8 +43,13 @@ LATER = [
     "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
+    "encodings.idna",
+    "monarch._state.rdma.plane",
+    "monarch._tensors.collectives.recorded",
+    "monarch._tensors.collectives.timeouts",
 ]
-"""Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second."""
+"""Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second, and a
+rank that replaces another one needs those of groups and transfers at once."""
 
 
 class LocalAgent:

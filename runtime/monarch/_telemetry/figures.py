@@ -47,7 +47,7 @@ def differ(one: Figures, other: Figures) -> bool:
 
 
 def _resident() -> int:
-    with suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as file:
+    with suppress(OSError, ValueError), open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE
     return 0
 

@@ -23,7 +23,7 @@ from functools import cache
 from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 
 _PT_DYNAMIC = 2
-_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_STRSZ, _DT_JMPREL = 2, 5, 6, 7, 8, 10, 23
 _STUBS = {
     "x86_64": bytes.fromhex(
         "f30f1efa 4883ec08"  # endbr64; sub rsp, 8
@@ -87,12 +87,22 @@ def _slots(base: int, dynamic: int, name: bytes) -> Iterator[int]:
         dynamic += 16
     # Some loaders put addresses there, some leave the file's values.
     at = {tag: value + base * (value < base) for tag, value in known.items()}
-    for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
-        for offset in range(0, known.get(size, 0), 24):
-            slot, info, _ = struct.unpack("QQq", ctypes.string_at(at[table] + offset, 24))
-            symbol = ctypes.string_at(at[_DT_SYMTAB] + 24 * (info >> 32), 4)
-            if ctypes.string_at(at[_DT_STRTAB] + int.from_bytes(symbol, "little")) == name:
-                yield base + slot
+    tables = [
+        ctypes.string_at(at[table], known[size])
+        for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ))
+        if known.get(size)
+    ]
+    # Whole tables at a time: each call of ctypes takes a microsecond, and there are thousands of entries.
+    entries = [(slot, info >> 32) for table in tables for slot, info, _ in struct.iter_unpack("QQq", table)]
+    symbols = ctypes.string_at(at[_DT_SYMTAB], 24 * (1 + max((symbol for _, symbol in entries), default=0)))
+    names = ctypes.string_at(at[_DT_STRTAB], known[_DT_STRSZ])
+    named: dict[int, bool] = {}
+    for slot, symbol in entries:
+        if symbol not in named:
+            start = int.from_bytes(symbols[24 * symbol : 24 * symbol + 4], "little")
+            named[symbol] = names.startswith(name + b"\0", start)
+        if named[symbol]:
+            yield base + slot
 
 
 def _replace(slot: int, stub: bytes) -> None:

@@ -32,6 +32,7 @@ from monarch._procs.os.orphans import end_orphans_in_time, is_tracker, unmark
 from monarch._procs.session_folder import remove_folder, sweep
 from monarch._procs.zygote import fork as forks
 from monarch._procs.zygote import successor as succession
+from monarch._wire.accepting import tolerate_full_table
 
 # The kernel allows 253 descriptors in a message.
 FDS_A_PACKET = 250
@@ -217,6 +218,8 @@ def _preload(setup: Setup) -> Ready:
         problems.append("an import has initialized CUDA; ranks, which are forks, cannot use the GPUs")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
+    # Ranks inherit it, and would each take milliseconds.
+    tolerate_full_table()
     # A collection in a rank would write to every object, and a write unshares its page.
     gc.freeze()
     return Ready(problems, fit=threads == 1 and not touched)
