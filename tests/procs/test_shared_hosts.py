@@ -17,7 +17,8 @@ import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until
 from light import LIGHT
-from monarch._procs.agent.request import AgentConfig
+from monarch._procs.agent.request import AgentConfig, Launch, launch
+from monarch._procs.launch import shared
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import parent
 from monarch._procs.os.posix import proc_start_time
@@ -399,6 +400,25 @@ def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, 
     (folder,) = folders()
     kill(*servers(before))
     shutil.rmtree(folder)
+    assert b"tcp://127.0.0.1" in agent.first_line()
+    assert not is_fork(agent.pid)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(5) and agent.code == 0
+    agent.release()
+    assert wait_until(lambda: processes().keys() <= before.keys(), 5)
+
+
+def test_agent_that_dies_before_its_claim_is_started_again(config: AgentConfig, monkeypatch: Any) -> None:
+    """As when it is killed with its fork server, which has announced it already."""
+
+    def unclaimable(*args: Any) -> Launch:
+        wanted = launch(*args)
+        wanted.claim = f"{wanted.ticket}/no-folder/"
+        return wanted
+
+    monkeypatch.setattr(shared, "launch", unclaimable)
+    before = processes()
+    agent = HostAgent(config, announces=True)
     assert b"tcp://127.0.0.1" in agent.first_line()
     assert not is_fork(agent.pid)
     agent.signal(signal.SIGTERM)

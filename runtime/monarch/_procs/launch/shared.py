@@ -44,6 +44,8 @@ _IMPORT = 60.0
 """Seconds that a fork server may take for its imports."""
 _ANSWER = 5.0
 """Seconds that it may take to answer after that."""
+_CLAIM_MS = 2
+"""Milliseconds between looks for the claim of an agent, which is the first thing that it does."""
 _REAPED = 1.0
 """Seconds that it may take to report the status of an agent that has ended."""
 _START = 2.0
@@ -127,12 +129,29 @@ class ForkServer:
             report = self._receive(wait=_TICK)
             self._reap()
             if isinstance(report, Launched):
-                return report.pid
+                return report.pid if self._is_claimed(report.pid) else 0
             if report is None or isinstance(report, Refused) or self._is_stopped():
                 break
             if os.path.exists(f"{self._folder}/{READY}"):
                 latest = min(latest, time.monotonic() + _ANSWER)
         return 0
+
+    def _is_claimed(self, pid: int) -> bool:
+        """Wait until an agent has claimed the request; return False if it has died before, as with its server."""
+        try:
+            agent = os.pidfd_open(pid)
+        except OSError:
+            return not os.path.exists(self._ticket)
+        try:
+            poller = select.poll()
+            poller.register(agent, select.POLLIN)
+            latest = time.monotonic() + _ANSWER
+            while os.path.exists(self._ticket) and time.monotonic() < latest:
+                if poller.poll(_CLAIM_MS):
+                    break
+        finally:
+            os.close(agent)
+        return not os.path.exists(self._ticket)
 
     def _receive(self, wait: float) -> Report | bool | None:
         """Return the server's message; False if none in time, None if it has ended."""
