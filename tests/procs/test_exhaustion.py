@@ -459,3 +459,36 @@ def test_suspended_process_that_would_start_ranks_is_named(program: Callable[...
     pids, count = done.ok().splitlines()
     assert count == "2" and f"the {which} of this host (pid {pids.split()[0]})" in done.err
     assert f"kill -CONT {pids} resumes" in done.err and done.err.count("have not started after") == 1
+
+
+SUSPENDED_ELSEWHERE = (
+    START
+    + """
+from monarch._procs.os.blocked import children_of
+from monarch._session.workers import WorkerHosts
+hosts = WorkerHosts(1).mesh
+class Rank(Actor):
+    @endpoint
+    def parent(self):
+        return os.getppid()
+[agent] = hosts.spawn_procs({"gpus": 1}).spawn("rank", Rank).parent.call().get(30).values()
+of_zygote = [pid for pid in children_of(agent) if open(f"/proc/{pid}/comm").read().startswith("monarch-zygote")]
+pids = " ".join(str(pid) for pid in ([agent] if sys.argv[1] == "agent" else of_zygote))
+print(pids)
+subprocess.run(["sh", "-c", f"kill -STOP {pids}"], check=True)
+waker = subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {pids}"], start_new_session=True)
+print(len(hosts.spawn_procs({"gpus": 2}).spawn("more", Rank).parent.call().get(30)))
+waker.wait()
+"""
+)
+
+
+@pytest.mark.parametrize("which", ["agent", "zygote"])
+def test_suspended_process_of_another_host_is_named(program: Callable[..., Any], which: str) -> None:
+    done = program(SUSPENDED_ELSEWHERE, which, MONARCH_SLOW_START_SECONDS="0.5")
+    pids, count = done.ok().splitlines()
+    assert count == "2" and done.err.count("have not started after") == 1
+    if which == "zygote":
+        assert f"(pid {pids.split()[0]})" in done.err and f"there, kill -CONT {pids} resumes" in done.err
+    else:
+        assert "has not answered for 0.5 s; it is suspended, or" in done.err

@@ -31,6 +31,7 @@ from monarch._procs.agent.router import Router
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.zygotes import Zygote
+from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.os.posix import memfd, proc_start_time
 from monarch._procs.os.shared_names import remove_names
@@ -121,6 +122,7 @@ class Agent:
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
             services.STATES: lambda _, procs: self.children.states(procs),
             services.GPUS: lambda _, uid: self.forks.gpus.sharers(uid),
+            services.SUSPENDED: lambda _, __: suspended_zygotes(os.getpid()),
         }
         """Its services by name; arguments and answers are plain values."""
 

@@ -9,6 +9,7 @@ from monarch._wire import messages as m
 
 STATES = "agent.states"
 GPUS = "agent.gpus"
+SUSPENDED = "agent.suspended"
 CLAIM = "agent.claim"
 LISTEN = "agent.listen"
 NOTE = "agent.note"
@@ -34,6 +35,11 @@ class AgentRequest(NamedTuple):
 def states(procs: Sequence[str] = ()) -> AgentRequest:
     """Ask for the state of processes: by proc id, the letter in /proc, the pid, and seconds with and without a CPU."""
     return AgentRequest(STATES, list(procs))
+
+
+def suspended() -> AgentRequest:
+    """Ask for the pids of suspended zygotes."""
+    return AgentRequest(SUSPENDED, None)
 
 
 def shared_gpus(uid: str) -> AgentRequest:

@@ -141,3 +141,16 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def suspended_zygotes(agent: int) -> list[int]:
+    """Return the pids of an agent's zygotes that are suspended by a signal or a debugger."""
+    return [pid for pid in children_of(agent) if process_state(pid) in ("T", "t") and _is_zygote(pid)]
+
+
+def _is_zygote(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().startswith("monarch-zygote")
+    except OSError:
+        return False
