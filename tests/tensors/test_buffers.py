@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -414,3 +415,22 @@ def test_transport_chosen_during_a_death_is_kept(host: Any) -> None:
     assert [proc for proc, *_ in chosen if proc not in {proc for proc, *_ in before}] == [f"h/{len(before) + 1}"]
     chosen.clear()
     chosen.update(before)
+
+
+def test_death_waits_for_no_transfer(host: Any) -> None:
+    """The receiving thread hears of it, and others hold the lock of NIXL while they register memory."""
+    transfers = plane()
+    forgotten = threading.Event()
+
+    def forget(proc: str) -> None:
+        if proc == "h/dead":
+            forgotten.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfers._stream, "forget", forget)
+        hears = threading.Thread(target=transfers._forget, args=("h/dead",))
+        with transfers._nixl._lock:
+            hears.start()
+            hears.join(10)
+            assert not hears.is_alive()
+        assert forgotten.wait(10)

@@ -169,11 +169,15 @@ class Plane:
         raise TransferError(f"{remote.title} {why}. Nothing was written", mesh=remote.proc)
 
     def _forget(self, proc: str) -> None:
-        """Drop the state of a dead process."""
+        """Drop the state of a dead process. In the receiving thread."""
         # Other threads choose transports meanwhile.
         for key in list(self._chosen):
             if key[0] == proc:
                 self._chosen.pop(key, None)
+        # NIXL waits for a lock that others hold while they register memory.
+        self._node.lanes.post("transfers", lambda: self._release(proc))
+
+    def _release(self, proc: str) -> None:
         for transport in self._transports.values():
             transport.forget(proc)
 
