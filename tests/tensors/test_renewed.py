@@ -29,7 +29,9 @@ class Trainer(Actor):
         self.rank = current_rank().rank
         # Several buckets, so that a backward pass can be broken off between two.
         layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
-        self.ddp = DistributedDataParallel(layers, bucket_cap_mb=0.01)
+        # Libraries have subclasses of it.
+        parallel: Any = type("Own", (type("Base", (DistributedDataParallel,), {}),), {})
+        self.ddp = parallel(layers, bucket_cap_mb=0.01)
         self.shards = nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)])
         for each in (*self.shards, self.shards):
             fully_shard(each)

@@ -400,10 +400,19 @@ def forget_recorded_name(group: Any) -> None:
 
 def recorded_collectives() -> str | None:
     """Return what torch has recorded of the last collectives on CPUs, as JSON; None if this version does not tell."""
+    dump = _dump()
+    return bytes(dump(True, False)).decode() if dump is not None else None
+
+
+def records_collectives() -> bool:
+    """Return whether this version of torch tells of the last collectives on CPUs."""
+    return _dump() is not None
+
+
+def _dump() -> Any:
     from torch._C import _distributed_c10d
 
-    dump: Any = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    return bytes(dump(True, False)).decode() if dump is not None else None
+    return getattr(_distributed_c10d, "_dump_fr_trace_json", None)
 
 
 def group_named(name: Any) -> Any:

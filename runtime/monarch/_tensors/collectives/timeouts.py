@@ -18,7 +18,7 @@ from monarch._tensors.torch_compat import (
     forget_recorded_name,
     gloo_timeout,
     groups,
-    recorded_collectives,
+    records_collectives,
     set_gloo_timeout,
 )
 
@@ -29,7 +29,7 @@ def hold_timeout(group: Any) -> bool:
         # This process is not in the group.
         return False
     timeout = gloo_timeout(group)
-    if timeout is None or recorded_collectives() is None:
+    if timeout is None or not records_collectives():
         return False
     forget_recorded_name(group)
     if timeout < HELD:
