@@ -1,4 +1,8 @@
-"""The program behind ``gpu.py``: prints one line of JSON for each figure; none without a GPU."""
+"""The program behind ``gpu.py``: prints one line of JSON for each figure; none without a GPU.
+
+``python benchmarks/gpu_program.py profile`` prints instead what a rank and its GPU do in recorded steps and in the same
+steps op by op, by torch's profiler.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +124,49 @@ def train(rounds: int, about: str) -> None:
     mesh.stop().get(30)
 
 
+def begin() -> None:
+    """Begin to profile this rank."""
+    # Each call has globals of its own there.
+    profiler: Any = torch.profiler
+    profiler.running = torch.profiler.profile()
+    profiler.running.start()
+
+
+def end() -> str:
+    """Return the ops that took longest since then, on the CPU and on the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    profiler: Any = torch.profiler
+    profiler.running.stop()
+    found = profiler.running.key_averages()
+    keys = ["self_cpu_time_total", *(["self_cuda_time_total"] if torch.cuda.is_available() else [])]
+    return "\n".join(f"by {key}\n{found.table(sort_by=key, row_limit=15)}" for key in keys)
+
+
+def profile() -> None:
+    mesh = Mesh(shape=(1,), mesh_dim_names=("dp",))
+    step = stepper(monarch.module_to_mesh(model(), mesh), monarch.ones(ROWS, WIDTH, mesh=mesh, spec=["dp", None]))
+    batch = monarch.ones(ROWS, WIDTH, mesh=mesh, spec=["dp", None])
+    recorded = monarch.compile(step)
+    for name, each in (("op by op", step), ("recorded", lambda: recorded(batch))):
+        for _ in range(4):
+            each().item()
+        mesh.execute(begin)
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            loss = each()
+        issued = time.perf_counter() - begun
+        loss.item()
+        took = time.perf_counter() - begun
+        print(f"{name}: {took / STEPS * 1e3:.2f} ms a step, of which the program takes {issued / STEPS * 1e3:.2f} ms")
+        print(mesh.execute(end).values()[0], flush=True)
+    mesh.stop().get(30)
+
+
 def main() -> None:
+    if sys.argv[1] == "profile":
+        profile()
+        return
     if not torch.cuda.is_available():
         return
     rounds = int(sys.argv[1])
