@@ -54,7 +54,7 @@ def tolerate_full_table() -> bool:
     stub = _STUBS.get(platform.machine())
     if stub is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
-    with suppress(OSError, AttributeError, ValueError):
+    with suppress(OSError, AttributeError, KeyError, ValueError):
         slots = [slot for base, dynamic in _libzmq() for slot in _slots(base, dynamic, b"accept4")]
         for slot in slots:
             _replace(slot, stub)
