@@ -10,7 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from monarch._kernel_api import ProcMesh, is_gather, open_node
+from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.meshes.interrupt import Interrupting
@@ -74,6 +74,8 @@ class MeshView(anywidget.AnyWidget):
         self._conversation = Conversation(self._views, self._speaker, source.uid)
         if self._lane is not None:
             self._lane.widgets[self._speaker.comm] = self._take
+        if waits and (note := _note_of_others(mesh)):
+            print(note)
         self._ahead = Ahead(self, self._views.feeds, source) if waits else None
         # ipywidgets has no types.
         self.on_msg(self._on_custom)  # pyright: ignore[reportUnknownMemberType]
@@ -126,6 +128,26 @@ def _views_of_program() -> Views:
     interrupting = Interrupting(meshes, stopping)
     open_node().events.interrupted.subscribe(lambda future: _stop(future, stopping))
     return Views(meshes, streams, Killing(meshes, lambda: streams().calls), interrupting)
+
+
+def _note_of_others(mesh: ProcMesh) -> str:
+    """Return a line about live meshes of the same name: a cell that starts a mesh again does not stop the old one."""
+    node, mine = open_node(), state_of(mesh).procs
+    live = {
+        uid: sum(peer.dead is None for proc, peer in list(node.peers.known.items()) if split_proc(proc)[0] == uid)
+        for uid in list(meshes_of(node).own_procs)
+        if uid != mine.uid and node.names.get(uid) == node.names.get(mine.uid)
+    }
+    ranks = [count for count in live.values() if count]
+    if not ranks:
+        return ""
+    others = "1 other mesh" if len(ranks) == 1 else f"{len(ranks)} other meshes"
+    runs = "runs" if len(ranks) == 1 else "run"
+    return (
+        f"note: {others} named {node.names[mine.uid]!r} still {runs} ({sum(ranks)} ranks), as after a second run of the "
+        f"cell that starts it; stop a mesh with .stop().get() before you start it again, or all of them with "
+        f"shutdown_context().get()"
+    )
 
 
 def _stop(future: Any, stopping: Stopping) -> None:

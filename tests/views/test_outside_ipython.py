@@ -60,6 +60,10 @@ view.send = lambda content, buffers=None: None
 view._on_custom(view, {"kind": "open", "version": VERSION, "uid": view.uid}, [])
 print("later", repr(view.state))
 view.close()
+again = this_host().spawn_procs(per_host={"gpus": 2})
+MeshView(again).close()
+again.stop().get()
+MeshView(procs).close()
 shutdown_context().get(timeout=30)
 """
 
@@ -68,6 +72,7 @@ def test_view_outside_ipython_follows_a_running_cell_and_stop_ends_it(program: C
     said = program(AHEAD).ok()
     assert "at first ['idle', 'idle']" in said and "then 2" in said
     assert "stopped: ranks 0-1: stopped by an interrupt" in said and "interrupted" in said
+    assert said.count("1 other mesh named 'procs' still runs (2 ranks), as after a second run") == 1
     assert "pinged" in said and "later ''" in said
 
 
