@@ -144,8 +144,8 @@ def _note_of_others(mesh: ProcMesh) -> str:
     others = "1 other mesh" if len(ranks) == 1 else f"{len(ranks)} other meshes"
     runs = "runs" if len(ranks) == 1 else "run"
     return (
-        f"note: {others} named {node.names[mine.uid]!r} still {runs} ({sum(ranks)} ranks), as after a second run of the "
-        f"cell that starts it; stop a mesh with .stop().get() before you start it again, or all of them with "
+        f"note: {others} named {node.names[mine.uid]!r} still {runs} ({sum(ranks)} ranks), as after a second run of "
+        f"the cell that starts it; stop a mesh with .stop().get() before you start it again, or all of them with "
         f"shutdown_context().get()"
     )
 
