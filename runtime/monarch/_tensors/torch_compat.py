@@ -519,8 +519,8 @@ def hasten_loaders(module: Any, is_left_behind: Callable[[], bool]) -> None:
     def _shutdown_workers(self: Any) -> None:
         if is_left_behind() and not getattr(self, "_shutdown", True):
             deadline = time.monotonic() + WORKERS_S
-            values: dict[str, Any] = vars(self)
-            for worker in values.get("_workers", ()):
+            workers: list[Any] = self.__dict__.get("_workers", [])
+            for worker in workers:
                 worker.join = _join_until(worker, deadline)
         shut_down(self)
 
