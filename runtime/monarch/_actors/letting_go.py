@@ -18,7 +18,7 @@ _thread = _Thread()
 
 @contextmanager
 def letting_go() -> Generator[None]:
-    """Note that the block drops the last references to frames of such a call."""
+    """Note that the block drops the last references to these frames."""
     before, _thread.lets_go = _thread.lets_go, True
     try:
         yield
