@@ -9,7 +9,7 @@ import msgspec
 
 from monarch._kernel_api import open_node
 from monarch_kernel.views.feed import Feeds, Source
-from monarch_kernel.views.shown import state_of_source
+from monarch_kernel.views.model import snapshot
 
 _EVERY_S = 1.0
 """Least seconds between two states: each is everything of the mesh."""
@@ -68,4 +68,4 @@ class Ahead:
 
 def state_text(source: Source) -> str:
     """Return the state of a mesh as JSON."""
-    return _encode(state_of_source(source)).decode()
+    return _encode(source.read(lambda model: snapshot(model, source.uid, [], time.time())[0])).decode()
