@@ -125,11 +125,35 @@ describe('MeshModel', () => {
   test('drops calls and bars that the kernel drops', () => {
     const model = modelOf(1);
     const call = { call: 4, title: 'cell [1]', cell: 1, ranks: [0], left: [], started: 1 };
-    const bar = { bar: 'epoch', unit: '', done: 1, most: 1, total: 2, slowest: 0, fastest: 0, started: 1 };
+    const bar = { bar: 'epoch', unit: '', ranks: [0], done: [1], total: [2], left: [0], started: 1 };
     model.patch(patchOf(1, { calls: [call], bars: [bar] }));
     expect([model.calls.size, model.bars.size]).toEqual([1, 1]);
     model.patch(patchOf(2, { dropped_calls: [4], dropped_bars: ['epoch'] }));
     expect([model.calls.size, model.bars.size]).toEqual([0, 0]);
+  });
+
+  test('a view of some ranks has the bars of these, as far as they have come', () => {
+    const model = new MeshModel([1, 3]);
+    const bar = { unit: 'it', total: [9], started: 1 };
+    const epoch = { ...bar, bar: 'epoch', ranks: [0, 1, 3], done: [1, 5, 9], left: [0, 1] };
+    const whole = { ...bar, done: [1], left: [], together: true };
+    model.take(
+      snapshotOf(4, {
+        bars: [
+          epoch,
+          { ...bar, bar: 'other', ranks: [0, 2], done: [1, 1], left: [0, 2] },
+          { ...whole, bar: 'start', ranks: [] },
+          { ...whole, bar: 'heal', ranks: [2] },
+          { ...whole, bar: 'copy', ranks: [2, 3] }
+        ]
+      })
+    );
+    expect([...model.bars.keys()]).toEqual(['epoch', 'start', 'copy']);
+    expect(model.bars.get('epoch')).toMatchObject({ ranks: [1, 3], done: [5, 9], total: [9], left: [1], ended: 0 });
+    model.patch(patchOf(1, { now: 1005, bars: [{ ...epoch, done: [2, 9, 9], left: [0] }] }));
+    expect(model.bars.get('epoch')!.ended).toBe(1005);
+    model.patch(patchOf(2, { now: 1006, bars: [{ ...epoch, done: [3, 9, 9], left: [0] }] }));
+    expect(model.bars.get('epoch')!.ended).toBe(1005);
   });
 
   test("the clock is the kernel's, and stands when the mesh has ended", () => {

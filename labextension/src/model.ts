@@ -132,7 +132,12 @@ export class MeshModel {
       }
     }
     for (const row of rows.bars ?? []) {
-      this.bars.set(row.bar, { ...DEFAULTS.BarRow, ...row });
+      const bar = this.ofBar({ ...DEFAULTS.BarRow, ...row }, rows.now);
+      if (bar) {
+        this.bars.set(row.bar, bar);
+      } else {
+        this.bars.delete(row.bar);
+      }
     }
     for (const row of rows.spans ?? []) {
       if (this.has(row.rank)) {
@@ -155,6 +160,23 @@ export class MeshModel {
     const ours = (ranks: number[]) => ranks.filter(rank => this.members.has(rank));
     const errors = Object.fromEntries(Object.entries(call.errors).filter(([rank]) => this.members.has(Number(rank))));
     return { ...call, ranks: ours(call.ranks), left: ours(call.left), stopped: ours(call.stopped), errors };
+  }
+
+  /** Return a bar as the ranks of the view take part in it; null if none does. */
+  private ofBar(bar: Required<BarRow>, now: number): Required<BarRow> | null {
+    const places = bar.ranks.flatMap((rank, at) => (this.has(rank) ? [at] : []));
+    if (!this.isPart || (bar.together && (places.length || !bar.ranks.length))) {
+      return bar;
+    }
+    if (!places.length) {
+      return null;
+    }
+    const left = bar.left.filter(rank => this.has(rank));
+    const known = this.bars.get(bar.bar);
+    // Others may go on after these ranks have ended.
+    const ended = bar.ended || (left.length ? 0 : (known?.started === bar.started && known.ended) || now);
+    const ours = (values: number[]) => (values.length > 1 ? places.map(at => values[at]) : values);
+    return { ...bar, ranks: ours(bar.ranks), done: ours(bar.done), total: ours(bar.total), left, ended };
   }
 
   private addSpan(span: Required<SpanRow>): void {

@@ -15,7 +15,7 @@
 export const TARGET = 'monarch.meshes';
 
 /** Raised by a change that an older front end would misread. */
-export const VERSION = 1;
+export const VERSION = 2;
 
 /** A view forgets spans that ended longer ago than this. */
 export const SPAN_SECONDS = 60;
@@ -176,18 +176,25 @@ export interface Points {
 export interface BarRow {
   bar: string;
   unit: string;
-  /** Of the slowest rank. */
-  done: number;
-  /** Of the fastest rank. */
-  most: number;
-  /** Not positive if unknown. */
-  total: number;
-  /** -1 for work of the mesh as a whole. */
-  slowest: number;
-  fastest: number;
+  /** Those that take part, in order; none for all ranks of the mesh. */
+  ranks: number[];
+  /** Of each of the ranks; one value if they work on it together. */
+  done: number[];
+  /**
+   * Of each of the ranks; one value if it is the same for all. Not positive if
+   * unknown.
+   */
+  total: number[];
+  /** The ranks that go on. */
+  left: number[];
   started: number;
   /** When the last rank ended; 0 while one goes on. */
   ended?: number;
+  /**
+   * Whether it is work of the mesh as a whole, or of some ranks of it, instead
+   * of that of each rank.
+   */
+  together?: boolean;
 }
 
 /** A tensor of a pinned rank. */
@@ -460,7 +467,7 @@ export const DEFAULTS = {
   CallRow: { ended: 0.0, errors: {}, stopped: [] },
   SpanRow: { end: 0.0, title: '' },
   Points: { at: 0 },
-  BarRow: { ended: 0.0 },
+  BarRow: { ended: 0.0, together: false },
   TensorRow: { norm: null, nans: 0 },
   LogLine: { cell: 0 },
   MeshSummary: { current: false, detached: false, owner: '', paused: 0 },

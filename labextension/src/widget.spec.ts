@@ -7,8 +7,9 @@ class TestModel {
   sent: FromView[] = [];
   handlers = new Map<string, Set<(message: unknown) => void>>();
   constructor(readonly ranks: number[] = []) {}
-  get() {
-    return this.ranks;
+  state = '';
+  get(name: string) {
+    return name === 'state' ? this.state : this.ranks;
   }
   send(message: unknown) {
     this.sent.push(message as FromView);
@@ -37,6 +38,16 @@ test('views of one model share a conversation, which ends with the last', () => 
   ends[1]();
   expect(model.sent.map(message => message.kind)).toEqual(['open', 'close']);
   expect([...model.handlers.values()].every(handlers => handlers.size === 0)).toBe(true);
+});
+
+test('a page that the kernel cannot hear yet shows the state of the model', () => {
+  const model = new TestModel();
+  model.state = JSON.stringify(snapshotOf(2, { mesh: meshRow(2, { name: 'first' }) }));
+  const el = place();
+  const end = widget.render({ model, el });
+  expect(el.textContent).toContain('first');
+  expect(model.sent.map(message => message.kind)).toEqual(['open']);
+  end();
 });
 
 test('the static picture is hidden while the live one shows the mesh', () => {

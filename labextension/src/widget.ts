@@ -4,12 +4,14 @@ import type { FromKernel } from './protocol';
 import { type Channel, MeshSession } from './session';
 import { mountMesh } from './view/mount';
 
+type ModelEvent = 'msg:custom' | 'change:state' | 'destroy';
+
 /** The part of anywidget's model that this needs. */
 interface Model {
-  get(name: 'ranks'): unknown;
+  get(name: 'ranks' | 'state'): unknown;
   send(message: unknown): void;
-  on(event: 'msg:custom' | 'destroy', handler: (message: unknown) => void): void;
-  off(event: 'msg:custom' | 'destroy', handler: (message: unknown) => void): void;
+  on(event: ModelEvent, handler: (message: unknown) => void): void;
+  off(event: ModelEvent, handler: (message: unknown) => void): void;
 }
 
 /** What the views of one model share. */
@@ -26,8 +28,20 @@ function channel(model: Model): Channel {
     send: message => model.send(message),
     listen: handler => {
       const take = (message: unknown) => handler(message as FromKernel);
+      // Where messages to the kernel wait for the running cell, as in marimo.
+      const takeState = () => {
+        const state = model.get('state');
+        if (state) {
+          take(JSON.parse(state as string));
+        }
+      };
+      takeState();
       model.on('msg:custom', take);
-      return () => model.off('msg:custom', take);
+      model.on('change:state', takeState);
+      return () => {
+        model.off('msg:custom', take);
+        model.off('change:state', takeState);
+      };
     }
   };
 }

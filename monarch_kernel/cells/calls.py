@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from monarch._kernel_api import Gather, Node, describe_ranks, is_gather, meshes_of, methods_of, split_proc
+from monarch._kernel_api import Gather, Node, is_gather, meshes_of, methods_of, split_proc
 
 _REMEMBERED = 2_000
 
@@ -185,40 +185,11 @@ class Calls:
         """Return the calls that can be stopped."""
         return [call for call in calls if call.actor and not _is_special(call)]
 
-    def reason(self, each: Ahead) -> str:
-        """Describe why a cell waits, and what a Stop does about it."""
-        where, title = describe_ranks(each.ranks), self.title(each.call)
-        handle = self.handle(each.call)
-        if handle:
-            return f"{where}: waiting for {title}, which still runs; Stop ends this wait, {handle}.cancel() the cell"
-        if self.has_left(each):
-            return (
-                f"{where}: waiting for {title}, which was stopped but has not ended; Stop ends only this wait, "
-                f"%mesh kill kills {'it' if len(each.ranks) == 1 else 'them'} (variables and actor state are lost)"
-            )
-        if any(self.is_cleaning(each.call.port, proc) for proc in each.procs):
-            return f"{where}: waiting for {title}, still in its except or finally code; Stop aborts it"
-        _, begun = self._cells.get(each.call.port, (0, 0.0))
-        since = f" for {time.monotonic() - begun:.0f} s" if begun else ""
-        stop = "" if _is_special(each.call) else "; Stop stops it too"
-        return f"{where}: waiting for {title}, which has not ended{since}{stop}"
-
-    def unended(self) -> list[str]:
-        """Describe the calls that still run though no notebook cell waits for them."""
-        lines: list[str] = []
-        for port, each in list(self._node.ports.gathers.items()):
-            if not is_gather(each) or not each.waits_for():
-                continue
-            procs = [peer.proc for peer in each.waits_for()]
-            where = describe_ranks(sorted(split_proc(proc)[1] for proc in procs))
-            handle = self._handles.get(port)
-            if handle:
-                lines.append(f"{self.title(each)} still runs on {where}; {handle}.cancel() ends it")
-            elif any(self.is_left(port, proc) for proc in procs):
-                lines.append(f"{self.title(each)} was stopped but has not ended on {where}")
-            elif any(self.is_cleaning(port, proc) for proc in procs):
-                lines.append(f"{self.title(each)} is still in its except or finally code on {where}")
-        return lines
+    def unended(self) -> list[Ahead]:
+        """Return the calls that ranks have not answered, oldest first."""
+        gathers = [each for each in list(self._node.ports.gathers.values()) if is_gather(each)]
+        unanswered = [Ahead(each, frozenset(peer.proc for peer in each.waits_for())) for each in gathers]
+        return [each for each in unanswered if each.procs]
 
 
 def _is_special(call: Gather[Any]) -> bool:

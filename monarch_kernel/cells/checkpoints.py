@@ -45,6 +45,8 @@ class Saving:
     def __init__(self, shell: Any, meshes: Meshes) -> None:
         self._shell = shell
         self._meshes = meshes
+        self._newest: dict[str, Save] = {}
+        """The newest checkpoint of this notebook, by folder."""
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
         """Return the action of each verb."""
@@ -61,6 +63,8 @@ class Saving:
             )
         except DeviceMeshError as error:
             raise death_error(error, mesh) from None
+
+        self._newest[folder_of(path)] = save
 
         def tell(_: object) -> None:
             error = save.future.exception()
@@ -92,6 +96,11 @@ class Saving:
         """``%mesh restore``: read variables from the latest version in a folder."""
         path, names, _ = _parse(words, "restore")
         mesh = self._meshes.get(None)
+        newest = self._newest.get(folder_of(path))
+        if newest is not None and not newest.future.done:
+            print(f"waiting for the checkpoint to {path}, which is still being written")
+            # Its failure is told where it was begun; older versions may be there.
+            newest.future.exception()
         try:
             folder = find(mesh.cells, folder_of(path), None, _PATIENCE)
             with one_line(mesh, "%mesh restore"):

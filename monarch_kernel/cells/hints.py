@@ -1,4 +1,4 @@
-"""Hints for errors: where an undefined name is defined and how to copy it, and what to do about a lost GPU."""
+"""Hints for errors: where an undefined name is defined and how to copy it; a lost GPU; a port that is in use."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ _LOST_GPU = re.compile(
     r"hardware stack|uncorrectable ECC)"
 )
 """Errors after which a process cannot use its GPU again."""
+_TAKEN_PORT = re.compile(r"EADDRINUSE|\[Errno 98\]|\baddress already in use", re.IGNORECASE)
+_PORT = re.compile(r"\bport: (\d+)")
+"""As torch names it; Python does not."""
+_MP_SPAWN = "torch/multiprocessing/spawn.py"
 _INSTANCE = "context().actor_instance"
 _FOR_ACTORS = {
     "rank": f"{_INSTANCE}.rank.rank is the rank of an actor",
@@ -68,6 +72,10 @@ class Hints:
         lost = sorted(rank for rank, error in errors.items() if _LOST_GPU.search(error.text))
         for rank in lost:
             errors[rank].hint = self._of_gpus(mesh, lost)
+        if mesh is None or len(mesh.cells) > 1:
+            for error in errors.values():
+                if not error.hint and _TAKEN_PORT.search(error.trace):
+                    error.hint = _of_port(error)
 
     def _of_gpus(self, mesh: Mesh | None, ranks: list[int]) -> str:
         """Return how ranks get their GPUs back, and how to find the line that has failed."""
@@ -151,6 +159,22 @@ class Hints:
                 f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell{module}"
             )
         return ""
+
+
+def _of_port(error: CellError) -> str:
+    """Return how to choose a port that the other ranks of the host do not take."""
+    known = _PORT.search(error.trace)
+    port = known[1] if known is not None else "29500"
+    hint = (
+        f"each rank runs this cell, and the ranks of a host cannot share a port: use one for each rank, such as "
+        f"{port} + rank, or one that is free, by port 0"
+    )
+    if _MP_SPAWN in error.trace:
+        hint += (
+            "; or leave mp.spawn out, since each rank is a process already: "
+            "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here"
+        )
+    return hint
 
 
 def _after(after: Mapping[int, str], ranks: list[int]) -> str:

@@ -26,6 +26,7 @@ from monarch.exceptions import MonarchError
 from monarch_kernel.cells.calls import Ahead, Calls
 from monarch_kernel.cells.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
 from monarch_kernel.cells.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
+from monarch_kernel.cells.waits import titles_text
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.render import CellStopped
 from monarch_kernel.output.streams import Streams
@@ -159,8 +160,7 @@ class Stopping:
         spared = frozenset(proc for each in kept for proc in each.procs)
         stopped = stop_ranks(every, calls, restartable, say, spared)
         stopped.stuck = stuck
-        notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
-        stopped.notes = list(dict.fromkeys(notes))
+        stopped.notes = [f"with {titles_text(calls, others)}, which it waited for"] if others else []
         for each in kept:
             title = calls.title(each.call)
             text = f"had not begun; {title}, which it waited for, continues; {self._end_of(each, calls)}"

@@ -91,6 +91,8 @@ _NOT_IN_FRAME = {"--nowait", "--here", "--timeout", "--out", "--define", "--once
 """Options that mean nothing for statements in a frame."""
 _NOT_IN_DRY_RUN = {"--nowait", "--here", "--timeout", "--define", "--once", "--in-frame", "--force"}
 """Options that mean nothing for a cell that does not run."""
+_RANKS = {"--rank", "--ranks", "-r", "--target", "--targets", "-t"}
+"""Options of other notebook magics for what brackets are here."""
 _REPLACED = {"--collect": {"--stream", "--nowait"}, "--timeout": {"--nowait"}}
 """Options that take the place of a default one."""
 
@@ -140,7 +142,7 @@ def _arranged(line: str) -> str:
     """Return the line with its parts in their order, mesh, ranks in brackets and options; empty if that is no line."""
     brackets = re.findall(r"\[[^\]]*\]", line)
     head, dashes, options = re.sub(r"\[[^\]]*\]", " ", line).partition("--")
-    words = head.split()
+    words = [word for word in head.split() if word not in ("rank", "ranks")]
     names = [word for word in words if word.isidentifier()]
     ranks = [word for word in words if _BARE.fullmatch(word)]
     brackets += [f"[{_PAIR.sub(lambda pair: f'{pair[1]}:{int(pair[2]) + 1}', word)}]" for word in ranks]
@@ -174,6 +176,10 @@ def _options(header: Header, words: list[str]) -> set[str]:
         if equals and word in VALUED:
             words.insert(0, value)
         elif equals or word not in OPTIONS:
+            if word in _RANKS:
+                ranks = value or (words[0] if words else "")
+                example = ranks if _BARE.fullmatch(ranks) and "-" not in ranks else "0:2"
+                raise HeaderError(f"no option {word!r}; write the ranks in brackets, as in %%mesh [{example}]")
             word = word + equals + value
             expected = ": expected one of " + ", ".join(OPTIONS)
             guess = did_you_mean(word, OPTIONS)

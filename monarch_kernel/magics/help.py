@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from monarch_kernel.magics.header import OPTIONS
 from monarch_kernel.magics.suggest import did_you_mean
@@ -70,6 +71,9 @@ def unknown(verb: str, line: str = "") -> str:
         return f"%mesh {line.strip()}: ranks belong in the first line of a cell, as in %%mesh [0]"
     if verb in OTHERS:
         return f"unknown verb {verb!r} after %mesh; {OTHERS[verb]}"
+    close = get_close_matches(verb, [*PARSERS, *OTHERS], 1)
+    if close and close[0] in OTHERS:
+        return f"unknown verb {verb!r} after %mesh; {OTHERS[close[0]]}"
     guess = did_you_mean(verb, PARSERS)
     if guess:
         return f"unknown verb {verb!r} after %mesh{guess}"

@@ -29,6 +29,7 @@ from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.cells.waits import unended_lines
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, run_nested, set_debugger
 from monarch_kernel.debug.announcing import Announcing
 from monarch_kernel.debug.asking import Asking
@@ -366,7 +367,7 @@ class MeshMagics(Magics):
 
     def unended(self) -> list[str]:
         """Describe the calls that still run though no notebook cell waits for them."""
-        return self._streams.calls.unended() if self._streams is not None else []
+        return unended_lines(self._streams.calls) if self._streams is not None else []
 
     def streams(self) -> Streams:
         """Return the streams that show the output of ranks."""

@@ -74,6 +74,22 @@ class Parser(argparse.ArgumentParser):
         raise Usage(f"{self.prog}: {message}; see %mesh help {self.verb}")
 
 
+def whole(text: str) -> int:
+    """Return the whole number of a word."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """Return the number of a word."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
 def label(action: argparse.Action) -> str:
     """Return how an argument is written, such as ``--procs N`` or ``[NAME ...]``."""
     value = str(action.metavar or action.dest)
@@ -92,16 +108,16 @@ def _up() -> Parser:
         metavar="NAME",
         help="name of the mesh and of its variable (default: mesh); a number means --procs",
     )
-    add("--procs", type=int, metavar="N", help="ranks per host, on an axis named procs")
-    add("--gpus", type=int, metavar="N", help="ranks per host, on an axis named gpus")
+    add("--procs", type=whole, metavar="N", help="ranks per host, on an axis named procs")
+    add("--gpus", type=whole, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
     add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
     add("--on", default="", metavar="WHERE", help="launcher of the hosts: ssh:node[1-4], slurm, ray, kubernetes")
     add("--opt", action="append", default=[], metavar="K=V", help="option of the launcher, as in partition=gpu")
-    add("--at-least", type=int, metavar="N", help="start with N hosts; grow when the others come")
+    add("--at-least", type=whole, metavar="N", help="start with N hosts; grow when the others come")
     packages = "lock file to install on each host: requirements.txt, pylock.toml, uv.lock, or a packed .tar.gz"
     add("--packages", default="", metavar="FILE", help=packages)
-    add("--spare-hosts", type=int, default=0, metavar="N", help="keep N hosts of --on to replace others")
+    add("--spare-hosts", type=whole, default=0, metavar="N", help="keep N hosts of --on to replace others")
     rule = "what to do when a host is taken back: heal, shrink, checkpoint[:PATH], or a function of the notebook"
     add("--on-preempt", default="", metavar="RULE", help=rule)
     add("--reverse", action="store_true", help="reach hosts of ssh through the ssh connection only")
@@ -110,9 +126,11 @@ def _up() -> Parser:
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
     restart = "replace ranks that die, at most N times a minute"
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)
-    add("--spares", type=int, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
+    add("--spares", type=whole, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
     add("--keep", default="", metavar="TIME", help="detach when this kernel ends; keep running for TIME, such as 2h")
-    add("--silence", type=float, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost")
+    add(
+        "--silence", type=number, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost"
+    )
     add("--check-collectives", action="store_true", help="compare collectives before they begin; see check")
     add("--isolate-gpus", action="store_true", help="show each rank only its own GPU, as cuda:0")
     return parser
@@ -212,7 +230,7 @@ def _expression(verb: str, summary: str, details: str) -> Parser:
         "--on", metavar="MESH[SLICE]", default="", help="the ranks, as in mesh[0:2]", offers=(Offer.MESH,)
     )
     calls = "look N calls outward from the selected frame"
-    parser.add_argument("--up", metavar="N", type=int, default=0, help=calls)
+    parser.add_argument("--up", metavar="N", type=whole, default=0, help=calls)
     parser.add_argument("--force", action="store_true", help="also call functions that wait for other ranks")
     parser.add_argument("expression", nargs="*", metavar="EXPR", help="a Python expression", offers=(Offer.REMOTE,))
     return parser
@@ -250,7 +268,7 @@ def _watch() -> Parser:
     )  # fmt: skip
     name = "a module or optimizer of the ranks"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name, offers=(Offer.REMOTE,))
-    parser.add_argument("--every", type=int, default=10, metavar="N", help="steps between comparisons (default: 10)")
+    parser.add_argument("--every", type=whole, default=10, metavar="N", help="steps between comparisons (default: 10)")
     parser.add_argument("--on", metavar="MESH[SLICE]", default="", help="the ranks to compare", offers=(Offer.MESH,))
     parser.add_argument("--off", action="store_true", help="end this watch, or all of them")
     return parser
@@ -276,7 +294,7 @@ def _until() -> Parser:
         "words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; all paused ranks if omitted",
         offers=(Offer.MESH,), then=(Offer.RANK,),
     )  # fmt: skip
-    parser.add_argument("--line", type=int, metavar="LINE", help="the first line to stop at; the next if omitted")
+    parser.add_argument("--line", type=whole, metavar="LINE", help="the first line to stop at; the next if omitted")
     return parser
 
 
@@ -295,7 +313,7 @@ def _break() -> Parser:
 
 def _clear() -> Parser:
     parser = Parser("clear", "remove breakpoints")
-    parser.add_argument("numbers", nargs="*", type=int, metavar="N", help="as breaks shows them; all if omitted")
+    parser.add_argument("numbers", nargs="*", type=whole, metavar="N", help="as breaks shows them; all if omitted")
     return parser
 
 
@@ -350,7 +368,7 @@ def _pull() -> Parser:
     parser = Parser("pull", "copy variables from the ranks to the notebook")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the ranks", offers=(Offer.REMOTE,))
     from_one = "from this rank only; from all if omitted"
-    parser.add_argument("--rank", type=int, metavar="RANK", help=from_one, offers=(Offer.RANK,))
+    parser.add_argument("--rank", type=whole, metavar="RANK", help=from_one, offers=(Offer.RANK,))
     parser.add_argument("--as", dest="target", metavar="NAME", help="name of a single one in the notebook")
     return parser
 
@@ -414,10 +432,10 @@ def _put() -> Parser:
 
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
-    parser.add_argument("--tail", type=int, metavar="N", help="the last N lines only")
+    parser.add_argument("--tail", type=whole, metavar="N", help="the last N lines only")
     ranks = "the output of these ranks only, such as 2 or 0-3,7"
     parser.add_argument("--rank", default="", metavar="RANKS", help=ranks, offers=(Offer.RANK,))
-    parser.add_argument("--cell", type=int, metavar="N", help="what cell [N] printed")
+    parser.add_argument("--cell", type=whole, metavar="N", help="what cell [N] printed")
     parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead", offers=(Offer.PATH,))
     return parser
 

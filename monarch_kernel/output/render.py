@@ -116,6 +116,9 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
         where = f" at {errors[ranks[0]].file or name} line {line}" if line else ""
         message = text.strip().splitlines()
         first = f"{kind}: {message[0]}" if message else kind
+        if len(message) > 1 and message[0].rstrip().endswith(":"):
+            # Such as "Process 0 terminated with the following error:", with a traceback below.
+            first = f"{first.rstrip()} {message[-1].strip()}"
         lines.append(f"  {describe_ranks(ranks)}: {first}{where}")
         source = errors[ranks[0]].source
         if source:

@@ -25,7 +25,8 @@ from monarch._kernel_api import (
     ranks_of,
     show_blocks,
 )
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.cells.calls import Ahead, Calls
+from monarch_kernel.cells.waits import wait_lines
 from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.output.diagnosing import Diagnosing
 from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays
@@ -195,14 +196,17 @@ class Streams:
         self._watching = False
         waiting = [each for each in self._show_waits() if each[2]]
         for cell, parent, calls in waiting:
+            news: list[Ahead] = []
             for each in self.calls.ahead(calls):
                 # Several calls of one map have the same title.
                 keys = {(cell, each.call.port), (cell, (self.calls.title(each.call), each.procs))}
                 if not keys & self._told:
-                    text = self.calls.reason(each) + "\n"
-                    # In the output thread: the page of a cell may be locked for as long as another thread sends it.
-                    self.output.run(lambda text=text, parent=parent: self.write(text, "stderr", parent))
+                    news.append(each)
                 self._told |= keys
+            text = "".join(f"{line}\n" for line in wait_lines(self.calls, news))
+            if text:
+                # In the output thread: the page of a cell may be locked for as long as another thread sends it.
+                self.output.run(lambda text=text, parent=parent: self.write(text, "stderr", parent))
         if waiting:
             self._watch()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
-from monarch._kernel_api import Gather, describe_ranks, duration_text, split_proc
+from monarch._kernel_api import Gather, describe_ranks, duration_text, split_proc, stops
 from monarch_kernel.cells.calls import Calls
 
 PATIENCE = 1.0
@@ -98,9 +98,11 @@ class WaitingLine:
         since = _since(self._calls.seconds(call))
         waiting = {proc for proc in left if (call.actor, proc) in behind}
         starting = {peer.proc for peer in call.waits_for() if peer.starting} - waiting
+        paused = _paused(set(left) - waiting - starting)
         groups = [
             (starting, f"starting for {since}"),
-            (set(left) - waiting - starting, f"running for {since}"),
+            (set(left) - waiting - starting - paused, f"running for {since}"),
+            (paused, f"paused for {since}" if len(paused) == len(left) else "paused"),
             (waiting, f"waiting for {since}"),
             ({peer.proc for peer in call.targets} - set(left), "finished"),
         ]
@@ -124,6 +126,15 @@ class WaitingLine:
     def _wipe(self, cell: str, parent: Any) -> None:
         if cell in self._shown:
             self._show(cell, parent, "")
+
+
+def _paused(procs: set[str]) -> set[str]:
+    """Return those of some processes that a debugger or a breakpoint has paused."""
+    if not procs:
+        return set()
+    known = stops()
+    parked = {proc for uid in {split_proc(proc)[0] for proc in procs} for proc in known.parked(uid)}
+    return {proc for proc in procs if proc in known.now or proc in known.by_hand or proc in parked}
 
 
 def _since(seconds: float) -> str:

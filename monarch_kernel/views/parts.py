@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from monarch._kernel_api import ProcMesh, region_of, state_of
 from monarch_kernel.cells.advice import slice_text
-from monarch_kernel.views.protocol import CallRow, Snapshot
+from monarch_kernel.views.protocol import BarRow, CallRow, Snapshot
 
 
 def part_of(mesh: ProcMesh) -> list[int]:
@@ -41,7 +41,8 @@ def narrowed(shown: Snapshot, ranks: Sequence[int], sizes: dict[str, int]) -> Sn
     calls = [call for call in calls if call.ended or call.left]
     spans = [span for span in shown.spans if span.rank in members]
     points = [each for each in shown.points if each.rank in members or each.rank < 0]
-    return replace(shown, mesh=mesh, ranks=rows, calls=calls, spans=spans, points=points)
+    bars = [bar for row in shown.bars if (bar := _narrowed_bar(row, members, shown.now)) is not None]
+    return replace(shown, mesh=mesh, ranks=rows, calls=calls, spans=spans, points=points, bars=bars)
 
 
 def _narrowed(call: CallRow, members: Collection[int]) -> CallRow:
@@ -51,4 +52,23 @@ def _narrowed(call: CallRow, members: Collection[int]) -> CallRow:
         left=[rank for rank in call.left if rank in members],
         errors={rank: text for rank, text in call.errors.items() if int(rank) in members},
         stopped=[rank for rank in call.stopped if rank in members],
+    )
+
+
+def _narrowed_bar(bar: BarRow, members: Collection[int], now: float) -> BarRow | None:
+    """Return the bar of some ranks; None if none of them takes part."""
+    places = [at for at, rank in enumerate(bar.ranks) if rank in members]
+    if bar.together:
+        return bar if places or not bar.ranks else None
+    if not places:
+        return None
+    left = [rank for rank in bar.left if rank in members]
+    return replace(
+        bar,
+        ranks=[bar.ranks[at] for at in places],
+        done=[bar.done[at] for at in places],
+        total=bar.total if len(bar.total) == 1 else [bar.total[at] for at in places],
+        left=left,
+        # Others may go on.
+        ended=bar.ended or (0.0 if left else now),
     )

@@ -15,7 +15,7 @@ import msgspec
 
 TARGET = "monarch.meshes"
 """Name of the comm target of the Meshes panel."""
-VERSION = 1
+VERSION = 2
 """Raised by a change that an older front end would misread."""
 DISPLAY = "data-monarch-display"
 """Attribute of the picture of a mesh with its display id: a page updates pictures that it finds in a saved notebook."""
@@ -143,18 +143,19 @@ class BarRow(_Struct, frozen=True):
 
     bar: str
     unit: str
-    done: float
-    """Of the slowest rank."""
-    most: float
-    """Of the fastest rank."""
-    total: float
-    """Not positive if unknown."""
-    slowest: int
-    """-1 for work of the mesh as a whole."""
-    fastest: int
+    ranks: list[int]
+    """Those that take part, in order; none for all ranks of the mesh."""
+    done: list[float]
+    """Of each of the ranks; one value if they work on it together."""
+    total: list[float]
+    """Of each of the ranks; one value if it is the same for all. Not positive if unknown."""
+    left: list[int]
+    """The ranks that go on."""
     started: float
     ended: float = 0.0
     """When the last rank ended; 0 while one goes on."""
+    together: bool = False
+    """Whether it is work of the mesh as a whole, or of some ranks of it, instead of that of each rank."""
 
 
 class TensorRow(_Struct, frozen=True):

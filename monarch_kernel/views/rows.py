@@ -9,6 +9,8 @@ from monarch_kernel.views.protocol import Action, BarRow, CallRow, MeshRow, Poin
 
 _DIGITS = 3
 """Of times, in a view."""
+_WHOLE = -1
+"""The rank of work of a mesh as a whole."""
 
 
 def mesh_row(uid: str, model: MeshModel, actions: list[Action]) -> MeshRow:
@@ -73,27 +75,21 @@ def span_row(span: Span) -> SpanRow:
 
 
 def bar_row(bar: BarModel) -> BarRow:
-    """Return the row of a bar: its slowest and fastest rank."""
-    # A bar of the mesh as a whole has the rank -1.
-    slowest = min(bar.done, key=lambda rank: (_share(bar, rank), rank))
-    fastest = max(bar.done, key=lambda rank: (_share(bar, rank), -rank))
+    """Return the row of a bar, with how far each of its ranks has come."""
+    together = _WHOLE in bar.done
+    ranks = [_WHOLE] if together else sorted(bar.done)
+    totals = [bar.total[rank] for rank in ranks]
     return BarRow(
         bar=bar.bar,
         unit=bar.unit,
-        done=bar.done[slowest],
-        most=bar.done[fastest],
-        total=bar.total[slowest],
-        slowest=slowest,
-        fastest=fastest,
+        ranks=[*bar.ranks] if together else ranks,
+        done=[bar.done[rank] for rank in ranks],
+        total=totals[:1] if len(set(totals)) == 1 else totals,
+        left=[] if together else sorted(bar.done.keys() - bar.ended),
         started=_time(bar.started),
         ended=_time(bar.over),
+        together=together,
     )
-
-
-def _share(bar: BarModel, rank: int) -> float:
-    """Return how far a rank has come."""
-    total = bar.total[rank]
-    return bar.done[rank] / total if total > 0 else bar.done[rank]
 
 
 def points_of(series: Series, places: list[int], at: int) -> Points:

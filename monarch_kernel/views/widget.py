@@ -10,12 +10,14 @@ from typing import Any
 import anywidget
 import traitlets
 
-from monarch._kernel_api import ProcMesh, open_node
+from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
+from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.meshes.interrupt import Interrupting
 from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.views.ahead import Ahead, state_text
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Outlet, Speaker, WidgetOutlet
@@ -56,23 +58,36 @@ class MeshView(anywidget.AnyWidget):
     """The ranks that it shows; none for all."""
     picture: Any = traitlets.Unicode("").tag(sync=True)
     """CSS class of its static pictures, which a live view hides."""
+    state: Any = traitlets.Unicode("").tag(sync=True)
+    """The state of the mesh as JSON, until a page is heard; only where messages of pages wait for the running cell."""
 
     def __init__(self, mesh: ProcMesh, views: Views | None = None) -> None:
         self._views = views or _views_here()
         source = self._views.show(mesh)
         # Each instance sends the module, which may be built after this file was imported.
         self._esm = _module()
-        super().__init__(uid=source.uid, ranks=part_of(mesh), picture=class_of(source.uid))
+        waits = self._views.kernel is None
+        state = state_text(source) if waits else ""
+        super().__init__(uid=source.uid, ranks=part_of(mesh), picture=class_of(source.uid), state=state)
         self._lane: Lane | None = self._views.lane
         self._speaker: Speaker = self._outlet()
         self._conversation = Conversation(self._views, self._speaker, source.uid)
         if self._lane is not None:
             self._lane.widgets[self._speaker.comm] = self._take
+        if waits and (note := _note_of_others(mesh)):
+            print(note)
+        self._ahead = Ahead(self, self._views.feeds, source) if waits else None
         # ipywidgets has no types.
         self.on_msg(self._on_custom)  # pyright: ignore[reportUnknownMemberType]
 
     def _on_custom(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        self._end_ahead()
         self._conversation.take(content)
+
+    def _end_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
 
     def _outlet(self) -> Speaker:
         kernel = self._views.kernel
@@ -88,6 +103,7 @@ class MeshView(anywidget.AnyWidget):
             if self._lane is not None:
                 self._lane.widgets.pop(self._speaker.comm, None)
             self._conversation.close()
+            self._end_ahead()
         super().close()
 
 
@@ -108,5 +124,33 @@ def _views_of_program() -> Views:
     """Return the views of a program without IPython."""
     meshes = Meshes({})
     streams = functools.cache(lambda: Streams(open_node(), None))
-    interrupting = Interrupting(meshes, Stopping(meshes, streams))
+    stopping = Stopping(meshes, streams)
+    interrupting = Interrupting(meshes, stopping)
+    open_node().events.interrupted.subscribe(lambda future: _stop(future, stopping))
     return Views(meshes, streams, Killing(meshes, lambda: streams().calls), interrupting)
+
+
+def _note_of_others(mesh: ProcMesh) -> str:
+    """Return a line about live meshes of the same name: a cell that starts a mesh again does not stop the old one."""
+    node, mine = open_node(), state_of(mesh).procs
+    live = {
+        uid: sum(peer.dead is None for proc, peer in list(node.peers.known.items()) if split_proc(proc)[0] == uid)
+        for uid in list(meshes_of(node).own_procs)
+        if uid != mine.uid and node.names.get(uid) == node.names.get(mine.uid)
+    }
+    ranks = [count for count in live.values() if count]
+    if not ranks:
+        return ""
+    others = "1 other mesh" if len(ranks) == 1 else f"{len(ranks)} other meshes"
+    runs = "runs" if len(ranks) == 1 else "run"
+    return (
+        f"note: {others} named {node.names[mine.uid]!r} still {runs} ({sum(ranks)} ranks), as after a second run of "
+        f"the cell that starts it; stop a mesh with .stop().get() before you start it again, or all of them with "
+        f"shutdown_context().get()"
+    )
+
+
+def _stop(future: Any, stopping: Stopping) -> None:
+    """Stop a call whose wait was interrupted: nobody is left who could stop it."""
+    if is_gather(future) and future.actor:
+        print(stopping.stop_calls(Running("", [future]), False, print).text())

@@ -31,6 +31,14 @@ class Worker(Actor):
         return "out"
 
     @endpoint
+    def compute_in_c(self, seconds: float) -> None:
+        """Compute in C code that holds the GIL."""
+        from collections import deque
+        from itertools import takewhile
+
+        deque(takewhile((time.monotonic() + seconds).__gt__, iter(time.monotonic, None)), maxlen=0)
+
+    @endpoint
     def let_go(self, path: str) -> str:
         """Stay busy in Python code, which still answers."""
         while not os.path.exists(path):
@@ -55,10 +63,10 @@ def test_suspended_rank_is_reported(procs: Callable[..., Any], capfd: pytest.Cap
             CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which has not answered for .*SIGSTOP"
         ):
             waiting.get(0.1)
-        said = capfd.readouterr().err
-        assert (
-            "monarch: rank 1 of mesh has not answered for" in said and "it is alive, and its calls are waiting" in said
-        )
+        said: list[str] = []
+        assert wait_until(lambda: said.append(capfd.readouterr().err) or "calls are waiting" in "".join(said))
+        assert "monarch: rank 1 of mesh has not answered for" in "".join(said)
+        assert "it is alive, and its calls are waiting" in "".join(said)
     finally:
         os.kill(pids[1], signal.SIGCONT)
     # Nothing is lost, and it counts as there again.
@@ -101,6 +109,15 @@ def test_rank_without_a_cpu_is_not_said_to_hold_the_gil(
     finally:
         open(pipe, "w").close()
     assert stuck.get(30) == "out"
+
+
+def test_rank_that_computes_raises_no_alarm(procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    mesh = procs(1, name="mesh", silence=0.3)
+    busy = mesh.spawn("workers", Worker).compute_in_c.call_one(3.0)
+    assert wait_until(lambda: "C code that holds the GIL" in mesh.to_table() or busy.done)
+    assert not busy.done, "asked for, it is told"
+    busy.get(30)
+    assert "answer" not in capfd.readouterr().err
 
 
 def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._core import causes as c
 from monarch._core.text.causes import describe, describe_all
-from monarch._node.gather import last_lines
+from monarch._node.gather import age_of_lines, last_lines
 from monarch._wire import messages as m
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
@@ -86,3 +86,15 @@ def test_last_lines_have_the_last_state_of_a_progress_bar() -> None:
     text = b"before\n\r 10%|#   | 1/10\r 20%|##  | 2/10\r\nTraceback\n"
     dead = m.Dead("a/b.0", c.Exited(1), False, [("stdout", 0, b"out\n"), ("stderr", 0, text)])
     assert last_lines(dead) == ["before", " 20%|##  | 2/10", "Traceback"]
+
+
+def test_last_lines_are_those_of_the_last_cell() -> None:
+    def dead(since: int, quiet: float = 0.0) -> m.Dead:
+        return m.Dead("a/b.0", c.Signaled(9), False, [("stderr", 100, b"old\nnew\n")], since=since, quiet=quiet)
+
+    assert last_lines(dead(0)) == ["old", "new"] == last_lines(dead(90))
+    assert last_lines(dead(104)) == ["new"]
+    assert last_lines(dead(108)) == [], "the cell has printed nothing"
+    assert last_lines(dead(1000)) == ["old", "new"], "the file has been made shorter"
+    assert age_of_lines(dead(0)) == ""
+    assert age_of_lines(dead(0, 93.0)) == ", written 1m 33s before its death"

@@ -137,6 +137,29 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 7"
 
 
+def test_many_background_cells_are_one_line(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = notebook.mesh(WAITS.format(go), "--nowait --out h0").ok()
+    for number in range(1, 6):
+        notebook.mesh("7", f"--nowait --out h{number}").ok()
+    behind = notebook.send("%%mesh\nrank")
+    behind.until(lambda: behind.stream("stderr").endswith("\n"))
+    assert re.fullmatch(
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more, of cells \d+-\d+, which have not ended; "
+        r"Stop ends this wait, cancel\(\) of a handle \(h0, ..., h5\) its cell\n",
+        behind.stream("stderr"),
+    )
+    notebook.interrupt()
+    behind.wait()
+    last = notebook.run("1").ok()
+    notebook.interrupt()
+    last.until(lambda: "ends its cell" in last.stream("stderr"))
+    assert last.stream("stderr").count("\n") == 1
+    go.touch()
+    assert notebook.run("h5.result(); h0.done").ok().shown == "True"
+    first.until(lambda: "has ended" in updates(first))
+
+
 def test_background_cell_that_ignores_interrupts_is_replaced(notebook: Notebook) -> None:
     background(notebook, SWALLOWS)
     text = notebook.run("h.cancel()").ok().text

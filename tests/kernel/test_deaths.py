@@ -42,6 +42,15 @@ def test_death_in_a_collective_names_only_the_dead(mortal: Notebook) -> None:
     assert mortal.mesh("rank", "[0]").ok().shown == "[rank 0] 0"
 
 
+def test_death_quotes_no_stderr_of_earlier_cells(mortal: Notebook) -> None:
+    mortal.mesh("import os, sys\nprint('old', file=sys.stderr)").ok()
+    cell = mortal.mesh("os.kill(os.getpid(), 9)", "[1]")
+    assert "SIGKILL" in cell.text and "last lines" not in cell.text
+    mortal.run("%mesh heal").ok()
+    cell = mortal.mesh("import sys\nprint('new', file=sys.stderr)\nos.abort()", "[1]")
+    assert "last lines of stderr of rank 1:\n    new\n" in cell.text
+
+
 def test_death_reports_computing_ranks_as_interrupted(mortal: Notebook) -> None:
     mortal.mesh("log = []").ok()
     cell = cell_with_a_death(mortal, "for k in range(10**6):\n    time.sleep(0.01)\n    log.append(k)")

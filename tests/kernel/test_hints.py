@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_undefined_name_on_ranks_names_push(notebook: Notebook) -> None:
     assert notebook.mesh("of_notebook + 1").ok().shown == "[ranks 0-3] 6"
 
 
+def test_port_that_all_ranks_take_names_one_for_each(notebook: Notebook, leaks: Kit) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cell = notebook.mesh(f"store = dist.TCPStore('127.0.0.1', {port}, 1, True)")
+        assert cell.status == "error" and cell.text.count("each rank runs this cell") == 1
+        assert f"such as {port} + rank" in cell.text and "mp.spawn" not in cell.text
+        body = "import torch.multiprocessing as mp\nmp.spawn(lambda i: dist.TCPStore('127.0.0.1', {}, 1, True))"
+        cell = notebook.mesh(body.format(port), "[0]")
+    assert "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here" in cell.text
+    assert re.search(r"rank 0: ProcessRaisedException: .*:.* torch\S+DistNetworkError: The server socket", cell.text)
+    # Its tracker of resources lives as long as the rank.
+    leaks.rebase()
+
+
 def test_undefined_name_in_notebook_names_pull(notebook: Notebook) -> None:
     notebook.mesh("of_ranks = rank", "[0:2]").ok()
     cell = notebook.run("of_ranks + 1")
@@ -82,6 +99,7 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     ("code", "hint"),
     [
         ("%mesh upp", "unknown verb 'upp' after %mesh; did you mean 'up'?"),
+        ("%mesh startt", "unknown verb 'startt' after %mesh; %mesh up starts a mesh"),
         ("%mesh up -n 2", "%mesh up: no option '-n'; did you mean '--procs'?"),
         ("%mesh up --nnodes=2", "%mesh up: no option '--nnodes'; did you mean '--hosts'?"),
         ("%mesh up x --proc 2", "%mesh up: no option '--proc'; did you mean '--procs'?"),

@@ -108,7 +108,7 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("up", "mesh 'mesh' is already running"),
         ("up x --procs 2 --gpus 2", "give either --procs or --gpus"),
         ("up x --procs 0", "--procs: expected at least 1, got 0"),
-        ("up x --procs many", "invalid int value: 'many'"),
+        ("up x --procs many", "argument --procs: expected a whole number, got 'many'"),
         ("up 3x", "invalid mesh name '3x': must be a Python identifier"),
         ("up for", "invalid mesh name 'for': it is a keyword or builtin of Python"),
         ("up print", "invalid mesh name 'print': it is a keyword or builtin of Python"),

@@ -9,6 +9,7 @@ import pytest
 from dialogs import Dialog, said
 from kernels import Notebook
 from leaks import wait_until
+from monarch_kernel.output.waiting import MARK
 
 WORK = """%%mesh
 import time
@@ -67,6 +68,20 @@ def test_assignments_change_the_code(notebook: Notebook) -> None:
     assert "ValueError: wrong" in dialog.ask("raise ValueError('wrong')")
     dialog.answer("c")
     assert "[rank 1] x is 51" in dialog.cell.wait().ok().stream()
+
+
+def test_line_of_the_cell_says_which_ranks_are_paused(notebook: Notebook) -> None:
+    dialog = Dialog(notebook, AT_WORK)
+    dialog.prompt()
+
+    def line() -> str:
+        shown = dialog.cell.contents("display_data", "update_display_data")
+        return next((each["data"].get("text/plain", "") for each in shown[::-1] if MARK in each["metadata"]), "")
+
+    dialog.cell.until(lambda: "paused" in line())
+    assert "running" not in line()
+    dialog.answer("c")
+    dialog.cell.wait().ok()
 
 
 def test_misspelt_commands_are_told(notebook: Notebook) -> None:

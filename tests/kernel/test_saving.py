@@ -85,6 +85,18 @@ def test_restore_brings_variables_back(book: Notebook, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_restore_waits_for_a_checkpoint_that_is_being_written(book: Notebook, tmp_path: Path) -> None:
+    go, folder = tmp_path / "go", tmp_path / "run"
+    book.mesh("kept = rank").ok()
+    book.run(f"%mesh checkpoint {folder} kept --wait").ok()
+    book.mesh(f"import os, time\nkept = rank + 10\nwhile not os.path.exists('{go}'): time.sleep(0.01)", "--nowait").ok()
+    book.run(f"%mesh checkpoint {folder} kept").ok()
+    restore = book.send(f"%mesh restore {folder}")
+    restore.until(lambda: f"waiting for the checkpoint to {folder}, which is still being written" in restore.stream())
+    go.touch()
+    assert f"from {folder}/v000002" in restore.wait().ok().stream()
+
+
 def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path) -> None:
     book.run("%mesh up two --procs 2").ok()
     book.mesh("rank_of_seed = 7\n" + SHARDED + LOSS + "own = rank\nsame = 'all'").ok()

@@ -118,3 +118,28 @@ def test_swallowed_interrupt_costs_no_variables(notebook: Notebook, kind: str) -
     assert ("Stop again" if kind == "saves" else "ranks 0-3: stopped by an interrupt") in cell.stream("stderr")
     after = notebook.mesh("kept == rank, pid == os.getpid(), saved").ok()
     assert after.shown == f"[ranks 0-3] (True, True, {kind == 'saves'})"
+
+
+LOADER = """
+import time
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, item):
+        if item: time.sleep(1000)
+        return torch.ones(1)
+"""
+
+
+@pytest.mark.parametrize("body", ["pass", "time.sleep(1000)"])
+def test_loader_of_a_stopped_cell_delays_no_other(notebook: Notebook, body: str) -> None:
+    """Torch waits 5 s for each worker in the middle of an item."""
+    notebook.mesh(LOADER).ok()
+    cell = notebook.send(f"%%mesh [0]\nfor batch in DataLoader(Slow(), num_workers=2):\n    print('runs')\n    {body}")
+    cell.until(lambda: cell.said().get("runs") == {0})
+    notebook.interrupt()
+    assert cell.wait().status == "error"
+    assert "Exception ignored" not in cell.text, "by a second interrupt, since the first one did not end it"
+    begun = time.perf_counter()
+    assert notebook.mesh("rank", "[0]").ok().shown == "[rank 0] 0"
+    assert time.perf_counter() - begun < 4

@@ -302,6 +302,7 @@ def test_start_of_ranks_is_progress(procs: Callable[..., Any]) -> None:
     mesh.initialized.get(30)
     bar = state_of(mesh).bars["start"]
     assert (bar.done, bar.total, bar.ended, bar.unit) == ({-1: 3}, {-1: 3}, {-1}, "ranks")
+    assert bar.ranks == (), "all"
 
 
 def test_heal_is_progress(procs: Callable[..., Any]) -> None:
@@ -311,7 +312,7 @@ def test_heal_is_progress(procs: Callable[..., Any]) -> None:
     assert wait_until(lambda: state_of(mesh).ranks[1].state is RankState.FAILED)
     heal_mesh(mesh)
     bar = state_of(mesh).bars["heal"]
-    assert (bar.done, bar.total, bar.ended) == ({-1: 1}, {-1: 1}, {-1})
+    assert (bar.done, bar.total, bar.ended, bar.ranks) == ({-1: 1}, {-1: 1}, {-1}, (1,))
 
 
 class Holder(Actor):

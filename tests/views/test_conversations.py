@@ -13,6 +13,7 @@ from fronts import Comm, Front
 from kernels import Notebook
 from monarch_kernel.views.details import short_stack
 from monarch_kernel.views.protocol import (
+    VERSION,
     Details,
     Done,
     Gone,
@@ -288,7 +289,7 @@ def test_cells_that_spawn_actors_say_their_ranks(front: Front) -> None:
 def test_a_page_of_another_version_and_unknown_meshes_are_refused(front: Front) -> None:
     panel = front.panel()
     panel.say("open", version=99, uid=uid_of(panel))
-    panel.say("open", version=1, uid="nothing")
+    panel.say("open", version=VERSION, uid="nothing")
     panel.say("nonsense")
     panel.until(lambda: len(panel.of(Gone)) == 3)
     assert "version 99" in panel.of(Gone)[0].reason and "does not have" in panel.of(Gone)[1].reason

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from monarch._core.telemetry import events as ev
 from monarch_kernel.views import model as views
 from monarch_kernel.views.model import patch, snapshot
+from monarch_kernel.views.parts import narrowed
 from monarch_kernel.views.protocol import MOST_SPANS, FromKernel
 from pages import RANKS, Log, Page, histories
 
@@ -112,7 +113,23 @@ def test_figures_of_a_rank_become_its_load() -> None:
     assert (load_of(-1.0, 0.5), load_of(-1.0, 7.0), load_of(0.25, 7.0)) == (0.5, 1.0, 0.25)
 
 
-def test_the_bar_of_a_mesh_has_its_slowest_and_fastest_rank() -> None:
-    log = _log(*(ev.Progress(rank, "epoch", 10.0 - rank, 20.0, "step", False) for rank in range(3)))
+def test_bar_has_how_far_each_of_its_ranks_is() -> None:
+    log = _log(*(ev.Progress(rank, "epoch", 10.0 - rank, 20.0, "step", rank == 2) for rank in range(3)))
     (row,) = snapshot(log.model, "uid", [], log.now)[0].bars
-    assert (row.done, row.slowest, row.most, row.fastest, row.ended) == (8.0, 2, 10.0, 0, 0.0)
+    assert (row.ranks, row.done, row.total, row.left) == ([0, 1, 2], [10.0, 9.0, 8.0], [20.0], [0, 1])
+    assert row.ended == 0.0 and not row.together
+
+
+def test_view_of_a_slice_has_the_bars_of_its_ranks() -> None:
+    log = _log(
+        *(ev.Progress(rank, "epoch", 10.0 - rank, 20.0 + rank, "step", rank == 1) for rank in range(3)),
+        ev.Progress(2, "other", 1.0, 2.0, "step", False),
+        ev.Progress(-1, "start", 1.0, 3.0, "ranks", False),
+        ev.Progress(-1, "heal", 1.0, 2.0, "ranks", False, (0, 1)),
+        ev.Progress(-1, "copy", 1.0, 2.0, "ranks", False, (0, 2)),
+    )
+    shown = snapshot(log.model, "uid", [], log.now)[0]
+    epoch, *others = narrowed(shown, [1], {"procs": 1}).bars
+    assert (epoch.ranks, epoch.done, epoch.total, epoch.left) == ([1], [9.0], [21.0], [])
+    assert epoch.ended == shown.now, "rank 0 goes on, but this one has ended"
+    assert [bar.bar for bar in others] == ["start", "heal"]

@@ -242,11 +242,10 @@ describe('the view of a mesh', () => {
     const bar = {
       bar: 'epoch 2',
       unit: 'batches',
-      done: 40,
-      most: 55,
-      total: 100,
-      slowest: 3,
-      fastest: 1,
+      ranks: [0, 1, 2, 3],
+      done: [50, 55, 45, 40],
+      total: [100],
+      left: [0, 1, 2, 3],
       started: 1000
     };
     await start(4, { bars: [bar] });
@@ -255,11 +254,11 @@ describe('the view of a mesh', () => {
   });
 
   test('drops the bar of work that ended some seconds ago', async () => {
-    const bar = { unit: 'ranks', done: 4, most: 4, total: 4, slowest: -1, fastest: -1, started: 990 };
+    const bar = { unit: 'ranks', ranks: [], done: [4], total: [4], left: [], started: 990, together: true };
     const bars = [
       { ...bar, bar: 'start', ended: 1000 },
       { ...bar, bar: 'heal', ended: 1009 },
-      { ...bar, bar: 'epoch', done: 3, ended: 1009 }
+      { ...bar, bar: 'epoch', done: [3], ended: 1009 }
     ];
     await start(4, { bars });
     await shows('done in 19 s');
@@ -344,7 +343,7 @@ describe('the view of a mesh', () => {
 });
 
 test('the bar of a rank that died in the middle has no time left', async () => {
-  const bar = { bar: 'train', unit: 'it', done: 29, most: 31, total: 100, slowest: 1, fastest: 0, started: 1000 };
+  const bar = { bar: 'train', unit: 'it', ranks: [0, 1], done: [31, 29], total: [100], left: [0, 1], started: 1000 };
   const call = { call: 1, title: 'cell [5]', cell: 5, ranks: [0, 1], left: [0], started: 1000 };
   await start(2, { bars: [bar], calls: [call] });
   await shows('left');

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 
 from monarch._actors import interrupts
 from monarch._actors.cleanup import Region, is_in, of_interrupt, region_of
+from monarch._actors.letting_go import letting_go
 from monarch._node.remote_errors import is_ours
 
 _LASTS = 0.6
@@ -95,4 +96,5 @@ interrupts.on_notice.append(_look)
 
 def forget_interrupt() -> None:
     """Note the end of a call that was interrupted; the interrupt holds its frames."""
-    interrupts.raised.pop(threading.get_ident(), None)
+    with letting_go():
+        interrupts.raised.pop(threading.get_ident(), None)

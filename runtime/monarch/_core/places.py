@@ -8,6 +8,8 @@ import sysconfig
 from types import FrameType
 
 _CELL = re.compile(r"cell \[\d+\]")
+_MARIMO = re.compile(r"__marimo__cell_(\w+)_\.py")
+"""The files that marimo compiles its cells as, by the id of the cell."""
 _DEPTH = 200
 """Frames that are searched."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -62,4 +64,8 @@ def _shown_name(file: str) -> str:
     if _CELL.fullmatch(file):
         return file
     installed = "site-packages" in file or "dist-packages" in file
-    return "" if installed or file.startswith(_LIBRARIES) else os.path.basename(file)
+    if installed or file.startswith(_LIBRARIES):
+        return ""
+    name = os.path.basename(file)
+    marimo = _MARIMO.fullmatch(name)
+    return f"cell {marimo[1]}" if marimo is not None else name

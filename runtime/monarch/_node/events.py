@@ -41,6 +41,8 @@ class NodeEvents:
         wait for calls to the mesh; in the thread that replaces."""
         self.controller_changed: Event[[]] = Event(tell_error)
         """Another program controls this process from now on."""
+        self.interrupted: Event[[Any]] = Event(tell_error)
+        """A KeyboardInterrupt ends a thread's wait for this future; in that thread."""
         self.closing: Event[[]] = Event(tell_error)
         """The node closes; told in the thread that closes it."""
 

@@ -93,7 +93,12 @@ class Future(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.done:
             self.wanted = True
-            if not self._node.waits.wait(self, timeout) and timeout is not None:
+            try:
+                is_over = self._node.waits.wait(self, timeout)
+            except KeyboardInterrupt:
+                self._node.events.interrupted.tell(self)
+                raise
+            if not is_over and timeout is not None:
                 self.wanted = False
                 why = f"{self._missing()}{self._front(timeout)}"
                 raise CallTimeoutError(

@@ -14,6 +14,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe, describe_all
+from monarch._core.text.durations import duration_text
 from monarch._node.call_watch import CallGroup
 from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
@@ -40,6 +41,8 @@ _CONSTANT = frozenset({type(None), bool, int, float, str, bytes})
 """Types whose values may be shared."""
 _LINE = 200
 """Characters of the first line of an error in the events of a mesh."""
+_OLD = 2.0
+"""Seconds before the end of a process from which on the age of its last lines is told."""
 _WORTH = 1.0
 """Seconds of a timed-out wait from which on the ranks are asked what they run instead."""
 
@@ -523,7 +526,7 @@ def died(
         lines.append(f"{procs} {(describe_all if len(ranks) > 1 else describe)(cause, at)}")
         tail = last_lines(lost[ranks[0]])
         if tail and not stopped:
-            lines.append(f"  last lines of stderr of rank {base[ranks[0]]}:")
+            lines.append(f"  last lines of stderr of rank {base[ranks[0]]}{age_of_lines(lost[ranks[0]])}:")
             lines.extend(f"    {line}" for line in tail)
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
@@ -544,11 +547,23 @@ def add_note(error: BaseException, note: str) -> None:
         error.message = text
 
 
+def age_of_lines(dead: Dead) -> str:
+    """Describe how old the last stderr lines of a proc are; empty if they are from its end."""
+    return f", written {duration_text(dead.quiet)} before its death" if dead.quiet >= _OLD else ""
+
+
 def last_lines(dead: Dead) -> list[str]:
-    """Return the last stderr lines of a proc, at most ``TAIL_LINES``; of a progress bar, its last state."""
+    """Return the last stderr lines of a proc, at most ``TAIL_LINES``; of a progress bar, its last state.
+
+    Lines from before its last cell have nothing to do with its death.
+    """
     count = TAIL_LINES()
-    for stream, _, data in dead.tails:
+    for stream, offset, data in dead.tails:
         if stream == "stderr":
+            # A program that opens /dev/stderr itself has made the file shorter.
+            old = max(0, dead.since - offset) if dead.since <= offset + len(data) else 0
+            if not (data := data[old:]).strip():
+                return []
             lines = data.decode(errors="replace").rstrip().split("\n")
             return [line.rstrip("\r").rpartition("\r")[2] for line in lines][-count:] if count else []
     return []

@@ -34,8 +34,8 @@ _STATES = {
 }
 
 
-_STARVED = 0.5
-"""Part of its silence for which a process is ready to run and has no CPU, from which on that is the cause."""
+_MOST = 0.5
+"""Part of a time for which a process runs, or is ready to and has no CPU, from which on that is its state."""
 
 
 def check_bound(bound: float | None) -> None:
@@ -116,8 +116,10 @@ class Liveness:
         self._back: list[str] = []
         """Processes that answer again, of which nobody has been told."""
         self._asked: dict[str, float] = {}
-        self._starved: dict[str, float] = {}
-        """Seconds for which each asked process had waited for a CPU by then."""
+        self._shares: dict[str, tuple[float, float, float]] = {}
+        """For each asked process of this host: when its CPU was last looked at, and its ``cpu_shares`` then."""
+        self._reported: set[str] = set()
+        """Unresponsive processes that a line has named."""
         self._ticking = False
         self._latest = 0
         """The port of the last call at the last look."""
@@ -143,18 +145,37 @@ class Liveness:
         silent: dict[tuple[str, str, bool], list[int]] = {}
         for proc, asked in list(self._asked.items()):
             uid, rank = split_proc(proc)
-            if proc not in self.since and now - asked >= self.bounds.get(uid, USUAL):
+            bound = self.bounds.get(uid, USUAL)
+            if proc in self._reported or now - asked < bound or self._makes_progress(proc, now, bound):
+                continue
+            self._reported.add(proc)
+            if proc not in self.since:
                 self.since[proc] = asked
-                text = self.text(proc)
-                self.changed.tell(proc, text)
-                # Unknown for processes of other hosts.
-                silent.setdefault((uid, text, proc in node.peers.pids), []).append(rank)
+                self.changed.tell(proc, self.text(proc))
+            # Unknown for processes of other hosts.
+            silent.setdefault((uid, self.text(proc), proc in node.peers.pids), []).append(rank)
         for (uid, text, lives), ranks in silent.items():
             alive = ("it is alive, and " if len(ranks) == 1 else "they are alive, and ") if lives else ""
             each = "" if len(ranks) == 1 else "each of "
             calls = "its calls are waiting" if len(ranks) == 1 else "their calls are waiting"
             self._say(f"{each}{self._title(uid, ranks)} {text}; {alive}{calls}")
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
+
+    def _makes_progress(self, proc: str, now: float, bound: float) -> bool:
+        """Return whether an overdue process computes, or waits for a CPU: that is no reason for an alarm.
+
+        It counts as busy until it has not been for the bound, so a wait after a long computation is reported too.
+        """
+        if proc not in self._shares or process_state(pid := self._node.peers.pids.get(proc, 0)) in _STATES:
+            return False
+        begun, ran, waited = self._shares[proc]
+        if now - begun < bound:
+            return True
+        has_run, has_waited = cpu_shares(pid)
+        if has_run - ran + has_waited - waited <= _MOST * (now - begun):
+            return False
+        self._shares[proc] = now, has_run, has_waited
+        return True
 
     def ask(self, procs: Iterable[str], now: float) -> None:
         """Ask processes without an open request."""
@@ -170,7 +191,8 @@ class Liveness:
                 if isinstance(peer, RemotePeer):
                     far.setdefault(uid, {})[rank] = peer
                     continue
-                self._starved[proc] = cpu_shares(node.peers.pids.get(proc, 0))[1]
+                if pid := node.peers.pids.get(proc, 0):
+                    self._shares[proc] = now, *cpu_shares(pid)
                 peer.send(ask_frame(node, request(here), self._port))
         for peers in far.values():
             # One message to all: there may be thousands.
@@ -207,11 +229,12 @@ class Liveness:
         """Note that a process has answered."""
         self._asked.pop(proc, None)
         since = self.since.pop(proc, None)
+        if proc in self._reported:
+            self._reported.discard(proc)
+            self._back.append(proc)
+            if len(self._back) == 1:
+                self._node.receive_loop.call_later(_SAY, self._say_back)
         if since is not None:
-            if time.monotonic() - since >= self.bounds.get(split_proc(proc)[0], USUAL):
-                self._back.append(proc)
-                if len(self._back) == 1:
-                    self._node.receive_loop.call_later(_SAY, self._say_back)
             self.changed.tell(proc, "")
         if self._looks is not None and self._looks.done:
             self._node.receive_loop.notify(self._looks)
@@ -231,26 +254,35 @@ class Liveness:
 
     def forget(self, proc: str) -> None:
         """Forget a process that has died."""
-        for table in (self._asked, self.since, self._starved):
+        for table in (self._asked, self.since, self._shares):
             table.pop(proc, None)
+        self._reported.discard(proc)
         for each in list(self.rounds):
             each.forget(proc)
 
     def text(self, proc: str) -> str:
         """Describe an unresponsive process; empty for others."""
+        now = time.monotonic()
         since = self.since.get(proc)
         if since is None:
-            return ""
+            # Not reported if it computes, but a caller whose time is over should know.
+            since = self._asked.get(proc, now)
+            if now - since < self.bounds.get(split_proc(proc)[0], USUAL):
+                return ""
         pid = self._node.peers.pids.get(proc, 0)
         why = ""
-        seconds = time.monotonic() - since
         if state := process_state(pid):
-            starved = cpu_shares(pid)[1] - self._starved.get(proc, 0.0) > _STARVED * seconds
-            usual = (
-                "it gets no CPU, since this machine is overloaded" if starved else "it is in C code that holds the GIL"
-            )
-            why = _STATES.get(state, usual)
-        return f"has not answered for {seconds:.1f} s" + (f": {why}" if why else "")
+            why = _STATES.get(state) or self._why_busy(proc, pid, now)
+        return f"has not answered for {now - since:.1f} s" + (f": {why}" if why else "")
+
+    def _why_busy(self, proc: str, pid: int, now: float) -> str:
+        """Describe why a process that is not suspended does not answer."""
+        begun, ran, waited = self._shares.get(proc, (now, math.inf, math.inf))
+        has_run, has_waited = cpu_shares(pid)
+        most = _MOST * (now - begun)
+        if has_waited - waited > most:
+            return "it gets no CPU, since this machine is overloaded"
+        return f"it {'computes' if has_run - ran > most else 'is'} in C code that holds the GIL"
 
     def _title(self, uid: str, ranks: list[int]) -> str:
         return f"{describe_ranks(ranks)} of {self._node.names.get(uid, uid)}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from monarch._actors.letting_go import lets_go
 from monarch._notebook.display import clear_output, current_display, display, publish_display_data, update_display
 from monarch._notebook.figures import leave_inline_backend
 from monarch._notebook.import_hooks import when_imported
 from monarch._notebook.progress import adapt_rich, adapt_tqdm, adapt_tqdm_notebook
 from monarch._procs.os.spawned import spawn_by_value
+from monarch._tensors.torch_compat import hasten_loaders
 
 
 def adapt_libraries() -> None:
@@ -24,6 +26,7 @@ def adapt_libraries() -> None:
     when_imported("tqdm.notebook", adapt_tqdm_notebook)
     when_imported("rich.live", adapt_rich)
     when_imported("multiprocessing.reduction", lambda _: spawn_by_value())
+    when_imported("torch.utils.data.dataloader", lambda module: hasten_loaders(module, lets_go))
 
 
 def _adapt_display(module: Any) -> None:

@@ -29,7 +29,9 @@ def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module
     found = _CELL.fullmatch(name)
     if found is None:
         return tree
-    variables[_NAME] = prepare().slot
+    mark = prepare()
+    mark.begin()
+    variables[_NAME] = mark.slot
     marker = _Marker(Mark.at(int(found[1]), 0))
     tree.body = marker.block(tree.body, False)
     return tree

@@ -17,7 +17,7 @@ from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.procs.queries import actors_at
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
-from monarch._node.gather import last_lines
+from monarch._node.gather import age_of_lines, last_lines
 from monarch._node.node import Node
 from monarch._supervision.escalation import Escalation
 from monarch._supervision.mesh_failure import MeshFailure
@@ -180,7 +180,9 @@ class Deaths:
                     if known is not None:
                         old = known.dead
                         cause = NotRestarted(old.cause, str(error))
-                        known.dead = m.Dead(old.proc, cause, False, old.tails, at=old.at)
+                        known.dead = m.Dead(
+                            old.proc, cause, False, old.tails, at=old.at, since=old.since, quiet=old.quiet
+                        )
                 commands = shared.supervision.not_restarted(begin.ranks)
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
@@ -233,7 +235,7 @@ class Deaths:
         text = f"its process {dead.reason}" if len(ranks) == 1 else f"each of their processes {dead.reason}"
         tail = last_lines(dead)
         if tail:
-            text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
+            text += "\n" + "\n".join([f"last lines of stderr{age_of_lines(dead)}:", *(f"  {line}" for line in tail)])
         whole = whole_of(meshes_of(self._node).own_procs[uid], self._node)
         name, actors = meshes_of(self._node).proc_meshes[uid][0], actors_at(uid, ranks, self._node)
         return MeshFailure(name, whole, ranks, text, dead.reason, when, list(calls), actors=actors)

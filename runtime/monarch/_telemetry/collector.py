@@ -319,7 +319,9 @@ def events_of(mesh: ProcMeshLike | ActorMeshLike) -> EventTable:
 @service("collector.progress", "local")
 def progress(mesh: ProcMeshLike | ActorMeshLike, bar: str, done: float, total: float, unit: str, ended: bool) -> None:
     """Service: report how far long work on a mesh has come."""
-    event = Progress(-1, bar, done, total, unit, ended)
+    region = region_of(mesh)
+    ranks = () if region == state_of(mesh).procs.region() else tuple(region.base_ranks())
+    event = Progress(-1, bar, done, total, unit, ended, ranks)
     node_of(mesh).part(Collector).advance(state_of(mesh).procs.uid, event)
 
 

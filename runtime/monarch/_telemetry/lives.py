@@ -63,6 +63,8 @@ class Lives:
         """How many it starts in all."""
         self._next = 0.0
         """When its progress is written again, if it has not ended."""
+        self._starting: set[int] = set()
+        """The ranks of the processes that it starts."""
 
     def resized(self, when: float) -> None:
         """Write the mesh as it is now, unless it is as before."""
@@ -96,6 +98,7 @@ class Lives:
             self._former.add(former)
         self._now[rank], self.ranks[proc] = proc, rank
         self._coming.add(proc)
+        self._starting.add(rank)
         self._wanted = max(self._wanted, len(self._coming))
         if proc in self._pids:
             self.started(proc, self._pids[proc], when)
@@ -137,9 +140,11 @@ class Lives:
         if ended or when >= self._next:
             self._next = when + _EVERY
             done = self._wanted - len(self._coming)
-            self.log.add(Progress(-1, self._goal, done, self._wanted, "ranks", ended), when)
+            ranks = () if len(self._starting) >= len(self._now) else tuple(sorted(self._starting))
+            self.log.add(Progress(-1, self._goal, done, self._wanted, "ranks", ended, ranks), when)
         if ended:
             self._wanted, self._next = 0, 0.0
+            self._starting.clear()
 
     def report(self, proc: str, state: bytes, more: list[bytes], when: float, ahead: float) -> None:
         """Write the report of a rank.

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -23,6 +24,8 @@ _OWN_TYPES = 40
 """The first of the numbers of backend types that no backend of torch has; the last is 255."""
 HELD = datetime.timedelta(days=365)
 """Added to gloo's timeout of groups that this package watches instead, so that it never ends a collective."""
+WORKERS_S = 0.2
+"""Seconds for the workers of a data loader that a failed or stopped call has left, before torch ends them."""
 _recorded_as: dict[str, str] = {}
 """By name of a group with new connections, the one that these had when they were made: torch records it. Single
 operations."""
@@ -510,3 +513,35 @@ def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[i
 
     local, offset = compute_local_shape_and_global_offset(cast("Any", shape), mesh, placements)
     return tuple(local), tuple(offset)
+
+
+def hasten_loaders(module: Any, is_left_behind: Callable[[], bool]) -> None:
+    """Wait no more than a moment for workers that nobody needs: torch waits 5 s for one in the middle of an item.
+
+    Args:
+        module: ``torch.utils.data.dataloader``.
+        is_left_behind: whether an iterator that ends now was left behind by a call that failed or was stopped.
+    """
+    iterator = module._MultiProcessingDataLoaderIter
+    shut_down: Callable[[Any], None] = iterator._shutdown_workers
+
+    def _shutdown_workers(self: Any) -> None:
+        if is_left_behind() and not getattr(self, "_shutdown", True):
+            deadline = time.monotonic() + WORKERS_S
+            workers: list[Any] = self.__dict__.get("_workers", [])
+            for worker in workers:
+                worker.join = _join_until(worker, deadline)
+        shut_down(self)
+
+    iterator._shutdown_workers = _shutdown_workers
+
+
+def _join_until(worker: Any, deadline: float) -> Callable[..., None]:
+    """Return a ``join`` of a worker for once: after it, torch terminates the worker, and joins it again."""
+
+    def join(timeout: float | None = None) -> None:
+        del worker.join
+        left = max(0.0, deadline - time.monotonic())
+        worker.join(left if timeout is None else min(timeout, left))
+
+    return join

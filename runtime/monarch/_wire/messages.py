@@ -192,6 +192,10 @@ class Dead(_Message, tag=9):
     """Seconds since the epoch when its agent learned of it; 0 if unknown."""
     at: CellRef | None = None
     """The line of the notebook cell that it ran; None if none."""
+    since: int = 0
+    """Offset in stderr at which its last cell began; 0 if it ran none."""
+    quiet: float = 0.0
+    """Seconds from its last output to stderr to its end; 0 if unknown."""
 
     @property
     def reason(self) -> str:

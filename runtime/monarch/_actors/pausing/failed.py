@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from types import FrameType, TracebackType
 
+from monarch._actors.letting_go import letting_go
 from monarch._actors.pausing.gate import gate
 from monarch._actors.pausing.tracing import describe
 
@@ -31,7 +32,8 @@ class Failed:
 
     def forget(self) -> bool:
         """Let the frames go, and all that they hold; return whether there were any."""
-        had, self._error = self._error is not None, None
+        with letting_go():
+            had, self._error = self._error is not None, None
         return had
 
     def text(self) -> str:

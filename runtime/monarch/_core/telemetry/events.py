@@ -173,6 +173,8 @@ class Progress(_Event, frozen=True, tag="progress"):
     """Not positive if unknown."""
     unit: str
     ended: bool
+    ranks: tuple[int, ...] = ()
+    """For the rank -1, those that the work is on; none for all of the mesh."""
 
 
 class Diverged(_Event, frozen=True, tag="diverged"):

@@ -274,7 +274,7 @@ def _progress(model: MeshModel, event: Progress, entry: Entry) -> None:
         model.bars.pop(event.bar, None)
         bar = model.bars[event.bar] = BarModel(event.bar, event.unit, started=entry.time)
     bar.done[event.rank], bar.total[event.rank] = event.done, event.total
-    bar.unit, bar.changed = event.unit, entry.number
+    bar.unit, bar.ranks, bar.changed = event.unit, event.ranks, entry.number
     if event.ended:
         bar.ended.add(event.rank)
     else:

@@ -102,6 +102,8 @@ class BarModel:
     done: dict[int, float] = field(default_factory=dict[int, float])
     """By rank; -1 for the mesh as a whole."""
     total: dict[int, float] = field(default_factory=dict[int, float])
+    ranks: tuple[int, ...] = ()
+    """Those that work of the mesh as a whole is on; none for all."""
     started: float = 0.0
     ended: set[int] = field(default_factory=set[int])
     over: float = 0.0

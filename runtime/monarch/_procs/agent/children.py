@@ -137,7 +137,7 @@ class Children:
             child.stopping, cause = True, Stopped()
         if child.killed and child.cause is not None:
             cause = child.cause
-        return self._gone(child, cause, last.place if not child.stopping else None)
+        return self._gone(child, cause, last.place if not child.stopping else None, last.stderr)
 
     def _seen(self, cause: Exited | Signaled) -> Cause:
         """Return a cause with what the system knows about it."""
@@ -149,7 +149,10 @@ class Children:
             case _:
                 return cause
 
-    def _gone(self, child: Child, cause: Cause, at: CellRef | None = None) -> Dead:
+    def _gone(self, child: Child, cause: Cause, at: CellRef | None = None, since: int = 0) -> Dead:
+        now = time.time()
+        # No code of the agent changes it, but where output was dropped.
+        quiet = max(0.0, now - os.fstat(child.fds[1]).st_mtime)
         tails: list[tuple[str, int, bytes]] = []
         for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
             chunk = read_tail(fd, _LAST_WORDS)
@@ -161,9 +164,8 @@ class Children:
             os.close(fd)
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
-        now = time.time()
-        dead = Dead(child.proc, cause, child.stopping, tails, now, at)
-        self._dead[child.proc] = Dead(child.proc, cause, child.stopping, brief(tails), now, at)
+        dead = Dead(child.proc, cause, child.stopping, tails, now, at, since, quiet)
+        self._dead[child.proc] = Dead(child.proc, cause, child.stopping, brief(tails), now, at, since, quiet)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from monarch._core.causes import CellRef
 
-_SIZE = 8
+_FORM = struct.Struct("qq")
+_SIZE = _FORM.size
 _SHIFT = 32
 _STOPPED = -0x73746F70706564
 """In place of a line: the process ends because its owner stopped it. No line of a cell is negative."""
@@ -22,6 +23,8 @@ class Last(NamedTuple):
     """The cell line that it ran; None if none."""
     stopped: bool
     """Whether it ended because its owner stopped it."""
+    stderr: int = 0
+    """Bytes of its standard error when its last cell began; 0 if it ran none."""
 
 
 class Mark:
@@ -29,7 +32,15 @@ class Mark:
 
     def __init__(self, folder: str, proc: str) -> None:
         self.slot = memoryview(_memory(_path(folder, proc))).cast("q")
-        """One element: the result of ``at``, or 0 between cells."""
+        """The result of ``at``, or 0 between cells; the size of stderr when the last cell began."""
+
+    def begin(self) -> None:
+        """Note that a cell begins."""
+        try:
+            self.slot[1] = os.fstat(2).st_size
+        except OSError:
+            # The code of the user has closed it.
+            self.slot[1] = 0
 
     @staticmethod
     def at(cell: int, line: int) -> int:
@@ -55,7 +66,7 @@ def mark_stopped(folder: str, proc: str) -> None:
     """Note that this process ends on request. An exit code would not do: any program may use it."""
     fd = os.open(_path(folder, proc), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.pwrite(fd, struct.pack("q", _STOPPED), 0)
+        os.pwrite(fd, _FORM.pack(_STOPPED, 0), 0)
     finally:
         os.close(fd)
 
@@ -82,9 +93,9 @@ def read_mark(folder: str, proc: str) -> CellRef | None:
 
 
 def _last(data: bytes) -> Last:
-    value = struct.unpack("q", data)[0] if len(data) == _SIZE else 0
+    value, stderr = _FORM.unpack(data) if len(data) == _SIZE else (0, 0)
     place = CellRef(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
-    return Last(place, value == _STOPPED)
+    return Last(place, value == _STOPPED, stderr)
 
 
 def _path(folder: str, proc: str) -> str:
