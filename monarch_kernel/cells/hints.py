@@ -90,8 +90,8 @@ class Hints:
     def _of_ranks(self, mesh: Mesh | None, name: str, ranks: list[int]) -> dict[int, str]:
         """Return a hint for each rank that lacks a name; ranks without one are left out."""
         holders = holders_of(mesh, name) if mesh is not None else []
-        after = mesh.replaced.after if mesh is not None else {}
-        lost = [rank for rank in ranks if rank in after]
+        replaced = mesh.replaced.after if mesh is not None else {}
+        lost = [rank for rank in ranks if rank in replaced]
         hint = ""
         if name in self._variables:
             hint = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
@@ -100,9 +100,15 @@ class Hints:
             hint = f"{name!r} is defined again now; run the failed lines in a new cell"
         elif holders:
             hint = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
+        elif mesh is not None and mesh.restarted is not None and not lost:
+            after = f" after {mesh.restarted}" if mesh.restarted else ""
+            hint = (
+                f"mesh {mesh.name!r} was restarted{after}, which cleared its variables; if a cell before that defines "
+                f"{name!r}, run it again"
+            )
         hints = dict.fromkeys(ranks, hint) if hint else {}
         if lost and (holders or (lost == ranks and not hint)):
-            who = f"{describe_ranks(lost)} {'was' if len(lost) == 1 else 'were'} replaced{_after(after, lost)}"
+            who = f"{describe_ranks(lost)} {'was' if len(lost) == 1 else 'were'} replaced{_after(replaced, lost)}"
             hints.update(dict.fromkeys(lost, f"{who} and lost {name!r}; {self._again(mesh, name, holders)}"))
         return hints
 

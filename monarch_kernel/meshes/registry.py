@@ -88,6 +88,8 @@ class Mesh:
         self.checked = recipe.env.get(CHECK_COLLECTIVES.variable) == "1"
         """Whether collectives are compared, as far as this notebook knows. Written by the threads of verbs."""
         self.replaced = Replaced(state_of(procs).procs.uid, len(procs), lambda rank: self.on_replaced(self, rank))
+        self.restarted: str | None = None
+        """The last cell of the mesh that a restart has replaced, empty if it had none; None without a restart."""
         self._bare: set[int] = set()
         """New ranks, or ranks about to be made, that lack the definitions. Any thread, in single set operations."""
         self.unfinished: list[Run] = []
@@ -428,6 +430,7 @@ class Meshes:
             new = self.up(mesh.recipe, names, lambda _, future: (future.get(), None)[1])
             # The mesh in use stays the same.
             self.used = used if used in self.by_name else new.name
+            new.restarted = mesh.replaced.last_cell
             return new
         finally:
             self._changing.pop(mesh.name, None)

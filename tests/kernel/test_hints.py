@@ -93,6 +93,11 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     assert "and lost 'lost'; %mesh heal --copy-from 0 lost copies it from rank 0" in cell.text
     assert "copied from rank 0: lost" in mortal.run("%mesh heal --copy-from 0 lost").ok().stream()
     assert mortal.mesh("lost").ok().shown == "[ranks 0-3] 7"
+    mortal.run("%mesh restart").ok()
+    cleared = re.search(
+        r"mesh 'mesh' was restarted after cell \[\d+\], which cleared its variables", mortal.mesh("lost").text
+    )
+    assert cleared is not None
 
 
 @pytest.mark.parametrize(
