@@ -101,6 +101,7 @@ def test_ranks_are_paused_and_resumed_by_buttons_and_commands(quiet: Any) -> Non
     view.locator(".mk-note").wait_for()
     button("Resume").click()
     book.wait(lambda: "resumed ranks 0-3" in view.locator(".mk-note").inner_text(), "the new answer")
+    book.page.clock.install()
     book.evaluate("app.commands.execute('monarch:pause-ranks')")
     view.locator(".mk-tile.mk-paused").nth(3).wait_for()
     book.evaluate("app.commands.execute('monarch:resume-ranks')")
@@ -111,7 +112,8 @@ def test_ranks_are_paused_and_resumed_by_buttons_and_commands(quiet: Any) -> Non
     view.get_by_role("button", name="Cancel").click()
     book.stop()
     book.idle()
-    # The result of the last action goes by itself.
+    # The result of the last action goes by itself, after 12 s.
+    book.page.clock.fast_forward(12_000)
     book.wait(lambda: not view.locator(".mk-note").count(), "no old answer")
     assert not errors
 
