@@ -137,7 +137,7 @@ class Notebook:
         self.client = self.manager.client()
         self.client.start_channels()
         try:
-            self.client.wait_for_ready(timeout=GUARD)
+            self._await_ready()
         except BaseException:
             self.close()
             raise
@@ -145,6 +145,29 @@ class Notebook:
         self.events: list[dict[str, Any]] = []
         """The events of its debugger."""
         self.guard = GUARD
+
+    def _await_ready(self) -> None:
+        """Wait until the kernel answers and its messages come.
+
+        As ``wait_for_ready`` of the client, which then waits 0.2 s more for messages that are late.
+        """
+        until = time.monotonic() + GUARD
+        asked, answered, idle = "", False, False
+        again = 0.0
+        while not (answered and idle):
+            if time.monotonic() > again:
+                if not self.manager.is_alive() or time.monotonic() > until:
+                    raise RuntimeError("the kernel has not started")
+                # What it publishes before this client is connected is lost.
+                asked, answered, idle = self.client.kernel_info(), False, False
+                again = time.monotonic() + 0.5
+            zmq.select([self.client.iopub_channel.socket, self.client.shell_channel.socket], [], [], _PAUSE)
+            while self.client.shell_channel.msg_ready():
+                answered |= self.client.shell_channel.get_msg(timeout=0)["parent_header"].get("msg_id") == asked
+            while self.client.iopub_channel.msg_ready():
+                message = self.client.iopub_channel.get_msg(timeout=0)
+                state = message["content"].get("execution_state")
+                idle |= message["parent_header"].get("msg_id") == asked and state == "idle"
 
     def send(self, code: str, subshell: str | None = None, cell_id: str | None = None, **options: Any) -> Cell:
         """Sends a cell, which runs when those before it have ended."""
