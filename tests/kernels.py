@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
 from jupyter_client.manager import KernelManager
 
+from leaks import wait_until
 from monarch._core.shapes.ranks import parse_ranks
 from monarch_kernel.output.waiting import MARK
 
@@ -235,6 +238,22 @@ class Notebook:
 
     def close(self, now: bool = False) -> None:
         """Shuts the kernel down."""
+        pid = getattr(self.manager.provisioner, "pid", None)
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=now)
         self.manager.cleanup_resources()
+        if now and pid is not None:
+            _remove_unopened(pid)
+
+
+def _remove_unopened(pid: int) -> None:
+    """Remove the session folder of a kernel that was killed before its agent was there, as the next session does."""
+
+    def unopened() -> list[Path]:
+        folders = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"*/s*-{pid}-*")
+        return [folder for folder in folders if not (folder / "agent").exists()]
+
+    # An agent that is just starting removes it itself.
+    if unopened() and not wait_until(lambda: not unopened(), 1.0):
+        for folder in unopened():
+            shutil.rmtree(folder, ignore_errors=True)
