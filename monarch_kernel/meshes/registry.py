@@ -411,7 +411,7 @@ class Meshes:
         mesh = self.get(name)
         used, node = self.used, current_node()
         # An interrupt may come at any point: known before it begins, the restart can be waited for in any case.
-        change: Promise[Mesh] = Promise(node, f"restart of {mesh.name}")
+        change: Promise[Mesh] = Promise(node, f"the restart of mesh {mesh.name!r}")
         begun = threading.Lock()
 
         def work() -> Mesh:
@@ -421,7 +421,7 @@ class Meshes:
 
         try:
             self._changing[mesh.name] = change
-            return in_thread(node, change.label, work, change).get()
+            return in_thread(node, f"restart of {mesh.name}", work, change).get()
         except KeyboardInterrupt:
             if begun.acquire(blocking=False):
                 self._changing.pop(mesh.name, None)
