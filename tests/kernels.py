@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import zmq
@@ -22,8 +23,6 @@ ALL = {0, 1, 2, 3}
 """Ranks of the mesh that tests share."""
 GUARD = 30.0
 """Seconds after which something is taken to hang; a test of very many ranks sets more for its notebook."""
-_PAUSE = 0.02
-"""Seconds after which a condition is looked at again that no message has made true."""
 
 
 class Cell:
@@ -164,7 +163,7 @@ class Notebook:
                 # What it publishes before this client is connected is lost.
                 asked, answered, idle = self.client.kernel_info(), False, False
                 again = time.monotonic() + 0.5
-            zmq.select([self.client.iopub_channel.socket, self.client.shell_channel.socket], [], [], _PAUSE)
+            zmq.select([self.client.iopub_channel.socket, self.client.shell_channel.socket], [], [], 0.02)
             while self.client.shell_channel.msg_ready():
                 answered |= self.client.shell_channel.get_msg(timeout=0)["parent_header"].get("msg_id") == asked
             while self.client.iopub_channel.msg_ready():
@@ -207,16 +206,17 @@ class Notebook:
     def take(self, condition: Callable[[], Any], what: str) -> None:
         """Takes messages until something is so."""
         until = time.monotonic() + self.guard
-        channels = ((self.client.iopub_channel, self._shown), (self.client.shell_channel, self._replied))
         while not condition():
             if time.monotonic() > until:
                 self.interrupt()
                 raise AssertionError(f"hangs: {what}; shown: {[cell.text for cell in self.cells.values()][-3:]}")
-            # Not by the client's own functions, each of which runs an event loop.
-            zmq.select([each.socket for each, _ in channels], [], [], _PAUSE)
-            for channel, keep in channels:
-                while channel.msg_ready():
-                    keep(channel.get_msg(timeout=0))
+            for get, keep in ((self.client.get_iopub_msg, self._shown), (self.client.get_shell_msg, self._replied)):
+                try:
+                    keep(get(timeout=0.005))
+                    while True:
+                        keep(get(timeout=0))
+                except Empty:
+                    continue
 
     def _shown(self, message: dict[str, Any]) -> None:
         if message["msg_type"] == "debug_event":
