@@ -50,7 +50,7 @@ _FOLDER = mark_this_run()
 _WEDGED = 150.0
 """Seconds beyond its time limit after which a test can no longer end by itself: the process says where, and exits."""
 _SLOW_COLLECTION = 0.1
-"""Seconds of a garbage collection after which later ones leave out what it has looked through."""
+"""Seconds of CPU of a garbage collection after which later ones leave out what it has looked through."""
 _BROWSER = "browser"
 _LATER = 6
 """Files that begin before the first one with a browser."""
@@ -156,9 +156,9 @@ def leaks() -> Iterator[Kit]:
     """Looks after each test whether it has left anything behind."""
     kit = Kit()
     yield kit
-    begun = time.monotonic()
+    begun = time.thread_time()
     gc.collect()
-    seconds = time.monotonic() - begun
+    seconds = time.thread_time() - begun
     left = kit.left()
     if seconds > _SLOW_COLLECTION:
         # What this test keeps for others of its module, such as parsed files.
