@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import zmq
 from jupyter_client.manager import KernelManager
 
+from leaks import wait_until
 from monarch._core.shapes.ranks import parse_ranks
 from monarch_kernel.output.waiting import MARK
 
@@ -135,7 +139,7 @@ class Notebook:
         self.client = self.manager.client()
         self.client.start_channels()
         try:
-            self.client.wait_for_ready(timeout=GUARD)
+            self._await_ready()
         except BaseException:
             self.close()
             raise
@@ -143,6 +147,29 @@ class Notebook:
         self.events: list[dict[str, Any]] = []
         """The events of its debugger."""
         self.guard = GUARD
+
+    def _await_ready(self) -> None:
+        """Wait until the kernel answers and its messages come.
+
+        As ``wait_for_ready`` of the client, which then waits 0.2 s more for messages that are late.
+        """
+        until = time.monotonic() + GUARD
+        asked, answered, idle = "", False, False
+        again = 0.0
+        while not (answered and idle):
+            if time.monotonic() > again:
+                if not self.manager.is_alive() or time.monotonic() > until:
+                    raise RuntimeError("the kernel has not started")
+                # What it publishes before this client is connected is lost.
+                asked, answered, idle = self.client.kernel_info(), False, False
+                again = time.monotonic() + 0.5
+            zmq.select([self.client.iopub_channel.socket, self.client.shell_channel.socket], [], [], 0.02)
+            while self.client.shell_channel.msg_ready():
+                answered |= self.client.shell_channel.get_msg(timeout=0)["parent_header"].get("msg_id") == asked
+            while self.client.iopub_channel.msg_ready():
+                message = self.client.iopub_channel.get_msg(timeout=0)
+                state = message["content"].get("execution_state")
+                idle |= message["parent_header"].get("msg_id") == asked and state == "idle"
 
     def send(self, code: str, subshell: str | None = None, cell_id: str | None = None, **options: Any) -> Cell:
         """Sends a cell, which runs when those before it have ended."""
@@ -211,6 +238,22 @@ class Notebook:
 
     def close(self, now: bool = False) -> None:
         """Shuts the kernel down."""
+        pid = getattr(self.manager.provisioner, "pid", None)
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=now)
         self.manager.cleanup_resources()
+        if now and pid is not None:
+            _remove_unopened(pid)
+
+
+def _remove_unopened(pid: int) -> None:
+    """Remove the session folder of a kernel that was killed before its agent was there, as the next session does."""
+
+    def unopened() -> list[Path]:
+        folders = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"*/s*-{pid}-*")
+        return [folder for folder in folders if not (folder / "agent").exists()]
+
+    # An agent that is just starting removes it itself.
+    if unopened() and not wait_until(lambda: not unopened(), 1.0):
+        for folder in unopened():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -140,8 +140,13 @@ def pids_named(*names: str, before: Container[int] = ()) -> list[int]:
 
 
 def threads() -> dict[int, str]:
-    """Threads of the library in this process."""
-    return {each.ident or 0: each.name for each in threading.enumerate() if each.name.startswith("monarch")}
+    """Threads of the library in this process, without those that end by themselves if nothing more comes for them."""
+    idle = state.idle_threads()
+    return {
+        each.ident or 0: each.name
+        for each in threading.enumerate()
+        if each.name.startswith("monarch") and each.ident not in idle
+    }
 
 
 def descriptors() -> Counter[str]:

@@ -104,9 +104,19 @@ def unsettled() -> list[str]:
     return found
 
 
+def idle_threads() -> set[int]:
+    """Threads of the lanes of this process that wait for more work, for as long as a lane does.
+
+    That they end is a test of the lanes, and looked at after the last test.
+    """
+    node = _node()
+    lanes = list(node.lanes._lanes.values()) if node is not None else []
+    return {worker.ident for lane in lanes for worker in list(lane._workers) if not worker.busy}
+
+
 def strange_threads(before: Iterable[int]) -> list[str]:
     """Threads that have come and whose names are not known."""
-    known = set(before)
+    known = {*before, *idle_threads()}
     return [
         f"thread {each.name}"
         for each in threading.enumerate()

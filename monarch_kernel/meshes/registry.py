@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -18,6 +19,7 @@ from monarch._kernel_api import (
     Liveness,
     Namespace,
     ProcMesh,
+    Promise,
     StateTransfer,
     ask_soon,
     called,
@@ -406,19 +408,26 @@ class Meshes:
             told: called with the outcome, if the wait was interrupted.
 
         Raises:
-            KeyboardInterrupt: the wait was interrupted; the restart goes on.
+            KeyboardInterrupt: the wait was interrupted; the restart goes on, if it had begun.
         """
         mesh = self.get(name)
-        used = self.used
+        used, node = self.used, current_node()
+        # An interrupt may come at any point: known before it begins, the restart can be waited for in any case.
+        change: Promise[Mesh] = Promise(node, f"the restart of mesh {mesh.name!r}")
+        begun = threading.Lock()
+
+        def work() -> Mesh:
+            if not begun.acquire(blocking=False):
+                raise MonarchError(f"the restart of mesh {mesh.name!r} was interrupted before it began")
+            return self._restart(mesh, used, names)
+
         try:
-            self._changing[mesh.name] = change = in_thread(
-                current_node(), f"restart of {mesh.name}", lambda: self._restart(mesh, used, names)
-            )
-            return change.get()
+            self._changing[mesh.name] = change
+            return in_thread(node, f"restart of {mesh.name}", work, change).get()
         except KeyboardInterrupt:
-            change = self._changing.get(mesh.name)
-            if change is None:
-                raise
+            if begun.acquire(blocking=False):
+                self._changing.pop(mesh.name, None)
+                raise KeyboardInterrupt(f"mesh {mesh.name!r} was not restarted; its variables are unchanged") from None
             change.add_done_callback(lambda _: told(_outcome(mesh.name, change)))
             raise KeyboardInterrupt(
                 f"the restart of mesh {mesh.name!r} continues; its variables are lost, and cells wait until it is up"

@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from monarch._node.current import has_node as has_node
     from monarch._node.current import open_node as open_node
     from monarch._node.future import Future as Future
+    from monarch._node.future import Promise as Promise
     from monarch._node.future import in_thread as in_thread
     from monarch._node.future import to_its_end as to_its_end
     from monarch._node.future import when_done as when_done
@@ -356,7 +357,7 @@ _WHERE = {
     "monarch._meshes.procs.resize": "resize_procs=resize",
     "monarch._meshes.registry": "meshes_of",
     "monarch._node.current": "current_node has_node open_node",
-    "monarch._node.future": "Future in_thread to_its_end when_done",
+    "monarch._node.future": "Future Promise in_thread to_its_end when_done",
     "monarch._node.gather": "Gather is_gather",
     "monarch._node.liveness": "Liveness",
     "monarch._node.node": "Node",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
+
+from monarch._core.position import PAUSED, Position
+from monarch._debug.stops import left_there, stopped_there, stops
+from monarch._node.current import current_node
 
 PROGRAM = """
 import asyncio
@@ -54,3 +60,18 @@ def test_ranks_at_a_breakpoint_are_listed(tmp_path: Path) -> None:
     assert "found: debuggee 1 {'gpus': 1} to_debug 9" in lines
     assert next(line for line in lines if line.startswith("Actor Name")).split("  ")[0] == "Actor Name"
     assert lines[-4:] == ["again: [1]", "on a rank: [1]", "result: [0, 1]", "after: []"], done.stdout
+
+
+def test_stop_is_noted_before_later_messages_are_handled(host: Any) -> None:
+    """A program that has the answer of a call no longer lists the stop that has delayed it."""
+    proc, listed, done = "h/listed.0", list[bool](), threading.Event()
+
+    def handle() -> None:
+        stopped_there(proc, "step", Position(PAUSED, [], "step").packed())
+        listed.append(proc in stops().now)
+        left_there(proc, False)
+        listed.append(proc in stops().now)
+        done.set()
+
+    current_node().receive_loop.post(handle)
+    assert done.wait(20) and listed == [True, False]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.liveness import here
 from monarch._node.remote_errors import pack_failure
+from monarch._node.services.answering import on_ask
 from monarch._node.services.asking import ask_proc
+from monarch._node.services.lanes import Lanes
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
@@ -191,6 +194,16 @@ def test_unawaited_mishap_is_shown_once(echo: Any, shown: Callable[[], list[str]
     assert [line.partition(" of ")[0] for line in shown()] == ["monarch: internal error in rank 0"] * 2
     assert "Probe was dropped: LookupError: broken on purpose (test_mishaps.py:" in shown()[0]
     assert "request for the service 'liveness.nothing' was dropped: ArgumentError" in shown()[1]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_request_that_fails_as_the_session_ends_is_not_told(closed: bool) -> None:
+    told: list[Any] = []
+    mishaps = SimpleNamespace(failed=lambda ask, error: told.append(error))
+    node: Any = SimpleNamespace(closed=closed, lanes=Lanes(), mishaps=mishaps)
+    on_ask(node, m.Ask("h/x.0", 0, b"", "liveness.nothing", NOTHING))
+    assert wait_until(lambda: node.lanes.is_idle("service-liveness"))
+    assert len(told) == (not closed)
 
 
 def test_malformed_part_of_a_batch_spares_the_others(procs: Any, shown: Callable[[], list[str]]) -> None:

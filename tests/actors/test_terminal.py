@@ -158,7 +158,11 @@ def test_line_without_a_terminal(tmp_path: Path) -> None:
         text.replace(".call(3).get()", ".call(3)").replace(".values()", "")
         + """
     import time
+    from monarch._debug.stops import stops
     while not all(each.state == "paused" for each in mesh.where().values()):
+        time.sleep(0.01)
+    while not stops().now:
+        # The program is told as its thread is free, and may end before.
         time.sleep(0.01)
     print(mesh.where().values()[0].reason, mesh.resume().values(), flush=True)
 """

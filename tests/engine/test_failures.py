@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,12 +47,29 @@ def test_op_that_fails_on_some_ranks_names_line_and_ranks(mesh: Any) -> None:
     assert looked_up(mesh, 3).sum().item() == 24
 
 
-def test_waits_for_ops_on_tensors_are_told_as_such(mesh: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    slow = monarch.remote(time.sleep, propagate=lambda *_: ())
-    with mesh.activate():
-        slow(4.5)
-    assert mesh.execute(os.getpid).values()
-    assert "monarch: execute(getpid) waits: all 4 ranks still run ops on tensors, begun" in capfd.readouterr().err
+def test_waits_for_ops_on_tensors_are_told_as_such(
+    mesh: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def wait_for(path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    slow = monarch.remote(wait_for, propagate=lambda *_: ())
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told.append(capfd.readouterr().err)
+        return "monarch: execute(getpid) waits: all 4 ranks still run ops on tensors, begun" in "".join(told)
+
+    with ThreadPoolExecutor(1) as pool:
+        with mesh.activate():
+            slow(str(tmp_path / "go"))
+        pids = pool.submit(lambda: mesh.execute(os.getpid).values())
+        try:
+            assert wait_until(is_told), told
+        finally:
+            (tmp_path / "go").touch()
+        assert len(pids.result(30)) == 4
 
 
 def test_failed_op_fails_what_it_would_have_changed(mesh: Any) -> None:

@@ -63,10 +63,11 @@ def test_timeout_begins_again_when_the_rank_is_resumed(notebook: Notebook) -> No
     paused = time.monotonic()
     assert wait_until(lambda: time.monotonic() > paused + 1.5 * SECONDS, 4 * SECONDS)
     assert ranks_wait(notebook, "ranks 0-2")
-    notebook.run("%mesh resume").ok()
+    # Before it is: on a busy machine the answer comes late.
     resumed = time.monotonic()
+    notebook.run("%mesh resume").ok()
     assert wait_until(lambda: "running" not in notebook.run("%mesh where mesh[0:3]").stream(), 5 * SECONDS)
-    assert time.monotonic() - resumed > SECONDS * 0.8
+    assert time.monotonic() - resumed > SECONDS * 0.95
     notebook.run("h.cancel()")
 
 
@@ -83,8 +84,8 @@ def test_timeout_ends_collectives_and_says_so_on_all_ranks(notebook: Notebook) -
 
 
 def test_slow_training_within_the_timeout_goes_on(notebook: Notebook) -> None:
-    """Each collective has the timeout for itself."""
-    body = f"for step in range(4):\n    if rank == step: time.sleep({SECONDS} * 0.6)\n    {SUM}"
+    """Each collective has the timeout for itself, much of which is left for a busy machine."""
+    body = f"for step in range(4):\n    if rank == step: time.sleep({SECONDS} * 0.35)\n    {SUM}"
     assert notebook.mesh(body).status == "ok"
 
 

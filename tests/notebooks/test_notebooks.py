@@ -6,6 +6,7 @@ import asyncio
 import copy
 import re
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from nbclient.exceptions import CellExecutionError
 import sshd
 from stored import METADATA, VARIES, cleared, differences, normalized
 
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
+# Not by an import, which would take a second of each process that only collects tests.
+_MISSING = [name for name in ("sklearn", "matplotlib") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(_MISSING), reason=f"needs {', '.join(_MISSING)}")
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 BADGE = re.compile(r"^\*\*Needs:\*\* .+ · \*\*Takes:\*\* about .+ · \*\*Ranks:\*\* \d+$", re.M)
 

@@ -51,6 +51,8 @@ class Rig:
     """An agent, and the controller's socket."""
 
     def __init__(self, folder: str, listen: str = "", keys: KeyPair | None = None) -> None:
+        # Dies with the agent: the end of a session waits a second for a controller that lives.
+        self.controller = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
         self.before = processes()
         self.folder = folder
         self.asked = 0
@@ -58,7 +60,7 @@ class Rig:
         self.inbox = Inbox(self.context, ipc_address(folder, OWNER))
         self.inbox.socket.set(zmq.RCVTIMEO, 20_000)
         self.seen: list[tuple[Any, list[bytes]]] = []
-        own = os.getpid()
+        own = self.controller.pid
         config = AgentConfig(
             "h",
             folder,
@@ -150,9 +152,11 @@ class Rig:
         assert self.dead(proc).reason == "exited with code 7"
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
+        for each in (self.process, self.controller):
+            each.kill()
+            each.wait()
+        assert self.process.stdout is not None and self.controller.stdin is not None
+        self.controller.stdin.close()
         self.process.stdout.close()
         self.errors.close()
         self.link.close()

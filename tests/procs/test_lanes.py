@@ -71,3 +71,19 @@ def test_lane_with_all_threads_stuck_names_lane_time_and_line(stick: Stick) -> N
             thread.join(GUARD)
     target.post("look", done.set, 3)
     assert done.wait(GUARD)
+
+
+def test_thread_of_a_lane_ends_without_more_work() -> None:
+    target, found = Lanes(), list[threading.Thread]()
+    for _ in range(2):
+        done = threading.Event()
+
+        def look(done: threading.Event = done) -> None:
+            found.append(threading.current_thread())
+            done.set()
+
+        target.post("look", look)
+        assert done.wait(GUARD)
+        found[-1].join(GUARD)
+        assert not found[-1].is_alive() and target.is_idle("look")
+    assert found[0] is not found[1]

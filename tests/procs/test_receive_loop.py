@@ -368,6 +368,33 @@ def test_posts_of_many_threads_run_once_in_order(rig: Rig) -> None:
     assert waiter.join()
 
 
+def test_change_by_a_message_is_made_before_the_next_one(rig: Rig) -> None:
+    ran: list[tuple[str, int]] = []
+    by_then: list[int] = []
+
+    def note(what: str) -> None:
+        ran.append((what, threading.get_ident()))
+
+    def change(frame: bytes) -> None:
+        by_then.append(len(ran))
+        if frame == b"posts":
+            rig.receive_loop.post(lambda: note("posted"))
+        if not frame.isdigit():
+            rig.receive_loop.run_in_order(lambda: note(frame.decode()))
+
+    rig.on_frame = change
+    box = rig.box(1)
+    for each in ("first", "second", "posts", 1):
+        rig.send(each)
+    assert rig.receive_loop.wait(box, GUARD)
+    rig.receive_loop.run_in_order(lambda: note("from a thread"))
+    assert wait_until(lambda: len(ran) == 5)
+    # What was posted before is made before, and so both come later.
+    assert by_then[:3] == [0, 1, 2]
+    assert [what for what, _ in ran] == ["first", "second", "posted", "posts", "from a thread"]
+    assert ran[0][1] == threading.get_ident() != ran[-1][1]
+
+
 def test_raising_handler_does_not_stop_later_messages(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(frame: bytes = b"bad") -> None:
         if frame == b"bad":

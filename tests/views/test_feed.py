@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from monarch._core.telemetry import events as ev
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
@@ -19,6 +20,14 @@ from pages import Page, started
 _decode = msgspec.json.Decoder(FromKernel).decode
 MOST = 1_000_000
 """Bytes a second that a page may get."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_end() -> Iterator[None]:
+    """The thread of the feeds of each test ends soon, which is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeds, "_LINGER_S", 0.05)
+        yield
 
 
 class Tab:
@@ -135,8 +144,7 @@ def test_1024_busy_ranks_stay_below_a_megabyte_a_second() -> None:
     served.close_all(tab)
 
 
-def test_the_thread_ends_when_nobody_looks(monkeypatch) -> None:
-    monkeypatch.setattr(feeds, "_LINGER_S", 0.05)
+def test_the_thread_ends_when_nobody_looks() -> None:
     mesh, tab, served = _mesh(), Tab(), Feeds()
     served.open(mesh, tab, [])
     tab.until(lambda: tab.messages)

@@ -175,25 +175,25 @@ def stopped_there(proc: str, kind: str, packed: Packed) -> None:
     """Service: note that a rank has stopped by itself."""
     stopped = Stopped(proc, kind, Position.unpacked(packed))
     node = current_node()
-    node.receive_loop.post(lambda: node.part(Stops).stopped(stopped))
+    node.receive_loop.run_in_order(lambda: node.part(Stops).stopped(stopped))
 
 
 @service("stops.left_there", "quick")
 def left_there(proc: str, step: bool) -> None:
     """Service: note that a rank which had stopped goes on, for a step or for good."""
     node = current_node()
-    node.receive_loop.post(lambda: node.part(Stops).left(proc, step))
+    node.receive_loop.run_in_order(lambda: node.part(Stops).left(proc, step))
 
 
 @service("stops.paused_there", "quick")
 def paused_there(proc: str, packed: Packed, parked: bool) -> None:
     """Service: note that a rank is paused, but not by itself."""
     position, node = Position.unpacked(packed), current_node()
-    node.receive_loop.post(lambda: node.part(Stops).note_pause(proc, position, parked))
+    node.receive_loop.run_in_order(lambda: node.part(Stops).note_pause(proc, position, parked))
 
 
 @service("stops.resumed_there", "quick")
 def resumed_there(proc: str) -> None:
     """Service: note that a rank goes on from such a pause."""
     node = current_node()
-    node.receive_loop.post(lambda: node.part(Stops).note_pause(proc, None, False))
+    node.receive_loop.run_in_order(lambda: node.part(Stops).note_pause(proc, None, False))

@@ -383,9 +383,16 @@ class Ready(Future[R]):
         self.done = True
 
 
-def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
-    """Run a function that waits for other futures in a separate thread, and return a future of its result."""
-    promise: Promise[R] = Promise(node, label)
+def in_thread(node: NodeLike, label: str, work: Callable[[], R], promise: Promise[R] | None = None) -> Promise[R]:
+    """Run a function that waits for other futures in a separate thread, and return a future of its result.
+
+    Args:
+        node: of this process.
+        label: what the function does, for errors.
+        work: the function.
+        promise: the future, for a caller that an interrupt may keep from getting it as a result.
+    """
+    promise = Promise(node, label) if promise is None else promise
     judges = judging.get()
 
     def run() -> None:

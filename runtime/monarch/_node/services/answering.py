@@ -57,7 +57,8 @@ def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[by
 def _answer_error(node: Answerer, ask: m.Ask, error: BaseException) -> None:
     if ask.port:
         _answer(node, ask, m.ERROR, pack_failure(error))
-    else:
+    elif not node.closed:
+        # A session that has ended drops what it was told last.
         node.mishaps.failed(ask, error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 

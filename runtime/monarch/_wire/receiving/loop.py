@@ -179,6 +179,16 @@ class ReceiveLoop:
         self._inbox.wake()
         self.background()
 
+    def run_in_order(self, action: Callable[[], None]) -> None:
+        """Run something in the leader: at once if this is the leader and nothing posted comes before it, else soon.
+
+        For what a message changes: who has the answer to a later message sees the change.
+        """
+        if self._lead.is_mine() and not self._timers.posted:
+            self._run(action)
+        else:
+            self.post(action)
+
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         """Run something after some seconds, in the leader."""
         first = self._timers.add(seconds, action)
