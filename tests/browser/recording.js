@@ -23,6 +23,7 @@ export function snapshot(count, now = Date.now() / 1000) {
   const perHost = shape.sizes.at(-1);
   const next = random(count);
   const ranks = Array.from({ length: count }, (_, rank) => row(rank, count, now, next));
+  const numbers = ranks.map(each => each.rank);
   const hosts = ranks.map(({ rank }) => (shape.sizes.length > 1 ? `node-${Math.floor(rank / perHost)}` : 'node-0'));
   return {
     kind: 'snapshot',
@@ -31,12 +32,20 @@ export function snapshot(count, now = Date.now() / 1000) {
     mesh: { uid: 'mesh-1', name: 'trainers', ...shape, hosts, started: now - 754, actions: ALL },
     ranks,
     calls: [
-      { call: 7, title: 'cell [4]', cell: 4, started: now - 48, ranks: ranks.map(each => each.rank), left: ranks.map(each => each.rank) }
+      { call: 7, title: 'cell [4]', cell: 4, started: now - 48, ranks: numbers, left: numbers }
     ],
     spans: ranks.flatMap(({ rank }) => spans(rank, count, now)),
     points: points(count),
     bars: [
-      { bar: 'epoch 2', unit: 'batches', done: 412, most: 431, total: 1000, slowest: Math.min(STRAGGLER, count - 1), fastest: 0, started: now - 40 }
+      {
+        bar: 'epoch 2',
+        unit: 'batches',
+        ranks: numbers,
+        done: numbers.map(rank => (rank === STRAGGLER ? 412 : 431 - (rank % 7))),
+        total: [1000],
+        left: numbers,
+        started: now - 40
+      }
     ]
   };
 }
@@ -136,7 +145,7 @@ export function fakeModel(count, every = 0) {
     sent,
     tell,
     // The ranks that the view is of: all.
-    get: () => [],
+    get: name => (name === 'state' ? '' : []),
     on: (_, handler) => handlers.add(handler),
     off: (_, handler) => handlers.delete(handler),
     send: message => {
