@@ -14,7 +14,7 @@ import pytest
 from leaks import wait_until
 from monarch._node.current import current_node
 from monarch._session.session import need_session
-from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host
+from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host, this_proc
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, MonarchError, ShapeError, SpawnError
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -95,6 +95,25 @@ def test_bootstrap_runs_before_any_actor(procs: Any) -> None:
     assert mesh.spawn("a", Looks).env.call("MK_SETUP").get(timeout=20)[1] == ["done"]
     other = procs(1, bootstrap=setup_async)
     assert other.spawn("a", Looks).env.call_one("MK_SETUP").get(timeout=20) == ["done too"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_bootstrap_may_wait_for_actors_that_it_makes(procs: Any, is_async: bool) -> None:
+    def setup() -> None:
+        first, second = (this_proc().spawn(name, Looks) for name in "ab")
+        assert first.run.call_one("6 * 7").get() == second.run.call_one("42").get()
+        os.environ["MK_SETUP"] = "asked"
+
+    async def setup_async() -> None:
+        assert await this_proc().spawn("a", Looks).run.call_one("6 * 7") == 42
+        os.environ["MK_SETUP"] = "asked"
+
+    mesh = procs(1, bootstrap=setup_async if is_async else setup)
+    # The main thread is still for the first actor of the program.
+    looks = mesh.spawn("looks", Looks)
+    assert looks.env.call_one("MK_SETUP").get(timeout=20) == ["asked"]
+    main = "__import__('threading').current_thread() is __import__('threading').main_thread()"
+    assert looks.run.call_one(main).get(timeout=20)
 
 
 def test_initialized_raises_the_bootstrap_error(procs: Any) -> None:

@@ -230,10 +230,14 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         return html_table(*self._rows(), 33, title=self._title())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostMesh) and (self._hosts, self._region) == (other._hosts, other._region)
+        # A host is the same in any view of any mesh, on the program and on ranks.
+        return isinstance(other, HostMesh) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._hosts, self._region))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Extent, tuple[str, ...]]:
+        return self.extent, tuple(self._hosts[rank] for rank in self._region.base_ranks())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HostMesh._received, (self._node.origin, self._hosts, self._region, self._shared.name)
