@@ -14,7 +14,7 @@ import pytest
 from leaks import wait_until
 from monarch._node.current import current_node
 from monarch._session.session import need_session
-from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host, this_proc
+from monarch.actor import Actor, Point, Role, default_bootstrap_cmd, endpoint, proc_mesh, this_host, this_proc
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, MonarchError, ShapeError, SpawnError
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -72,6 +72,22 @@ def test_bootstrap_command_sets_env(procs: Any) -> None:
     command = default_bootstrap_cmd().with_env({"MK_C": "command", "MK_D": "command"})
     mesh = procs(1, bootstrap_command=command, env={"MK_D": "given"})
     assert mesh.spawn("a", Looks).env.call_one("MK_C", "MK_D").get(timeout=20) == ["command", "given"]
+
+
+def test_bootstrap_command_may_differ_by_process(procs: Any) -> None:
+    def command(point: Point) -> Any:
+        return default_bootstrap_cmd().with_env({"MK_C": str(point["gpus"]), "MK_D": "command"})
+
+    role = Role(1, env={"MK_C": "of the role"})
+    mesh = procs(3, bootstrap_command=command, env={"MK_D": "given"}, roles={"most": Role(2), "last": role})
+    found = mesh.spawn("a", Looks).env.call("MK_C", "MK_D").get(timeout=20).values()
+    assert found == [["0", "given"], ["1", "given"], ["of the role", "given"]]
+
+
+@pytest.mark.parametrize("command", [3, lambda point: None, lambda point: {"env": {}}])
+def test_invalid_bootstrap_command_is_refused(host: Any, command: Any) -> None:
+    with pytest.raises(ArgumentError, match="pass a function to run first as bootstrap="):
+        host.spawn_procs(bootstrap_command=command)
 
 
 @pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": object()}, {3: "x"}, {"A\0": "x"}])
