@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         hosts_from_config,
         new_key_file,
         run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
     )
     from monarch._state.checkpoint.api import checkpoint, restore
     from monarch._state.heal import heal_mesh
@@ -64,6 +65,7 @@ _LATER = {
     "new_key_file": "monarch._session.workers",
     "restore": "monarch._state.checkpoint.api",
     "run_worker_loop_forever": "monarch._session.workers",
+    "run_worker_loop_until_shutdown": "monarch._session.workers",
 }
 """Names that few programs need at start, each with its module: imported on first use."""
 
@@ -113,6 +115,7 @@ __all__ = [
     "proc_mesh",
     "restore",
     "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
     "supervise",
