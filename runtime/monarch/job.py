@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from monarch._session.commands.execution import exec_command
     from monarch._session.commands.forwarding import PortForwarder
     from monarch._session.commands.shells import shell
+    from monarch._session.current_job import load_current_job, set_current_job
     from monarch._session.draining import HostNotice
     from monarch._session.jobs import (
         DEFAULT_JOB_PATH,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _LATER = {
     "monarch._session.cluster_jobs": "SSHJob",
     "monarch._session.commands.execution": "exec_command",
+    "monarch._session.current_job": "load_current_job set_current_job",
     "monarch._session.draining": "HostNotice",
     "monarch._session.scheduler_jobs": "KubernetesJob RayJob SlurmJob",
     "monarch._session.commands.forwarding": "PortForwarder",
@@ -60,7 +62,9 @@ __all__ = [
     "job_load",
     "job_loads",
     "keep",
+    "load_current_job",
     "records",
+    "set_current_job",
     "shell",
 ]
 

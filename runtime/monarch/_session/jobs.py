@@ -34,7 +34,11 @@ class JobState:
 
 
 class JobTrait:
-    """Base of jobs: starts hosts at the first ``state()`` or ``apply()``, and ends them at ``kill()``."""
+    """Base of jobs: starts hosts at the first ``state()`` or ``apply()``, and ends them at ``kill()``.
+
+    A job of your own has three methods: ``_create(client_script)`` starts its hosts, ``_state()`` returns the JobState
+    with their meshes, for example of ``attach_to_workers``, and ``_kill()`` ends them.
+    """
 
     def __init__(self) -> None:
         # Used by the thread of the program that owns the job.
@@ -49,16 +53,17 @@ class JobTrait:
         """Start the hosts, unless they run.
 
         Args:
-            client_script: must be None; jobs of this package end with the program that started them.
+            client_script: for ``_create`` of a job of your own; must be None for jobs of this package, which end with
+                the program that started them.
 
         Raises:
             ArgumentError: a script is given.
             SpawnError: a host could not be started.
         """
-        if client_script is not None:
+        if client_script is not None and type(self)._create is JobTrait._create:
             raise ArgumentError("client_script: jobs on this machine end with their program; run the script itself")
         if self._running is None:
-            self._running = self._start()
+            self._running = self._start(client_script)
 
     def state(self, cached_path: str | None = None) -> JobState:
         """Return the meshes of hosts, which are started unless they run.
@@ -89,10 +94,27 @@ class JobTrait:
         with open(filename, "wb") as file:
             file.write(self.dumps())
 
-    def _start(self) -> JobState:
-        raise NotImplementedError
+    def _start(self, client_script: str | None = None) -> JobState:
+        """Start the hosts: by the methods of a job of the user, unless a subclass of this package does."""
+        self._create(client_script)
+        try:
+            return self._state()
+        except BaseException:
+            # Nobody else knows that there are hosts to end.
+            self._kill()
+            raise
 
     def _end(self, running: JobState) -> None:
+        """End the hosts."""
+        self._kill()
+
+    def _create(self, client_script: str | None) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no _create(client_script), which starts its hosts")
+
+    def _state(self) -> JobState:
+        raise NotImplementedError(f"{type(self).__name__} has no _state(), which returns a JobState of its hosts")
+
+    def _kill(self) -> None:
         """End the hosts; nothing by default."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,7 +141,7 @@ class LocalJob(JobTrait):
         super().__init__()
         self.hosts = tuple(hosts)
 
-    def _start(self) -> JobState:
+    def _start(self, client_script: str | None = None) -> JobState:
         return JobState({name: this_host() for name in self.hosts})
 
 
@@ -139,7 +161,7 @@ class ProcessJob(JobTrait):
         self.meshes = dict(meshes)
         self.env = dict(env or {})
 
-    def _start(self) -> JobState:
+    def _start(self, client_script: str | None = None) -> JobState:
         started: dict[str, HostMesh] = {}
         try:
             for name, count in self.meshes.items():
