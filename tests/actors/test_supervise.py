@@ -14,6 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from monarch._actors import running
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
@@ -97,6 +98,19 @@ class BusyJudge(Judge):
     @endpoint
     def fail_worker(self) -> None:
         self.workers.fail.broadcast()
+
+    @endpoint
+    def fail_worker_until_stopped(self, path: str) -> None:
+        """Return once both the failure and a stop wait for the end of this call."""
+        self.path = path
+        self.workers.fail.broadcast()
+        mailbox: Any = running.current.get()[0]  # type: ignore[index]
+        assert wait_until(lambda: mailbox.executor._urgent and mailbox.halting is not None, 30)
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if hasattr(self, "path"):
+            with open(self.path, "w") as file:
+                file.write(str(len(self.told)))
 
     @endpoint
     def note(self) -> int:
@@ -362,6 +376,15 @@ def test_sync_owner_is_asked_before_messages_that_wait(procs: Callable[..., Any]
     notes = [judge.note.call_one() for _ in range(150)]
     assert [note.get(30) for note in notes][-1] == 1
     assert told == []
+
+
+def test_stopped_sync_owner_is_not_asked(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+    judge = procs(1).spawn("judge", BusyJudge, True)
+    judge.begin.call_one(1).get(30)
+    call = judge.fail_worker_until_stopped.call_one(str(tmp_path / "told"))
+    judge.stop().get(30)
+    call.get(30)
+    assert (tmp_path / "told").read_text() == "0" and told == []
 
 
 def test_stop_cancels_a_pending_async_supervise(procs: Callable[..., Any], told: list[MeshFailure]) -> None:

@@ -33,6 +33,10 @@ def supervise(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) ->
     """
 
     def act() -> None:
+        if mailbox.halting is not None:
+            # The stop ends the meshes that the actor owns.
+            judged(True)
+            return
         loop = mailbox.executor.loop
         if loop is not None:
             task = start_task(loop, _supervise_async(mailbox, failure, judged))

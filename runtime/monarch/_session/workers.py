@@ -76,8 +76,8 @@ def attach_to_workers(
 
     Args:
         ca: the key file of the workers; see ``new_key_file``.
-        workers: the address of each worker, such as ``tcp://node1:22222``, or a Future of it. What follows an ``@`` is
-            for the worker.
+        workers: the address of each worker, such as ``tcp://node1:22222``, or a Future of it. The part after an ``@``
+            is for the worker.
         name: the name of the mesh for messages and tables.
         private_key: None; the key file has both keys.
         interface: the address of this machine at which the workers reach it; by default the one on the route to the
