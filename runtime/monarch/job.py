@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from monarch._session.commands.shells import shell
     from monarch._session.current_job import load_current_job, set_current_job
     from monarch._session.draining import HostNotice
+    from monarch._session.job_telemetry import MeshAdminConfig, TelemetryConfig
     from monarch._session.jobs import (
         DEFAULT_JOB_PATH,
         JobState,
@@ -34,6 +35,7 @@ _LATER = {
     "monarch._session.draining": "HostNotice",
     "monarch._session.scheduler_jobs": "KubernetesJob RayJob SlurmJob",
     "monarch._session.commands.forwarding": "PortForwarder",
+    "monarch._session.job_telemetry": "MeshAdminConfig TelemetryConfig",
     "monarch._session.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
     "monarch._session.commands.shells": "shell",
     "monarch._session.workers": "hosts_from_config",
@@ -49,11 +51,13 @@ __all__ = [
     "JobTrait",
     "KubernetesJob",
     "LocalJob",
+    "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
     "SlurmJob",
+    "TelemetryConfig",
     "attach",
     "drain",
     "end",

@@ -19,8 +19,10 @@ from monarch.job import (
     JobState,
     JobTrait,
     LocalJob,
+    MeshAdminConfig,
     PortForwarder,
     ProcessJob,
+    TelemetryConfig,
     exec_command,
     job_load,
     job_loads,
@@ -137,6 +139,25 @@ def test_own_job_starts_and_ends_its_hosts_once() -> None:
     assert not broken.active and broken.log == ["create None", "state", "kill"]
     with pytest.raises(NotImplementedError, match="JobTrait has no _create"):
         JobTrait().apply()
+
+
+def test_job_with_telemetry_tells_once_how_to_look(capfd: pytest.CaptureFixture[str]) -> None:
+    config = TelemetryConfig(include_dashboard=True, dashboard_port=0)
+    with LocalJob().enable_telemetry(config).enable_admin(MeshAdminConfig("[::]:0")) as job:
+        state = job.state()
+        assert state.admin_url is None and state.query_engine is None and state.hosts == job.state().hosts
+        told = capfd.readouterr().err
+        assert told.count("'monarch top' shows the ranks") == 1 and "there is no dashboard" in told
+        assert job_loads(job.dumps()).can_run(job) is False
+    for asks in (LocalJob().enable_telemetry(retention_secs=1), LocalJob().enable_admin(admin_addr="[::]:0")):
+        with asks:
+            asks.apply()
+            assert "'monarch debug' attaches to them\n" in capfd.readouterr().err
+    with LocalJob() as quiet:
+        quiet.apply()
+        assert capfd.readouterr().err == ""
+    with pytest.raises(TypeError, match="port"):
+        LocalJob().enable_admin(port=1)
 
 
 CURRENT = LocalJob(("trainers",))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch._meshes.host_mesh import HostMesh, this_host
+from monarch._session.job_telemetry import MeshAdminConfig, TelemetryConfig, advice
 from monarch._session.workers import WorkerHosts
 from monarch.exceptions import ArgumentError, MonarchError
 
@@ -17,14 +19,21 @@ if TYPE_CHECKING:
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Where torchmonarch keeps the state of a job. Jobs of this package end with their program, so nothing is kept."""
 
+_SERVICES = ("admin_url", "query_engine")
+
 
 class JobState:
-    """The meshes of hosts of a running job, as attributes: ``job.state().trainers``."""
+    """The meshes of hosts of a running job, as attributes: ``job.state().trainers``.
+
+    ``admin_url`` and ``query_engine``, which torchmonarch has for its telemetry, are None.
+    """
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
 
-    def __getattr__(self, name: str) -> HostMesh:
+    def __getattr__(self, name: str) -> Any:
+        if name in _SERVICES and name not in self._hosts:
+            return None
         if name.startswith("_") or name not in self._hosts:
             raise AttributeError(f"the job has no mesh {name!r}; it has {', '.join(sorted(vars(self)['_hosts']))}")
         return self._hosts[name]
@@ -43,6 +52,32 @@ class JobTrait:
     def __init__(self) -> None:
         # Used by the thread of the program that owns the job.
         self._running: JobState | None = None
+        self._telemetry: TelemetryConfig | None = None
+        """Of a program that asked for it, and is told how to look."""
+
+    def enable_telemetry(
+        self, config: TelemetryConfig | None = None, *, mesh_admin_config: MeshAdminConfig | None = None, **options: Any
+    ) -> Self:
+        """Let the start of the hosts tell how to look at them; return the job. Telemetry itself is always on.
+
+        Args:
+            config: has no effect, as its values are those of torchmonarch's dashboard.
+            mesh_admin_config: likewise.
+            options: the fields of a TelemetryConfig, in place of ``config``.
+        """
+        self._telemetry = config if config is not None else TelemetryConfig(**options)
+        return self
+
+    def enable_admin(self, config: MeshAdminConfig | None = None, **options: Any) -> Self:
+        """Do as ``enable_telemetry``; there is no admin server, so ``state().admin_url`` is None.
+
+        Args:
+            config: has no effect.
+            options: the fields of a MeshAdminConfig, in place of ``config``.
+        """
+        MeshAdminConfig(**options)
+        self._telemetry = self._telemetry or TelemetryConfig()
+        return self
 
     @property
     def active(self) -> bool:
@@ -64,6 +99,10 @@ class JobTrait:
             raise ArgumentError("client_script: jobs on this machine end with their program; run the script itself")
         if self._running is None:
             self._running = self._start(client_script)
+            # A class of the user may not call our __init__, or come from a pickle of an earlier version.
+            asked: TelemetryConfig | None = getattr(self, "_telemetry", None)
+            if asked is not None:
+                print(advice(asked.include_dashboard), file=sys.stderr, flush=True)
 
     def state(self, cached_path: str | None = None) -> JobState:
         """Return the meshes of hosts, which are started unless they run.
