@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from monarch._state.checkpoint.api import checkpoint, restore
     from monarch._state.heal import heal_mesh
+    from monarch._telemetry.spans import span, traced
 else:
     from monarch._meshes.actors.adverbs import Endpoint
 
@@ -66,6 +67,8 @@ _LATER = {
     "restore": "monarch._state.checkpoint.api",
     "run_worker_loop_forever": "monarch._session.workers",
     "run_worker_loop_until_shutdown": "monarch._session.workers",
+    "span": "monarch._telemetry.spans",
+    "traced": "monarch._telemetry.spans",
 }
 """Names that few programs need at start, each with its module: imported on first use."""
 
@@ -118,9 +121,11 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "supervise",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]
 
