@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import Endpoint
     from monarch._debug.debug_controller import debug_controller
+    from monarch._session.returning import returns_future
     from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
@@ -65,6 +66,7 @@ _LATER = {
     "hosts_from_config": "monarch._session.workers",
     "new_key_file": "monarch._session.workers",
     "restore": "monarch._state.checkpoint.api",
+    "returns_future": "monarch._session.returning",
     "run_worker_loop_forever": "monarch._session.workers",
     "run_worker_loop_until_shutdown": "monarch._session.workers",
     "span": "monarch._telemetry.spans",
@@ -117,6 +119,7 @@ __all__ = [
     "new_key_file",
     "proc_mesh",
     "restore",
+    "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
