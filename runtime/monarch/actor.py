@@ -44,14 +44,17 @@ if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import Endpoint
     from monarch._debug.debug_controller import debug_controller
+    from monarch._session.returning import returns_future
     from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
         new_key_file,
         run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
     )
     from monarch._state.checkpoint.api import checkpoint, restore
     from monarch._state.heal import heal_mesh
+    from monarch._telemetry.spans import span, traced
 else:
     from monarch._meshes.actors.adverbs import Endpoint
 
@@ -63,7 +66,11 @@ _LATER = {
     "hosts_from_config": "monarch._session.workers",
     "new_key_file": "monarch._session.workers",
     "restore": "monarch._state.checkpoint.api",
+    "returns_future": "monarch._session.returning",
     "run_worker_loop_forever": "monarch._session.workers",
+    "run_worker_loop_until_shutdown": "monarch._session.workers",
+    "span": "monarch._telemetry.spans",
+    "traced": "monarch._telemetry.spans",
 }
 """Names that few programs need at start, each with its module: imported on first use."""
 
@@ -112,12 +119,16 @@ __all__ = [
     "new_key_file",
     "proc_mesh",
     "restore",
+    "returns_future",
     "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "supervise",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from monarch._session.commands.execution import exec_command
     from monarch._session.commands.forwarding import PortForwarder
     from monarch._session.commands.shells import shell
+    from monarch._session.current_job import load_current_job, set_current_job
     from monarch._session.draining import HostNotice
+    from monarch._session.job_telemetry import MeshAdminConfig, TelemetryConfig
     from monarch._session.jobs import (
         DEFAULT_JOB_PATH,
         JobState,
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 _LATER = {
     "monarch._session.cluster_jobs": "SSHJob",
     "monarch._session.commands.execution": "exec_command",
+    "monarch._session.current_job": "load_current_job set_current_job",
     "monarch._session.draining": "HostNotice",
     "monarch._session.scheduler_jobs": "KubernetesJob RayJob SlurmJob",
     "monarch._session.commands.forwarding": "PortForwarder",
+    "monarch._session.job_telemetry": "MeshAdminConfig TelemetryConfig",
     "monarch._session.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
     "monarch._session.commands.shells": "shell",
     "monarch._session.workers": "hosts_from_config",
@@ -47,11 +51,13 @@ __all__ = [
     "JobTrait",
     "KubernetesJob",
     "LocalJob",
+    "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
     "RayJob",
     "SSHJob",
     "SlurmJob",
+    "TelemetryConfig",
     "attach",
     "drain",
     "end",
@@ -60,7 +66,9 @@ __all__ = [
     "job_load",
     "job_loads",
     "keep",
+    "load_current_job",
     "records",
+    "set_current_job",
     "shell",
 ]
 

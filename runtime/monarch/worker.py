@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from monarch._session.workers import new_key_file, run_worker_loop_forever
+from monarch._session.workers import new_key_file, run_worker_loop_forever, run_worker_loop_until_shutdown
 from monarch.exceptions import MonarchError
 
 __all__ = ["main"]
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="end a program's ranks after this many seconds without a heartbeat (default: 5)",
     )
+    parser.add_argument(
+        "--until-shutdown", action="store_true", help="end once a program has shut the host down or ended"
+    )
     arguments = parser.parse_args(argv)
     address, key, new_key = arguments.address, arguments.key, arguments.new_key
     try:
@@ -44,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif address is None or key is None:
             parser.error("expected an address and --key FILE to serve, or --new-key FILE to make a key file")
         else:
-            run_worker_loop_forever(address=address, ca=key, silence=arguments.silence)
+            serve = run_worker_loop_until_shutdown if arguments.until_shutdown else run_worker_loop_forever
+            serve(address=address, ca=key, silence=arguments.silence)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except FileExistsError:

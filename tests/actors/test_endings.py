@@ -50,6 +50,10 @@ class Ends(Actor):
         raise {"base": BaseException("base"), "generator": GeneratorExit()}[how]
 
     @endpoint
+    def end_for_no_reason(self, how: str) -> None:
+        getattr(context().actor_instance, how)(None)
+
+    @endpoint
     def end_itself(self, how: str) -> str:
         getattr(context().actor_instance, how)("had enough")
         return "answered"
@@ -135,6 +139,15 @@ def test_an_actor_fails_itself_and_its_owner_is_told(procs: Any, hook: Hook, how
     assert wait_until(lambda: any("had enough" in str(failure) for failure in hook.told))
     with pytest.raises(SupervisionError, match="had enough"):
         actor.fine.call_one().get(timeout=20)
+
+
+def test_reason_of_an_end_may_be_none(procs: Any, hook: Hook) -> None:
+    mesh = procs({"gpus": 1})
+    for how, reason in (("abort", "no reason given"), ("stop", "stopped by itself")):
+        actor = mesh.spawn("ends", Ends)
+        actor.end_for_no_reason.call_one(how).get(timeout=20)
+        with pytest.raises(SupervisionError, match=reason):
+            actor.fine.call_one().get(timeout=20)
 
 
 def test_the_program_cannot_stop_itself_as_an_actor() -> None:

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 import warnings
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Future, concurrent_endpoint, endpoint
-from monarch.exceptions import ActorError, CallTimeoutError
+from monarch.actor import Actor, Future, concurrent_endpoint, context, endpoint, returns_future
+from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError
+
+NAME: ContextVar[str] = ContextVar("NAME", default="nobody")
+ran: list[tuple[str, str]] = []
+
+
+@returns_future
+async def told(text: str, fails: bool = False) -> str:
+    ran.append((text, NAME.get()))
+    await asyncio.sleep(0)
+    if fails:
+        raise LookupError(text)
+    return f"{text} of {context().actor_instance.name}"
+
+
+class Teller(Actor):
+    @endpoint
+    def get(self) -> str:
+        return told("get").get(20)
+
+
+class AsyncTeller(Actor):
+    @endpoint
+    async def wait(self) -> tuple[str, str]:
+        return await told("await"), told("inside").get(20)
 
 
 class Gate(Actor):
@@ -235,3 +261,60 @@ def test_a_short_wait_ends_in_time(gate: Any) -> None:
     # A guard against a wait without end, and no measure of speed.
     assert 0.19 < time.monotonic() - start < 10
     gate.open.call_one().get(timeout=20)
+
+
+def test_returned_future_runs_once_when_first_looked_at(host: Any) -> None:
+    ran.clear()
+    token = NAME.set("caller")
+    futures = [told("a"), told("b"), told("c", fails=True), told("unseen")]
+    NAME.reset(token)
+    assert ran == []
+    assert isinstance(futures[0], Future) and futures[0].get(20) == futures[0].get(20) == "a of root"
+
+    async def look() -> list[str]:
+        # The second one waits for the task of the first.
+        both = await asyncio.gather(futures[1].as_asyncio(), futures[1].as_asyncio())
+        return [*both, await futures[0]]
+
+    assert asyncio.run(look()) == ["b of root", "b of root", "a of root"]
+    assert futures[1].get(20) == "b of root" and isinstance(futures[2].exception(20), LookupError)
+    with pytest.raises(LookupError, match="c"):
+        asyncio.run(look_at(futures[2]))
+    called = threading.Event()
+    last = told("d")
+    last.add_done_callback(lambda _: called.set())
+    assert called.wait(20) and last.done
+    assert ran == [("a", "caller"), ("b", "caller"), ("c", "caller"), ("d", "nobody")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        futures.clear()
+        gc.collect()
+
+
+async def look_at(future: Future[str]) -> str:
+    return await future
+
+
+def test_returned_futures_work_in_actors(procs: Any) -> None:
+    mesh = procs(1)
+    assert mesh.spawn("sync", Teller).get.call_one().get(timeout=20) == "get of sync"
+    found = mesh.spawn("later", AsyncTeller).wait.call_one().get(timeout=20)
+    assert tuple(found) == ("await of later", "inside of later")
+
+
+def test_returned_future_goes_on_after_a_timeout(host: Any) -> None:
+    opened = threading.Event()
+
+    @returns_future
+    async def waits() -> str:
+        await asyncio.to_thread(opened.wait)
+        return "opened"
+
+    future = waits()
+    with pytest.raises(CallTimeoutError, match=r"waits\(\) has not finished"):
+        future.get(0.05)
+    opened.set()
+    assert future.get(20) == "opened"
+    wrong: Any = len
+    with pytest.raises(ArgumentError, match="expected an async function, got len"):
+        returns_future(wrong)

@@ -14,7 +14,7 @@ import pytest
 from leaks import wait_until
 from monarch._node.current import current_node
 from monarch._session.session import need_session
-from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host
+from monarch.actor import Actor, Point, Role, default_bootstrap_cmd, endpoint, proc_mesh, this_host, this_proc
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, MonarchError, ShapeError, SpawnError
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -74,6 +74,22 @@ def test_bootstrap_command_sets_env(procs: Any) -> None:
     assert mesh.spawn("a", Looks).env.call_one("MK_C", "MK_D").get(timeout=20) == ["command", "given"]
 
 
+def test_bootstrap_command_may_differ_by_process(procs: Any) -> None:
+    def command(point: Point) -> Any:
+        return default_bootstrap_cmd().with_env({"MK_C": str(point["gpus"]), "MK_D": "command"})
+
+    role = Role(1, env={"MK_C": "of the role"})
+    mesh = procs(3, bootstrap_command=command, env={"MK_D": "given"}, roles={"most": Role(2), "last": role})
+    found = mesh.spawn("a", Looks).env.call("MK_C", "MK_D").get(timeout=20).values()
+    assert found == [["0", "given"], ["1", "given"], ["of the role", "given"]]
+
+
+@pytest.mark.parametrize("command", [3, lambda point: None, lambda point: {"env": {}}])
+def test_invalid_bootstrap_command_is_refused(host: Any, command: Any) -> None:
+    with pytest.raises(ArgumentError, match="pass a function to run first as bootstrap="):
+        host.spawn_procs(bootstrap_command=command)
+
+
 @pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": object()}, {3: "x"}, {"A\0": "x"}])
 def test_invalid_env_is_refused(host: Any, env: Any) -> None:
     with pytest.raises(ValueError):
@@ -95,6 +111,25 @@ def test_bootstrap_runs_before_any_actor(procs: Any) -> None:
     assert mesh.spawn("a", Looks).env.call("MK_SETUP").get(timeout=20)[1] == ["done"]
     other = procs(1, bootstrap=setup_async)
     assert other.spawn("a", Looks).env.call_one("MK_SETUP").get(timeout=20) == ["done too"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_bootstrap_may_wait_for_actors_that_it_makes(procs: Any, is_async: bool) -> None:
+    def setup() -> None:
+        first, second = (this_proc().spawn(name, Looks) for name in "ab")
+        assert first.run.call_one("6 * 7").get() == second.run.call_one("42").get()
+        os.environ["MK_SETUP"] = "asked"
+
+    async def setup_async() -> None:
+        assert await this_proc().spawn("a", Looks).run.call_one("6 * 7") == 42
+        os.environ["MK_SETUP"] = "asked"
+
+    mesh = procs(1, bootstrap=setup_async if is_async else setup)
+    # The main thread is still for the first actor of the program.
+    looks = mesh.spawn("looks", Looks)
+    assert looks.env.call_one("MK_SETUP").get(timeout=20) == ["asked"]
+    main = "__import__('threading').current_thread() is __import__('threading').main_thread()"
+    assert looks.run.call_one(main).get(timeout=20)
 
 
 def test_initialized_raises_the_bootstrap_error(procs: Any) -> None:

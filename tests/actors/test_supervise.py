@@ -14,6 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from monarch._actors import running
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
@@ -91,6 +92,64 @@ class AsyncJudge(Actor):
     @endpoint
     async def what(self) -> list[int]:
         return sorted(self.told)
+
+
+class BusyJudge(Judge):
+    @endpoint
+    def fail_worker(self) -> None:
+        self.workers.fail.broadcast()
+
+    @endpoint
+    def fail_worker_until_stopped(self, path: str) -> None:
+        """Return once both the failure and a stop wait for the end of this call."""
+        self.path = path
+        self.workers.fail.broadcast()
+        mailbox: Any = running.current.get()[0]  # type: ignore[index]
+        assert wait_until(lambda: mailbox.executor._urgent and mailbox.halting is not None, 30)
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if hasattr(self, "path"):
+            with open(self.path, "w") as file:
+                file.write(str(len(self.told)))
+
+    @endpoint
+    def note(self) -> int:
+        """Take a while until a failure is known; return the number of known ones."""
+        if not self.told:
+            time.sleep(0.02)
+        return len(self.told)
+
+
+class PatientJudge(Actor):
+    """Its ``__supervise__`` does not end."""
+
+    @endpoint
+    async def begin(self) -> None:
+        self.asked = asyncio.Event()
+        self.workers: Any = this_host().spawn_procs({"gpus": 1}).spawn("workers", Worker)
+        await self.workers.pid.call()
+        self.workers.fail.broadcast()
+        await self.asked.wait()
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return True
+
+
+class Deferring(Worker):
+    """Leaves both hooks to its base."""
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        return bool(super().__supervise__(failure))
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        super().__cleanup__(exc)
+
+    @endpoint
+    def begin(self) -> None:
+        self.workers: Any = this_host().spawn_procs({"gpus": 1}).spawn("workers", Worker)
+        self.workers.fail.broadcast()
 
 
 @pytest.fixture
@@ -308,6 +367,43 @@ def test_the_owning_actor_is_asked_once_for_each_rank(
         assert "workers" in told[0].text or "procs" in told[0].text
         with pytest.raises((SupervisionError, ActorError)):
             judge.what.call_one().get(30)
+
+
+def test_sync_owner_is_asked_before_messages_that_wait(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    judge = procs(1).spawn("judge", BusyJudge, True)
+    judge.begin.call_one(1).get(30)
+    judge.fail_worker.call_one().get(30)
+    notes = [judge.note.call_one() for _ in range(150)]
+    assert [note.get(30) for note in notes][-1] == 1
+    assert told == []
+
+
+def test_stopped_sync_owner_is_not_asked(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+    judge = procs(1).spawn("judge", BusyJudge, True)
+    judge.begin.call_one(1).get(30)
+    call = judge.fail_worker_until_stopped.call_one(str(tmp_path / "told"))
+    judge.stop().get(30)
+    call.get(30)
+    assert (tmp_path / "told").read_text() == "0" and told == []
+
+
+def test_stop_cancels_a_pending_async_supervise(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    mesh = procs(1)
+    judge = mesh.spawn("judge", PatientJudge)
+    judge.begin.call_one().get(30)
+    judge.stop().get(30)
+    # What this failure would tell comes before what the next one tells.
+    mesh.spawn("worker", Worker).fail.broadcast()
+    assert wait_until(lambda: bool(told))
+    assert [failure.mesh_name.partition("-")[0] for failure in told] == ["worker"]
+
+
+def test_hooks_of_the_base_class_change_nothing(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    actor = procs(1).spawn("actor", Deferring)
+    actor.begin.call_one().get(30)
+    assert wait_until(lambda: bool(told))
+    assert "no good" in told[0].text
+    actor.stop().get(30)
 
 
 def test_async_owner_supervises(procs: Callable[..., Any], told: list[MeshFailure]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch as torch_
 
 import monarch
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, as_endpoint, endpoint
 from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError, MeshOpError, SerializationError, TensorError
 
@@ -33,6 +33,12 @@ class Adder(Actor):
     @endpoint
     def learnt(self, x: Any) -> Any:
         return x.sum(), [x * 2]
+
+    def plain(self, x: Any) -> Any:
+        return x + 1
+
+    def with_port(self, port: Any, x: Any) -> None:
+        port.send(x - 1)
 
     @endpoint
     def broken(self, x: Any) -> Any:
@@ -80,6 +86,25 @@ def test_rref_makes_tensors_in_order(mesh: Any, adders: Any) -> None:
     with pytest.raises(TensorError, match="ValueError: cannot"):
         monarch.inspect(adders.broken.rref(x))
     assert monarch.inspect(x, dp=1, mp=1).tolist() == [1, 1]
+
+
+def test_rref_of_as_endpoint_uses_its_propagate(mesh: Any, adders: Any) -> None:
+    asked: list[str] = []
+
+    def same(name: str) -> Any:
+        return lambda x: [asked.append(name), x][1]
+
+    with mesh.activate():
+        x = torch.ones(2)
+        for name in ("first", "second"):
+            assert monarch.inspect(as_endpoint(adders.plain, propagate=same(name)).rref(x)).tolist() == [2, 2]
+        assert monarch.inspect(as_endpoint(adders.added, propagate=same("third")).rref(x)).shape == (2,)
+        assert asked == ["first", "second", "third"]
+        assert monarch.inspect(as_endpoint(adders.plain).rref(x)).tolist() == [2, 2]
+        port = as_endpoint(adders.with_port, explicit_response_port=True)
+        assert monarch.inspect(port.rref(x)).tolist() == [0, 0]
+    with pytest.raises(ArgumentError, match="propagate: expected a function"):
+        as_endpoint(adders.plain, propagate="guess").rref(x)
 
 
 def test_wrong_tensors_for_endpoints_raise(mesh: Any, adders: Any) -> None:

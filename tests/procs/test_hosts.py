@@ -83,6 +83,10 @@ class Worker(Actor):
         return list(others.echo.call(value).get(timeout=30).values())
 
     @endpoint
+    def host(self) -> Any:
+        return this_host()
+
+    @endpoint
     def tell_in_order(self, other: Any, count: int) -> None:
         for number in range(count):
             other.note.broadcast((os.getpid(), number))
@@ -123,6 +127,13 @@ def own_session() -> Iterator[None]:
 
 
 # What must work
+
+
+def test_hosts_of_ranks_equal_slices_of_the_mesh(hosts: Any, workers: Any) -> None:
+    slices = [hosts.slice(hosts=host) for host in range(2)]
+    assert list(workers.host.call().get(timeout=30).values()) == [slices[0], slices[0], slices[1], slices[1]]
+    assert len({*slices, *workers.host.call().get(timeout=30).values(), this_host()}) == 3
+    assert hosts != slices[0] and hosts == hosts.slice(hosts=slice(0, 2))
 
 
 def test_calls_and_slices_reach_remote_ranks(workers: Any, leaks: Any) -> None:

@@ -15,7 +15,20 @@ import pytest
 from leaks import Kit
 from monarch.actor import Actor, endpoint, this_host, this_proc
 from monarch.exceptions import ArgumentError
-from monarch.job import LocalJob, PortForwarder, ProcessJob, exec_command, job_load, job_loads
+from monarch.job import (
+    JobState,
+    JobTrait,
+    LocalJob,
+    MeshAdminConfig,
+    PortForwarder,
+    ProcessJob,
+    TelemetryConfig,
+    exec_command,
+    job_load,
+    job_loads,
+    load_current_job,
+    set_current_job,
+)
 from monarch.testing import local_hosts
 
 pytestmark = pytest.mark.slow
@@ -88,6 +101,85 @@ def test_local_job_is_this_host() -> None:
     assert job.state().one == this_host() == job.state().two
     with pytest.raises(ArgumentError, match="client_script"):
         job.apply("train.py")
+
+
+class OwnJob(JobTrait):
+    """A job of the user, with the methods that torchmonarch asks for."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+        self.log: list[str] = []
+
+    def _create(self, client_script: str | None) -> None:
+        self.log.append(f"create {client_script}")
+
+    def _state(self) -> JobState:
+        self.log.append("state")
+        if self.broken:
+            raise OSError("no such host")
+        return JobState({"trainers": this_host()})
+
+    def _kill(self) -> None:
+        self.log.append("kill")
+
+
+def test_own_job_starts_and_ends_its_hosts_once() -> None:
+    with OwnJob() as job:
+        job.apply("train.py")
+        assert job.active and job.state().trainers == job.state(cached_path=None).trainers == this_host()
+        assert not job_loads(job.dumps()).active
+    job.kill()
+    assert not job.active and job.log == ["create train.py", "state", "kill"]
+    with pytest.raises(OSError, match="no such host"):
+        OwnJob(broken=True).state()
+    broken = OwnJob(broken=True)
+    with pytest.raises(OSError):
+        broken.apply()
+    assert not broken.active and broken.log == ["create None", "state", "kill"]
+    with pytest.raises(NotImplementedError, match="JobTrait has no _create"):
+        JobTrait().apply()
+
+
+def test_job_with_telemetry_tells_once_how_to_look(capfd: pytest.CaptureFixture[str]) -> None:
+    config = TelemetryConfig(include_dashboard=True, dashboard_port=0)
+    with LocalJob().enable_telemetry(config).enable_admin(MeshAdminConfig("[::]:0")) as job:
+        state = job.state()
+        assert state.admin_url is None and state.query_engine is None and state.hosts == job.state().hosts
+        told = capfd.readouterr().err
+        assert told.count("'monarch top' shows the ranks") == 1 and "there is no dashboard" in told
+        assert job_loads(job.dumps()).can_run(job) is False
+    for asks in (LocalJob().enable_telemetry(retention_secs=1), LocalJob().enable_admin(admin_addr="[::]:0")):
+        with asks:
+            asks.apply()
+            assert "'monarch debug' attaches to them\n" in capfd.readouterr().err
+    with LocalJob() as quiet:
+        quiet.apply()
+        assert capfd.readouterr().err == ""
+    with pytest.raises(TypeError, match="port"):
+        LocalJob().enable_admin(port=1)
+
+
+CURRENT = LocalJob(("trainers",))
+
+
+def test_current_job_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"set_current_job\('module.name'\)"):
+        load_current_job()
+    set_current_job(f"{__name__}.CURRENT")
+    assert load_current_job() is CURRENT
+    # As torchmonarch does for another context.
+    (tmp_path / ".monarch" / "job_state.pkl").symlink_to(Path("other") / "state.pkl")
+    with pytest.raises(FileNotFoundError, match="other"):
+        load_current_job()
+    for name, why in ((f"{__name__}.missing", "has no 'missing'"), ("os.path", "expected a job, got module")):
+        set_current_job(name)
+        with pytest.raises(ArgumentError, match=why):
+            load_current_job()
+    for wrong in ("job", ".job", "a.b c", ""):
+        with pytest.raises(ArgumentError, match=r"expected 'module.name'"):
+            set_current_job(wrong)
 
 
 def test_commands_return_their_highest_exit_code(tmp_path: Path) -> None:

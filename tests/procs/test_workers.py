@@ -16,7 +16,7 @@ from leaks import wait_until
 from monarch.actor import attach_to_workers, new_key_file
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError, StoppedError
 from monarch.worker import main
-from workers import Workers
+from workers import Workers, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,26 @@ def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> Non
             assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
 
 
+def test_worker_until_shutdown_ends_after_a_goodbye(workers: Workers, tmp_path: Path) -> None:
+    script = tmp_path / "use.py"
+    script.write_text(USE)
+    port = free_port()
+    # Programs use a name, and it listens on all interfaces.
+    process, address = workers.start(f"tcp://localhost:{port}@tcp://0.0.0.0:{port}", "--until-shutdown")
+    waits = f"monarch: worker at {address} waits for a controller\n"
+    for end in ("kill", ""):
+        assert workers.wait(process) == waits
+        done = subprocess.run(
+            [sys.executable, str(script), workers.key, address],
+            env={**os.environ, "END": end},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == (-9 if end else 0), done.stderr
+    assert process.wait(30) == 0 and workers.wait(process) == ""
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ended_worker_ends_its_ranks(workers: Workers, how: signal.Signals) -> None:
     process, _ = workers.start()
@@ -133,7 +153,8 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
             leaks.rebase()
     with pytest.raises(SpawnError, match=r"the worker address .*nohost.invalid:22222'"):
         attach_to_workers(ca=workers.key, workers=[address, "tcp://nohost.invalid:22222"])
-    for wrong in ("node1:22222", "tcp://node1", "tcp://node1:0", "tcp://node1:70000", "", None):
+    two = ("tcp://a:1@tcp://b:2@tcp://c:3", "tcp://a:1@b")
+    for wrong in ("node1:22222", "tcp://node1", "tcp://node1:0", "tcp://node1:70000", "", None, *two):
         with pytest.raises(ArgumentError, match="tcp://node1:22222"):
             attach_to_workers(ca=workers.key, workers=[wrong])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match="twice"):

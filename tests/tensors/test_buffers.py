@@ -301,14 +301,15 @@ def test_bounds_and_types_are_checked(procs: Callable[..., Any]) -> None:
 def test_actions_reject_overlapping_memory(procs: Callable[..., Any]) -> None:
     first, second = procs(1).spawn("owner", Owner).make.call_one(10, 10).get()
     here = torch.zeros(30)
-    action = RDMAAction().read_remote(here[:10], first)
+    # Programs may name the arguments, as for torchmonarch.
+    action = RDMAAction().read_remote(src=first, dst=here[:10])
     for add in (
         lambda: action.read_remote(here[9:19], second),
         lambda: action.write_remote(second, here[5:9]),
     ):
         with pytest.raises(ArgumentError, match="overlaps"):
             add()
-    action.read_remote(here[10:20], second).write_remote(first, here[20:30])
+    action.read_remote(here[10:20], second).write_remote(dst=first, src=here[20:30])
     assert len(action) == 3
     # Reads come before writes, and it can be submitted again.
     action.submit().get()

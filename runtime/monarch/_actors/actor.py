@@ -29,6 +29,21 @@ class Actor(_Base):
         """A logger named after the class."""
         return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
 
+    # The results are Any, since both may also be async.
+    def __supervise__(self, failure: Any, /) -> Any:
+        """Handle nothing; for classes that call ``super().__supervise__(failure)``."""
+        return False
+
+    def __cleanup__(self, exc: Any, /) -> Any:
+        """Do nothing; for classes that call ``super().__cleanup__(exc)``."""
+        return None
+
+
+def has_own(instance: object, hook: str) -> bool:
+    """Return whether the class of an actor, or a base of it, defines ``__supervise__`` or ``__cleanup__`` itself."""
+    # Look at the class, since a user's __getattr__ may block.
+    return any(hook in vars(base) for base in type(instance).__mro__ if base is not Actor)
+
 
 def is_async(cls: type) -> bool:
     """Return whether actors of this class run on an event loop: the class has an async endpoint."""

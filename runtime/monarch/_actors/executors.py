@@ -63,6 +63,8 @@ class Executor:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
         """The next actions and messages. Any thread appends, the executor's thread takes."""
+        self._urgent: deque[Action] = deque()
+        """Actions that go before those, while there is no event loop; likewise."""
         self.interruptible = False
         """Whether user code runs that Ctrl-C should interrupt."""
         self.interrupts: ThreadInterrupts | None = None
@@ -95,6 +97,17 @@ class Executor:
                 return
         self._notify()
 
+    def post_first(self, action: Action) -> None:
+        """Queue an action before all messages that wait, from any thread; on an event loop, after them as usual."""
+        with self._lock:
+            before_others = self.loop is None
+            if before_others:
+                self._urgent.append(action)
+        if before_others:
+            self._notify()
+        else:
+            self.post(action)
+
     def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
         """Queue a message, from any thread."""
         with self._lock:
@@ -111,6 +124,8 @@ class Executor:
         with self._lock:
             # First, so that deliveries of a __del__ in the middle of this reach the loop, perhaps twice.
             self.loop = loop
+            self._items.extendleft(reversed(self._urgent))
+            self._urgent.clear()
             for _ in range(len(self._items)):
                 loop.call_soon(self._run_item)
 
@@ -212,11 +227,16 @@ class Executor:
             # If the last call kept the GIL, a Stop of the next one is among the messages that nobody has read.
             self._was_long = False
             self.node.receive_loop.catch_up(_CATCH_UP_S, traceback.print_exc)
-        if not self._items:
+        if not self._items and not self._urgent:
             self._wait()
-            if not self._items:
+            if not self._items and not self._urgent:
                 return
         # Not popleft(): Python may run a signal handler that raises at the end of a call, and the item would be lost.
+        if self._urgent:
+            action = self._urgent[0]
+            del self._urgent[0]
+            action()
+            return
         item = self._items[0]
         del self._items[0]
         if callable(item):
@@ -310,7 +330,7 @@ class MainExecutor(Executor):
 
     def _wait(self) -> None:
         self.done = False
-        if self._items:
+        if self._items or self._urgent:
             return
         # No user code waits here, so exceptions of signal handlers have no receiver.
         self.node.receive_loop.wait(self, report=traceback.print_exc)

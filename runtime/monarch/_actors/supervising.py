@@ -1,10 +1,11 @@
-"""``__supervise__`` of an actor: called in its turn, with failures in the meshes that it owns."""
+"""``__supervise__`` of an actor: called between two messages, with failures in the meshes that it owns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from monarch._actors.actor import has_own
 from monarch._actors.executors import start_task
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.running import current
@@ -19,12 +20,11 @@ _judging: set[asyncio.Task[None]] = set()
 
 def supervises(mailbox: Mailbox) -> bool:
     """Return whether an actor has ``__supervise__``."""
-    # Look at the class, since a user's __getattr__ may block.
-    return any("__supervise__" in vars(base) for base in type(mailbox.instance).__mro__)
+    return has_own(mailbox.instance, "__supervise__")
 
 
 def supervise(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) -> None:
-    """Queue a call of an actor's ``__supervise__`` for a failure in a mesh that it owns.
+    """Call an actor's ``__supervise__`` for a failure in a mesh that it owns, before messages that wait.
 
     Args:
         mailbox: of the actor.
@@ -33,6 +33,10 @@ def supervise(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) ->
     """
 
     def act() -> None:
+        if mailbox.halting is not None:
+            # The stop ends the meshes that the actor owns.
+            judged(True)
+            return
         loop = mailbox.executor.loop
         if loop is not None:
             task = start_task(loop, _supervise_async(mailbox, failure, judged))
@@ -50,7 +54,7 @@ def supervise(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) ->
             current.reset(token)
         judged(bool(handled))
 
-    mailbox.executor.post(act)
+    mailbox.executor.post_first(act)
 
 
 async def _supervise_async(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) -> None:
@@ -59,6 +63,8 @@ async def _supervise_async(mailbox: Mailbox, failure: Any, judged: Callable[[boo
         if is_coroutine(handled):
             handled = await handled
     except BaseException as error:
-        mailbox.fail(pack_failure(error))
+        # A stop cancels it, and ends the meshes that the actor owns.
+        if mailbox.halting is None or not isinstance(error, asyncio.CancelledError):
+            mailbox.fail(pack_failure(error))
         handled = True
     judged(bool(handled))

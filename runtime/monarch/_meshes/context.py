@@ -17,6 +17,8 @@ from monarch.exceptions import MonarchError
 if TYPE_CHECKING:
     from monarch._meshes.procs.proc_mesh import ProcMesh
 
+_NO_REASON = "no reason given"
+
 
 class ActorInstance:
     """Identity of an actor, or of the program itself.
@@ -45,15 +47,15 @@ class ActorInstance:
             self.rank = Point(0, Extent((), ()))
         self.creator: Creator | None = (spec.creator or root(spec.owner)) if spec is not None else None
 
-    def stop(self, reason: str = "stopped by itself") -> None:
+    def stop(self, reason: str | None = None) -> None:
         """Stop this actor after its earlier messages, with its ``__cleanup__``; later calls raise StoppedError.
 
         Raises:
             MonarchError: the program is no actor.
         """
-        stop_itself(self._actor("stop"), reason)
+        stop_itself(self._actor("stop"), reason or "stopped by itself")
 
-    def abort(self, reason: str = "no reason given") -> None:
+    def abort(self, reason: str | None = None) -> None:
         """Fail this actor: its owner is told, as of a broadcast that raised, and later calls raise SupervisionError.
 
         The running call still answers.
@@ -61,11 +63,11 @@ class ActorInstance:
         Raises:
             MonarchError: the program is no actor.
         """
-        fail_itself(self._actor("abort"), reason)
+        fail_itself(self._actor("abort"), reason or _NO_REASON)
 
-    def kill(self, reason: str = "no reason given") -> None:
+    def kill(self, reason: str | None = None) -> None:
         """Fail this actor; see ``abort``."""
-        fail_itself(self._actor("kill"), reason)
+        fail_itself(self._actor("kill"), reason or _NO_REASON)
 
     def _actor(self, wish: str) -> ActorLike:
         if self._mailbox is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.running import current
 from monarch._core.kinds import is_a, is_count, is_mapping
 from monarch._core.roster import Procs, Roster
-from monarch._core.shapes.extent import Extent, axes_text
+from monarch._core.shapes.extent import Extent, Point, axes_text
 from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
@@ -102,7 +102,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         bootstrap: Callable[[], Any] | None = None,
         name: str | None = None,
         proc_bind: Sequence[Mapping[str, str] | Sequence[int]] | None = None,
-        bootstrap_command: BootstrapCommand | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
         *,
         env: Mapping[str, Any] | None = None,
         restart: str | Restart | None = None,
@@ -118,7 +118,8 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             name: a name for messages and tables.
             proc_bind: the cores that each process of a host may use: a sequence of core numbers, or
                 ``{"cpus": "0-3"}``. By default the cores are divided among the processes.
-            bootstrap_command: only its ``env`` applies.
+            bootstrap_command: only its ``env`` applies. A function of the Point of a process may return one for each;
+                processes of hosts that join later have those of the first host.
             env: environment variables, set before any user code runs; None removes one.
             restart: ``"on-failure"``, or a Restart with its own limits: dead ranks are replaced automatically, and
                 their actors constructed again, up to 3 times in 60 s; calls made meanwhile wait.
@@ -146,8 +147,13 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             raise ArgumentError(f"spares: expected a number of processes per host, got {spares!r}")
         check_bound(silence)
         local = _local_extent(self.extent, axes_of(per_host, roles))
-        variables = _environment(bootstrap_command, env)
         extent = Extent((*self.extent.labels, *local.labels), (*self.extent.sizes, *local.sizes))
+        by_rank: dict[int, dict[str, str | None]] = {}
+        if callable(bootstrap_command):
+            by_rank = _environments(bootstrap_command, extent, env)
+            variables = _environment(None, env)
+        else:
+            variables = _environment(bootstrap_command, env)
         count = prod(local.sizes)
         binds = _binds(proc_bind, count)
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
@@ -169,8 +175,9 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         path = [path for path in sys.path if is_a(path, str)]
         owner, cwd = here[0].key if here else "", _cwd()
         shared.roles = ranges_of(roles)
-        differing = environments(roles, len(hosts), count)
-        shared.starting = Starting(node, procs, packed, owner, variables, differing, binds, path, cwd, spares)
+        for rank, of_role in environments(roles, len(hosts), count).items():
+            by_rank[rank] = {**by_rank.get(rank, {}), **of_role}
+        shared.starting = Starting(node, procs, packed, owner, variables, by_rank, binds, path, cwd, spares)
         shared.supervision.restart = rule
         for rank in range(extent.nelements):
             meshes_of(node).joined.tell(uid, rank, procs.proc(rank))
@@ -230,10 +237,14 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         return html_table(*self._rows(), 33, title=self._title())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostMesh) and (self._hosts, self._region) == (other._hosts, other._region)
+        # A host is the same in any view of any mesh, on the program and on ranks.
+        return isinstance(other, HostMesh) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._hosts, self._region))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[Extent, tuple[str, ...]]:
+        return self.extent, tuple(self._hosts[rank] for rank in self._region.base_ranks())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HostMesh._received, (self._node.origin, self._hosts, self._region, self._shared.name)
@@ -315,10 +326,30 @@ def restart_of(restart: str | Restart | None) -> Restart | None:
     raise ArgumentError(f'restart: expected "on-failure", "never" or a Restart(most=3, within=60), got {restart!r}')
 
 
+def _environments(
+    command: Callable[[Point], BootstrapCommand], extent: Extent, env: Mapping[str, Any] | None
+) -> dict[int, dict[str, str | None]]:
+    """Return the variables of the command of each process, without those that ``env`` has for all."""
+    by_rank: dict[int, dict[str, str | None]] = {}
+    for rank in range(extent.nelements):
+        made = command(Point(rank, extent))
+        if not is_a(made, BootstrapCommand):
+            raise _no_command(made)
+        variables = _environment(made, None)
+        by_rank[rank] = {name: value for name, value in variables.items() if name not in (env or {})}
+    return by_rank
+
+
+def _no_command(command: object) -> ArgumentError:
+    return ArgumentError(
+        f"bootstrap_command: expected a BootstrapCommand, or a function that returns one for a Point, got {command!r}; "
+        f"pass a function to run first as bootstrap="
+    )
+
+
 def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
     if command is not None and not is_a(command, BootstrapCommand):
-        hint = "; pass a function to run first as bootstrap=" if callable(command) else ""
-        raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
+        raise _no_command(command)
     if env is not None and not is_a(env, Mapping):
         raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
     variables: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}

@@ -92,7 +92,7 @@ class LauncherJob(JobTrait):
         """
         return self._launched.late_hosts() if self._launched is not None else None
 
-    def _start(self) -> JobState:
+    def _start(self, client_script: str | None = None) -> JobState:
         only = len(self.meshes) == 1
         self._launched = launched = launch_hosts(
             self.launcher(),

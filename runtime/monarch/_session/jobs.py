@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch._meshes.host_mesh import HostMesh, this_host
+from monarch._session.job_telemetry import MeshAdminConfig, TelemetryConfig, advice
 from monarch._session.workers import WorkerHosts
 from monarch.exceptions import ArgumentError, MonarchError
 
@@ -17,14 +19,21 @@ if TYPE_CHECKING:
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Where torchmonarch keeps the state of a job. Jobs of this package end with their program, so nothing is kept."""
 
+_SERVICES = ("admin_url", "query_engine")
+
 
 class JobState:
-    """The meshes of hosts of a running job, as attributes: ``job.state().trainers``."""
+    """The meshes of hosts of a running job, as attributes: ``job.state().trainers``.
+
+    ``admin_url`` and ``query_engine``, which torchmonarch has for its telemetry, are None.
+    """
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
 
-    def __getattr__(self, name: str) -> HostMesh:
+    def __getattr__(self, name: str) -> Any:
+        if name in _SERVICES and name not in self._hosts:
+            return None
         if name.startswith("_") or name not in self._hosts:
             raise AttributeError(f"the job has no mesh {name!r}; it has {', '.join(sorted(vars(self)['_hosts']))}")
         return self._hosts[name]
@@ -34,11 +43,41 @@ class JobState:
 
 
 class JobTrait:
-    """Base of jobs: starts hosts at the first ``state()`` or ``apply()``, and ends them at ``kill()``."""
+    """Base of jobs: starts hosts at the first ``state()`` or ``apply()``, and ends them at ``kill()``.
+
+    A job of your own has three methods: ``_create(client_script)`` starts its hosts, ``_state()`` returns the JobState
+    with their meshes, for example of ``attach_to_workers``, and ``_kill()`` ends them.
+    """
 
     def __init__(self) -> None:
         # Used by the thread of the program that owns the job.
         self._running: JobState | None = None
+        self._telemetry: TelemetryConfig | None = None
+        """Of a program that asked for it, and is told how to look."""
+
+    def enable_telemetry(
+        self, config: TelemetryConfig | None = None, *, mesh_admin_config: MeshAdminConfig | None = None, **options: Any
+    ) -> Self:
+        """Let the start of the hosts tell how to look at them; return the job. Telemetry itself is always on.
+
+        Args:
+            config: has no effect, as its values are those of torchmonarch's dashboard.
+            mesh_admin_config: likewise.
+            options: the fields of a TelemetryConfig, in place of ``config``.
+        """
+        self._telemetry = config if config is not None else TelemetryConfig(**options)
+        return self
+
+    def enable_admin(self, config: MeshAdminConfig | None = None, **options: Any) -> Self:
+        """Do as ``enable_telemetry``; there is no admin server, so ``state().admin_url`` is None.
+
+        Args:
+            config: has no effect.
+            options: the fields of a MeshAdminConfig, in place of ``config``.
+        """
+        MeshAdminConfig(**options)
+        self._telemetry = self._telemetry or TelemetryConfig()
+        return self
 
     @property
     def active(self) -> bool:
@@ -49,16 +88,21 @@ class JobTrait:
         """Start the hosts, unless they run.
 
         Args:
-            client_script: must be None; jobs of this package end with the program that started them.
+            client_script: for ``_create`` of a job of your own; must be None for jobs of this package, which end with
+                the program that started them.
 
         Raises:
             ArgumentError: a script is given.
             SpawnError: a host could not be started.
         """
-        if client_script is not None:
+        if client_script is not None and type(self)._create is JobTrait._create:
             raise ArgumentError("client_script: jobs on this machine end with their program; run the script itself")
         if self._running is None:
-            self._running = self._start()
+            self._running = self._start(client_script)
+            # A class of the user may not call our __init__, or come from a pickle of an earlier version.
+            asked: TelemetryConfig | None = getattr(self, "_telemetry", None)
+            if asked is not None:
+                print(advice(asked.include_dashboard), file=sys.stderr, flush=True)
 
     def state(self, cached_path: str | None = None) -> JobState:
         """Return the meshes of hosts, which are started unless they run.
@@ -89,10 +133,27 @@ class JobTrait:
         with open(filename, "wb") as file:
             file.write(self.dumps())
 
-    def _start(self) -> JobState:
-        raise NotImplementedError
+    def _start(self, client_script: str | None = None) -> JobState:
+        """Start the hosts: by the methods of a job of the user, unless a subclass of this package does."""
+        self._create(client_script)
+        try:
+            return self._state()
+        except BaseException:
+            # Nobody else knows that there are hosts to end.
+            self._kill()
+            raise
 
     def _end(self, running: JobState) -> None:
+        """End the hosts."""
+        self._kill()
+
+    def _create(self, client_script: str | None) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no _create(client_script), which starts its hosts")
+
+    def _state(self) -> JobState:
+        raise NotImplementedError(f"{type(self).__name__} has no _state(), which returns a JobState of its hosts")
+
+    def _kill(self) -> None:
         """End the hosts; nothing by default."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,7 +180,7 @@ class LocalJob(JobTrait):
         super().__init__()
         self.hosts = tuple(hosts)
 
-    def _start(self) -> JobState:
+    def _start(self, client_script: str | None = None) -> JobState:
         return JobState({name: this_host() for name in self.hosts})
 
 
@@ -139,7 +200,7 @@ class ProcessJob(JobTrait):
         self.meshes = dict(meshes)
         self.env = dict(env or {})
 
-    def _start(self) -> JobState:
+    def _start(self, client_script: str | None = None) -> JobState:
         started: dict[str, HostMesh] = {}
         try:
             for name, count in self.meshes.items():

@@ -276,7 +276,9 @@ class Rank:
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
         executor: Executor
-        if self.main.busy:
+        # The bootstrap runs in the main thread, and may wait for the actors that it makes.
+        by_bootstrap = not self._booted.is_set() and create.src == self.node.proc
+        if self.main.busy or by_bootstrap:
             try:
                 executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
             except Exception as error:
@@ -291,10 +293,13 @@ class Rank:
             executor = self.main
         mailbox = Mailbox(self.node, create.actor, executor, actors_of(self.node))
         actors_of(self.node).here[create.actor] = mailbox
-        executor.post(lambda: self._construct(mailbox, create, more))
+        executor.post(lambda: self._construct(mailbox, create, more, by_bootstrap))
 
-    def _construct(self, mailbox: Mailbox, create: m.Create, more: Sequence[Any]) -> None:
-        """Construct an actor after the bootstrap; in the actor's thread."""
+    def _construct(self, mailbox: Mailbox, create: m.Create, more: Sequence[Any], by_bootstrap: bool) -> None:
+        """Construct an actor, after the bootstrap unless that made it; in the actor's thread."""
+        if by_bootstrap:
+            construct(mailbox, create, more)
+            return
         self._booted.wait()
         construct(mailbox, create, more, self._broken)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from monarch._core.kinds import is_a
 from monarch._meshes.host_mesh import HostMesh
 from monarch._node.future import Future
-from monarch._procs.agent.main import UNABLE
+from monarch._procs.agent.main import DISMISSED, UNABLE
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent
@@ -76,7 +76,8 @@ def attach_to_workers(
 
     Args:
         ca: the key file of the workers; see ``new_key_file``.
-        workers: the address of each worker, such as ``tcp://node1:22222``, or a Future of it.
+        workers: the address of each worker, such as ``tcp://node1:22222``, or a Future of it. The part after an ``@``
+            is for the worker.
         name: the name of the mesh for messages and tables.
         private_key: None; the key file has both keys.
         interface: the address of this machine at which the workers reach it; by default the one on the route to the
@@ -94,7 +95,7 @@ def attach_to_workers(
     if not workers or isinstance(workers, str):
         raise ArgumentError(f"workers: expected a list of at least one address, got {workers!r}")
     keys = read_key_file(ca)
-    addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
+    addresses = [_address(each.get(timeout) if isinstance(each, Future) else each)[0] for each in workers]
     if len({*addresses}) < len(addresses):
         raise ArgumentError(f"workers: {max(addresses, key=addresses.count)!r} appears twice")
     # Check all of them first, so that an unknown name fails at once.
@@ -116,7 +117,8 @@ def run_worker_loop_forever(
     """Serve this machine as a host to programs that attach it, one at a time. Does not return.
 
     Args:
-        address: the address to listen on, such as ``tcp://0.0.0.0:22222``.
+        address: the address to listen on, such as ``tcp://0.0.0.0:22222``. After the address that programs use, as in
+            ``tcp://node1:22222@tcp://0.0.0.0:22222``, if that is another one.
         ca: a key file; only programs with the same key are served.
         private_key: None; the key file has both keys.
         silence: seconds without a heartbeat after which a program counts as lost and its ranks here are ended; None
@@ -127,13 +129,38 @@ def run_worker_loop_forever(
         ArgumentError: the address is invalid.
         MonarchError: the key file is unusable.
     """
+    _serve(address, ca, silence, once=False)
+
+
+def run_worker_loop_until_shutdown(
+    *, address: str, ca: str, private_key: str | None = None, silence: float | None = None
+) -> None:
+    """Serve this machine as a host until a program that has attached it shuts it down or ends.
+
+    A program that is killed or loses its connection does not count: then the next one is served.
+
+    Args:
+        address: as for ``run_worker_loop_forever``.
+        ca: likewise.
+        private_key: likewise.
+        silence: likewise.
+
+    Raises:
+        SpawnError: the address is not available, or the agent of this host has ended.
+        ArgumentError: the address is invalid.
+        MonarchError: the key file is unusable.
+    """
+    _serve(address, ca, silence, once=True)
+
+
+def _serve(address: str, ca: str, silence: float | None, once: bool) -> None:
     keys = read_key_file(ca)
     lease = _checked(silence)
-    _address(address)
+    _, bound = _address(address)
     public, secret = keys.public.decode(), keys.secret.decode()
     former: HostAgent | None = None
     while True:
-        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease, LATER)
+        config = AgentConfig("", "", "", *parent(), PRELOAD, bound, public, (public, secret), lease, LATER)
         agent = HostAgent(config, announces=True)
         try:
             line = agent.first_line().decode().strip()
@@ -148,18 +175,23 @@ def run_worker_loop_forever(
             agent.wait()
             raise
         if line.startswith(UNABLE):
-            raise SpawnError(f"a worker {line.replace(':', f' at {address}:', 1)}; use another address or port")
+            raise SpawnError(f"a worker {line.replace(':', f' at {bound}:', 1)}; use another address or port")
         # Unknown if the fork server was killed.
-        if agent.code not in (0, None) or not line:
-            raise SpawnError(f"the host agent at {address} ended with code {agent.code}")
+        if agent.code not in (0, None, DISMISSED) or not line:
+            raise SpawnError(f"the host agent at {bound} ended with code {agent.code}")
+        if once and agent.code == DISMISSED:
+            agent.release()
+            return
         former = agent
 
 
-def _address(address: str) -> str:
-    found = _ADDRESS.fullmatch(address) if is_a(address, str) else None
-    if found is None or not 0 < int(found[1]) < 65536:
+def _address(address: str) -> tuple[str, str]:
+    """Return the address that programs use, and the one to listen on: as ``USED@LISTENED``, or the same."""
+    parts = address.split("@") if is_a(address, str) else []
+    found = [_ADDRESS.fullmatch(part) for part in parts]
+    if len(parts) not in (1, 2) or not all(each is not None and 0 < int(each[1]) < 65536 for each in found):
         raise ArgumentError(f"expected a worker address with a port, such as tcp://node1:22222, got {address!r}")
-    return address
+    return parts[0], parts[-1]
 
 
 def _checked(silence: float | None) -> float:

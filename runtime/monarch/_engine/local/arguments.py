@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
+from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._engine.dtensor_compat import without_modes
 from monarch._engine.encoding import Input
 from monarch._engine.local.checking import check_input
@@ -13,6 +14,7 @@ from monarch._engine.local.tensor import RankTensor
 from monarch._engine.rank.lending import received
 from monarch._engine.stream import new_number
 from monarch._engine.tensor_mesh import TensorMesh
+from monarch._meshes.actors.adverbs import as_endpoint
 from monarch._meshes.inside import member_at, region_of, state_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
@@ -27,7 +29,7 @@ _arguments: deque[tuple[TensorMesh, int]] = deque()
 _calling: set[TensorMesh] = set()
 """Meshes whose ranks may still have to call their actors for an ``rref``; likewise."""
 _remotes: dict[Any, Remote] = {}
-"""By key and ranks of a mesh of actors, and name of the endpoint; likewise."""
+"""By key and ranks of a mesh of actors, and name and flags of the endpoint; likewise."""
 
 
 def argument(tensor: RankTensor) -> tuple[Any, ...]:
@@ -58,11 +60,13 @@ class _OnActor:
     Args:
         actors: the whole mesh of actors.
         name: of the endpoint.
+        flags: of the endpoint; ``as_endpoint`` sets them.
     """
 
-    def __init__(self, actors: Any, name: str) -> None:
+    def __init__(self, actors: Any, name: str, flags: int) -> None:
         self.actors = actors
         self.name = name
+        self.flags = flags
         self.__qualname__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,19 +74,23 @@ class _OnActor:
         position = region.position_of(rank)
         if position is None:
             raise ArgumentError(f"rref: {self.actors!r} has no actor on rank {rank}")
-        return getattr(member_at(self.actors, position), self.name).call_one(*args, **kwargs).get(_WAIT_S)
+        endpoint = getattr(member_at(self.actors, position), self.name)
+        if self.flags & UNDECORATED:
+            endpoint = as_endpoint(endpoint, explicit_response_port=bool(self.flags & EXPLICIT))
+        return endpoint.call_one(*args, **kwargs).get(_WAIT_S)
 
 
 @service("arguments.rref", "local")
-def rref(actors: Any, name: str, propagate: Any, args: Any, kwargs: Any) -> Any:
+def rref(actors: Any, name: str, flags: int, propagate: Any, args: Any, kwargs: Any) -> Any:
     """Call an endpoint on all ranks, in order with their ops; return its results as rank-local tensors."""
     shared = cast("Any", state_of(actors))
-    key: Any = (shared.key, region_of(actors), name)
+    key: Any = (shared.key, region_of(actors), name, flags)
     found = _remotes.get(key)
     if found is None:
         if len(_remotes) > _MOST:
             _remotes.clear()
-        found = _remotes[key] = Remote(_OnActor(actors, name), propagate)
+        found = _remotes[key] = Remote(_OnActor(actors, name, flags), propagate)
+    found = found.with_propagate(propagate)
     try:
         return found.rref(*args, **kwargs)
     finally:

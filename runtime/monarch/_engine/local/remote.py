@@ -61,6 +61,14 @@ class Remote:
         self._known: dict[Any, Any] = {}
         """Structure and metadata of results by those of arguments; likewise."""
 
+    def with_propagate(self, propagate: Any) -> Remote:
+        """Return the same function, of which the program learns the results in another way."""
+        if propagate is self._propagate or (isinstance(propagate, str) and propagate == self._propagate):
+            return self
+        made = Remote(self.function, propagate)
+        made._templates, made._known = self._templates, self._known
+        return made
+
     def __repr__(self) -> str:
         return f"<remote {getattr(self.function, '__qualname__', self.function)}>"
 

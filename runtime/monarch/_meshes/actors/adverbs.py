@@ -56,7 +56,7 @@ def _single(gather: Gather[Any], values: list[Any]) -> Any:
 
 
 @declared("arguments.rref")
-def _rref(actors: Any, name: str, propagate: Any, args: Any, kwargs: Any) -> Any: ...
+def _rref(actors: Any, name: str, flags: int, propagate: Any, args: Any, kwargs: Any) -> Any: ...
 
 
 class _Answers(Protocol):
@@ -68,13 +68,17 @@ class _Answers(Protocol):
 class Endpoint(Generic[P, R]):
     """One endpoint of the actors of a mesh. Each adverb checks the arguments, pickles them once and sends at once."""
 
-    __slots__ = ("_arity", "_flags", "mesh", "name")
+    __slots__ = ("_arity", "_flags", "_propagate", "mesh", "name")
 
-    def __init__(self, mesh: ActorMeshLike, name: str, arity: Arity | None, flags: int = 0) -> None:
+    def __init__(
+        self, mesh: ActorMeshLike, name: str, arity: Arity | None, flags: int = 0, propagate: Any = None
+    ) -> None:
         self.mesh = mesh
         self.name = name
         self._arity = arity
         self._flags = flags
+        self._propagate = propagate
+        """Of ``as_endpoint``, for ``rref``; None for that of the decorator."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
         """Send to every actor of the mesh and return a future of a ValueMesh of the results.
@@ -182,8 +186,10 @@ class Endpoint(Generic[P, R]):
             The tensors that the endpoint returns, as rank-local ones. Shapes come from ``propagate`` of the endpoint,
             or from the first call with arguments of the same types, which waits.
         """
-        member = inspect.getattr_static(state_of(self.mesh).cls, self.name, None)
-        return _rref(self.mesh, self.name, getattr(member, "propagate", None), args, kwargs)
+        propagate = self._propagate
+        if propagate is None:
+            propagate = getattr(inspect.getattr_static(state_of(self.mesh).cls, self.name, None), "propagate", None)
+        return _rref(self.mesh, self.name, self._flags, propagate, args, kwargs)
 
     def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
         """Send with a port for the answers that the caller chooses."""
@@ -525,18 +531,23 @@ def as_endpoint(
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """Return the endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
 
+    Args:
+        method: the method; an endpoint too, to change how it is called.
+        propagate: how ``rref`` learns the shapes of its results; see ``monarch.remote``.
+        explicit_response_port: the method gets a port for its answer as its first argument.
+
     Raises:
         ValueError: ``method`` is not a method of a spawned actor.
     """
     if isinstance(method, Endpoint):
         endpoint = cast("Endpoint[..., Any]", method)
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
-        made: Endpoint[..., Any] = Endpoint(endpoint.mesh, endpoint.name, None, flags)
+        made: Endpoint[..., Any] = Endpoint(endpoint.mesh, endpoint.name, None, flags, propagate)
         return made
     if isinstance(method, Undecorated):
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
         arity = Arity(method.name, method.function, 2 if explicit_response_port else 1)
-        made: Endpoint[..., Any] = Endpoint(method.mesh, method.name, arity, flags)
+        made: Endpoint[..., Any] = Endpoint(method.mesh, method.name, arity, flags, propagate)
         return made
     raise ValueError(f"as_endpoint: expected a method of a spawned actor, as in mesh.method, got {method!r}")
 

@@ -93,6 +93,8 @@ class Agent:
         self._zygotes: set[int] = set()
         """Descriptors of the zygotes in the loop."""
         self.closing = False
+        self.dismissed = False
+        """Whether its controller has said goodbye."""
         self._relieving = False
         self._tidying = False
         """Whether to look for cleanup processes of dead ranks now and then."""
@@ -365,7 +367,7 @@ class Agent:
 
     def _on_bye(self, bye: m.Bye, _: list[Any]) -> None:
         if bye.src == self.owner:
-            self.closing = True
+            self.closing = self.dismissed = True
 
     # Deaths
 

@@ -46,8 +46,8 @@ def main(config: bytes) -> int:
         environ=environ,
         restore=restore,
     )
-    importlib.import_module(wanted.module).serve_fork(bytes(wanted.config), zygote)
-    return 0
+    # None from the agent of a detached mesh, which goes on in a child.
+    return importlib.import_module(wanted.module).serve_fork(bytes(wanted.config), zygote) or 0
 
 
 def _become(wanted: Launch) -> None:

@@ -24,12 +24,14 @@ from monarch._wire.descriptors import raise_limit
 
 UNABLE = "cannot listen: "
 """Printed in place of its address, before the reason."""
+DISMISSED = 10
+"""The exit code of a worker's agent after the goodbye of its controller."""
 
 A = TypeVar("A", bound=Agent)
 
 
-def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
-    """Run an agent in this process, until its end.
+def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> A:
+    """Run an agent in this process, until its end; return it.
 
     Args:
         make: makes the agent.
@@ -44,16 +46,17 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
         agent.run()
     finally:
         agent.close()
+    return agent
 
 
 def main() -> None:
     """Entry point of the agent's process."""
-    serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
+    sys.exit(serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)))
 
 
-def serve_fork(config: bytes, zygote: Zygote) -> None:
-    """Run an agent in this fork of the fork server, with the zygote that it has forked."""
-    serve(msgspec.msgpack.decode(config, type=AgentConfig), zygote)
+def serve_fork(config: bytes, zygote: Zygote) -> int:
+    """Run an agent in this fork of the fork server, with the zygote that it has forked; return its exit code."""
+    return serve(msgspec.msgpack.decode(config, type=AgentConfig), zygote)
 
 
 def _print(outcome: m.Listening | str) -> None:
@@ -65,8 +68,8 @@ def _print(outcome: m.Listening | str) -> None:
 
 def serve(
     config: AgentConfig, zygote: Zygote | None = None, announce: Callable[[m.Listening | str], None] = _print
-) -> None:
-    """Run until the controller ends or says so.
+) -> int:
+    """Run until the controller ends or says so; return the exit code.
 
     Args:
         config: its configuration.
@@ -87,7 +90,8 @@ def serve(
         if config.owner_pid and agent.router.is_here(config.owner):
             agent.router.send(config.owner, hello)
 
-    run_agent(lambda: Agent(config, zygote), begin)
+    agent = run_agent(lambda: Agent(config, zygote), begin)
+    return DISMISSED if agent.dismissed and not config.owner else 0
 
 
 if __name__ == "__main__":

@@ -25,24 +25,24 @@ class RDMAAction:
         self._reads: list[Move] = []
         self._writes: list[Move] = []
 
-    def read_remote(self, dst: Any, buffer: RDMABuffer) -> Self:
+    def read_remote(self, dst: Any, src: RDMABuffer) -> Self:
         """Add a read of a buffer into local memory; see ``RDMABuffer.read_into``.
 
         Raises:
             ArgumentError: the buffer does not fit, or ``dst`` overlaps local memory of this action.
         """
-        move = buffer.reading(dst)
+        move = src.reading(dst)
         self._check(move.local, [*self._reads, *self._writes])
         self._reads.append(move)
         return self
 
-    def write_remote(self, buffer: RDMABuffer, src: Any) -> Self:
+    def write_remote(self, dst: RDMABuffer, src: Any) -> Self:
         """Add a write of local memory into a buffer; see ``RDMABuffer.write_from``.
 
         Raises:
             ArgumentError: ``src`` does not fit, or overlaps local memory that this action reads into.
         """
-        move = buffer.writing(src)
+        move = dst.writing(src)
         self._check(move.local, self._reads)
         self._writes.append(move)
         return self

@@ -1,0 +1,66 @@
+"""The current job of a folder: which job its programs use, by torchmonarch's names and files."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+from monarch._session.jobs import DEFAULT_JOB_PATH, JobTrait
+from monarch.exceptions import ArgumentError
+
+_SPEC = "spec"
+
+
+def set_current_job(module_path: str) -> None:
+    """Make a job the current one of this folder, for ``load_current_job`` in other programs.
+
+    Args:
+        module_path: where the job is, as ``module.name``.
+
+    Raises:
+        ArgumentError: this is no such path.
+    """
+    _split(module_path)
+    file = _spec_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(module_path, encoding="utf-8")
+
+
+def load_current_job() -> JobTrait:
+    """Import and return the current job of this folder; call its ``state()`` to start it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ArgumentError: what ``set_current_job`` was given has no such name, or it is not a job; a ValueError.
+    """
+    file = _spec_file()
+    try:
+        module_path = file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file} does not exist; name a job with set_current_job('module.name')") from None
+    module, name = _split(module_path)
+    try:
+        job = getattr(import_module(module), name)
+    except AttributeError:
+        raise ArgumentError(f"{module_path}: module {module!r} has no {name!r}; {file} names it") from None
+    if not isinstance(job, JobTrait):
+        raise ArgumentError(f"{module_path}: expected a job, got {type(job).__name__}; {file} names it")
+    return job
+
+
+def _split(module_path: str) -> tuple[str, str]:
+    module, _, name = module_path.rpartition(".")
+    if not module or not name.isidentifier():
+        raise ArgumentError(f"module_path: expected 'module.name', got {module_path!r}")
+    return module, name
+
+
+def _spec_file() -> Path:
+    """Return the file that names the current job: next to the state that torchmonarch links to, if it does."""
+    link = Path(DEFAULT_JOB_PATH)
+    try:
+        context = Path(os.readlink(link)).parent
+    except OSError:
+        context = Path("default")
+    return link.parent / context / _SPEC
