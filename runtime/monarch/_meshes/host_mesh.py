@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import sys
@@ -330,6 +331,13 @@ def _environments(
     command: Callable[[Point], BootstrapCommand], extent: Extent, env: Mapping[str, Any] | None
 ) -> dict[int, dict[str, str | None]]:
     """Return the variables of the command of each process, without those that ``env`` has for all."""
+    try:
+        inspect.signature(command).bind(Point(0, extent))
+    except TypeError:
+        raise _no_command(command) from None
+    except ValueError:
+        # A function of C may not tell.
+        pass
     by_rank: dict[int, dict[str, str | None]] = {}
     for rank in range(extent.nelements):
         made = command(Point(rank, extent))
