@@ -130,14 +130,17 @@ class Agent:
 
     # The loop
 
-    def run(self) -> None:
-        """Run until the controller ends or says so."""
+    def take_signals(self) -> None:
+        """Let ``run`` handle the signals that come from now on: before anybody knows of this agent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._leaving.on_term)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self.loop.watch(reader, lambda: self._drain(reader))
+
+    def run(self) -> None:
+        """Run until the controller ends or says so."""
         if self.config.owner_pid:
             try:
                 pidfd = os.pidfd_open(self.config.owner_pid)

@@ -42,6 +42,7 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> A:
     set_comm("monarch-agent")
     agent = make()
     try:
+        agent.take_signals()
         begin(agent)
         agent.run()
     finally:
