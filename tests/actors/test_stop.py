@@ -169,6 +169,20 @@ def test_pending_calls_end_with_their_actor(procs: Any) -> None:
         waiting.get(timeout=20)
 
 
+def test_stop_refuses_many_calls_behind_a_long_one_at_once(procs: Any) -> None:
+    class Sleeps(Actor):
+        @endpoint
+        def sleep(self) -> None:
+            time.sleep(60)
+
+    # The call that runs is a long one for the executor, which then reads its messages for a while before the next call.
+    actor = procs(1, env={**SHORT, "MONARCH_STOP_DRAIN_S": "0.8"}).spawn("sleeps", Sleeps)
+    calls = [actor.sleep.call_one() for _ in range(30)]
+    # It has not ignored interrupts.
+    actor.stop().get(timeout=20)
+    assert all(isinstance(call.exception(20), (StoppedError, ActorError)) for call in calls)
+
+
 def test_messages_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
     """Another sender has not heard of the stop yet; each of its calls gets an answer."""
 

@@ -247,6 +247,16 @@ def test_rank_ignoring_interrupts_is_replaced(notebook: Notebook) -> None:
 
 
 @pytest.mark.slow
+def test_rank_blocking_all_signals_is_replaced(notebook: Notebook) -> None:
+    """Its code runs, although no signal can show that."""
+    blocks = "import signal, time\nsignal.signal(2, signal.SIG_IGN)\nsignal.pthread_sigmask(0, signal.valid_signals())"
+    cell, seconds = stopped(notebook, f"if rank == 2:\n    exec({blocks!r})\nwhile rank == 2: time.sleep(0.1)")
+    assert "rank 2: replaced by a new process (ignored interrupts)" in is_stopped(cell)
+    assert seconds < IN_TIME
+    notebook.mesh("rank").ok()
+
+
+@pytest.mark.slow
 def test_several_replaced_ranks_are_named_in_the_plural(notebook: Notebook) -> None:
     cell, _ = stopped(notebook, f"if rank in (1, 3):\n    exec({SWALLOWS!r})")
     text = cell.stream("stderr")

@@ -15,6 +15,7 @@ from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
+from monarch._procs.agent.spreading import Spreading
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
@@ -133,6 +134,52 @@ def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
     ordering.take("h/c", 4, lambda: None)
     later.pop()()
     assert told == [1, 4]
+
+
+def test_arrival_is_told_again_when_a_message_comes_twice() -> None:
+    """The answer that told it was lost with the host that folds it, and the sender keeps the message."""
+    told: list[int] = []
+    later: list[Any] = []
+    ordering = Ordering("h/agent", lambda _, do: later.append(do), lambda _, received: told.append(received.number))
+    for number in (1, 2, 3):
+        ordering.take("h/c", number, lambda: None)
+    assert ordering.told("h/c") == 3
+    later.pop()()
+    told.clear()
+    ordering.take("h/c", 2, lambda: None)
+    later.pop()()
+    assert told == [3]
+
+
+class Routes:
+    """The router of an agent that has lost the connection to a host."""
+
+    proc = "h/agent"
+
+    def knows(self, proc: str) -> bool:
+        return not proc.startswith("lost/")
+
+    def connect(self, name: str) -> None:
+        raise KeyError(name)
+
+    def send(self, dst: str, frames: list[Any]) -> bool:
+        return True
+
+
+def test_message_by_way_of_a_lost_host_is_handled() -> None:
+    """The host that folds the answers was suspended, and has continued."""
+    given: list[Any] = []
+    failed: list[Any] = []
+    spreading = Spreading(
+        cast("Any", Routes()),
+        lambda seconds, action: None,
+        lambda frames: given.append(m.decode(frames[0])),
+        lambda frames, error: failed.append(error),
+        lambda host: None,
+    )
+    spread = m.Spread("c/c", 7, "lost/agent", 0, m.pack([("h", ["h/m.0"])]), [1], [], 1)
+    spreading.on_spread(spread, [b"call"])
+    assert given == [m.Cast("c/c", ["h/m.0"], 7, 1)] and not failed
 
 
 def test_inbox_for_many_hosts_sends_no_heartbeats() -> None:

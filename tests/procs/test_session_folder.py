@@ -93,3 +93,14 @@ def test_sessions_may_begin_and_end_concurrently() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_folder_that_another_process_removes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanishes(folder: str) -> None:
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(session_folder, "remove_names", vanishes)
+    for name in ("s1-4194303-1", "s2-4194303-2"):
+        (tmp_path / name).mkdir()
+    session_folder.sweep(tmp_path)
+    assert not [*tmp_path.iterdir()]

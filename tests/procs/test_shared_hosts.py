@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -240,6 +241,50 @@ def test_killed_program_leaves_nothing_of_its_hosts(start: Callable[..., Program
     kill(*(pid for what in whats.split() for pid in known[what]), program.process.pid)
     program.process.wait()
     assert wait_until(lambda: not program.new() and session_folders() <= folders, BOUND), program.new()
+
+
+STARTING = (
+    LIGHT
+    + """
+from monarch.testing import local_hosts
+
+_client.PRELOAD.append("gated_import")
+with local_hosts(2):
+    pass
+"""
+)
+
+
+def test_program_killed_in_start_leaves_no_folder(tmp_path: Path) -> None:
+    """Its hosts are requested, and the fork server has none yet: only the server can remove the program's folder."""
+    before, folders = processes(), session_folders()
+    variables = {"PYTHONPATH": str(Path(__file__).parent), "GATE": str(tmp_path / "never")}
+    program = subprocess.Popen([sys.executable, "-c", STARTING], env={**os.environ, **variables})
+    try:
+        assert wait_until(lambda: pids_named("monarch-image", before=before))
+    finally:
+        program.kill()
+        program.wait()
+    assert wait_until(lambda: processes().keys() <= before.keys() and session_folders() <= folders, BOUND + 3)
+
+
+def test_fork_server_without_setting_leaves_no_folder(tmp_path: Path) -> None:
+    """The program that starts it is killed before it has told what to import."""
+    program = subprocess.Popen(["sleep", "60"])
+    owner = f"{program.pid}-{proc_start_time(program.pid)}"
+    for name in ("s01234567", "f0123456789"):
+        (tmp_path / "monarch-0" / f"{name}-{owner}").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        command = ["-m", "monarch._procs.zygote.fork_server", str(listening.fileno())]
+        server = subprocess.Popen(
+            [sys.executable, *command, str(tmp_path / "monarch-0" / f"f0123456789-{owner}")],
+            stdin=subprocess.PIPE,
+            pass_fds=(listening.fileno(),),
+        )
+    kill(program.pid)
+    program.wait()
+    server.communicate(timeout=20)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_killed_program_harms_no_host_of_another(start: Callable[..., Program]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,3 +270,41 @@ def test_kills_at_many_moments_leave_nothing(start: Callable[..., Run]) -> None:
         assert not at_random(start, seed, "calls", 0.4)
     for seed in range(300, 304):
         assert not at_random(start, seed, "spawning", 2.5)
+
+
+FAREWELL = """
+import os, signal, sys
+from pathlib import Path
+from typing import Any
+from monarch._procs.os import posix
+from monarch._procs.zygote import main
+
+os.setsid()
+folder = Path(sys.argv[1])
+pids = {}
+for title in ("monarch-spare", "rank"):
+    reader, writer = os.pipe()
+    pids[title] = os.fork()
+    if not pids[title]:
+        posix.set_comm(title)
+        os.write(writer, b".")
+        signal.pause()
+    os.read(reader, 1)
+
+def lives(title):
+    return posix.proc_start_time(pids[title]) is not None
+
+def remove(name):
+    print("removes the folder", lives("monarch-spare"), lives("rank"))
+
+main.remove_folder = remove
+main._farewell(main.Setup(1 << 22, (0, 0), str(folder), [], {}))
+print("ends", lives("monarch-spare"))
+"""
+
+
+def test_zygote_cleans_up_before_it_ends_its_spare(program: Callable[..., Any], tmp_path: Path) -> None:
+    """Both clean up after a dead agent, and might kill one another before one has removed the session's folder."""
+    folder = tmp_path / "base" / "session"
+    folder.mkdir(parents=True)
+    assert program(FAREWELL, str(folder)).ok() == "removes the folder True False\nends False\n"

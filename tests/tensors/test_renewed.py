@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable
 from typing import Any
@@ -117,6 +118,33 @@ class Trainer(Actor):
         dist.all_reduce(torch.ones(1), group=group)
         return str(group.group_name), timeout_of(self.own)
 
+    @endpoint
+    def meet(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    @endpoint
+    def break_renewal(self, after: int) -> None:
+        """Let the next renewal of groups fail on all ranks, as by a death, after some of them."""
+        import torch.distributed as dist
+
+        from monarch._tensors.collectives import world as worlds
+
+        cls: Any = worlds.World
+        make, left = cls._make_subgroup, [after]
+
+        def fails(world: Any, *args: Any) -> Any:
+            left[0] -= 1
+            if left[0] >= 0:
+                return make(world, *args)
+            cls._make_subgroup = make
+            # As a death would, this must free both.
+            dist.barrier()
+            raise RuntimeError("connection closed by peer")
+
+        cls._make_subgroup = fails
+
 
 @pytest.fixture
 def trainers(procs: Callable[..., Any]) -> Any:
@@ -140,6 +168,20 @@ def test_kept_groups_work_on_after_a_failure(trainers: Any, times: int) -> None:
     # A name that all ranks use, and nobody else.
     assert len(set(after)) == 1 and set(after).isdisjoint(before)
     assert [seconds for _, seconds in after] == [77] * SIZE
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_kept_groups_work_on_after_a_failed_renewal(trainers: Any, after: int) -> None:
+    expected = [[float(SIZE)] * 4 + [4.0, True]] * SIZE
+    assert values(trainers.uses.call()) == expected
+    values(trainers.break_renewal.call(after))
+    with pytest.raises(ActorError, match="here"):
+        trainers.fail.call().get(60)
+    with contextlib.suppress(ActorError):
+        # Of the renewal, if it has not failed before this call begins.
+        trainers.meet.call().get(20)
+    trainers.meet.call().get(20)
+    assert values(trainers.uses.call()) == expected
 
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])

@@ -242,12 +242,15 @@ class Executor:
         if callable(item):
             item()
             return
+        mailbox = item[0]
+        before = mailbox.since
         try:
-            item[0].run(item[1], item[2])
+            mailbox.run(item[1], item[2])
         except BaseException as error:
-            if not item[0].answer_broken(item[1], error):
+            if not mailbox.answer_broken(item[1], error):
                 raise
-        self._was_long = monotonic() - item[0].since > _LONG_S
+        # A message that was refused has not run: the time is that of the one before.
+        self._was_long = mailbox.since != before and monotonic() - mailbox.since > _LONG_S
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)

@@ -215,7 +215,7 @@ class Rendezvous:
             place = self.place(address, port)
             if store is None:
                 store = rendezvous.find_store(address, port, place.size, lambda: self._ended_early(number))
-            world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers().take())
+            world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers())
             with self.lock:
                 self._formed = world
         except BaseException as error:

@@ -177,7 +177,11 @@ def claim(folder: str) -> None:
 def sweep(base: Path) -> None:
     """Remove the folders whose processes have all died, for example in a power failure."""
     for folder in base.iterdir():
-        claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
+        try:
+            claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
+        except FileNotFoundError:
+            # Another process removes it; that must not keep this one from the others.
+            continue
         if all(len(known) == 2 for known in claims) and not any(
             is_alive(int(pid), int(start)) for pid, start in claims
         ):
@@ -200,7 +204,9 @@ def remove_folder(folder: str) -> None:
 
 def _remove(folder: str) -> None:
     """Remove a folder, with leftover shared memory of ranks."""
-    remove_names(folder)
+    with suppress(FileNotFoundError):
+        # Another process may remove the same folder.
+        remove_names(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -62,7 +62,9 @@ class Ordering:
         if stream is None:
             stream = self._streams[src] = _Stream()
         if number <= stream.last:
-            # Sent once more because the way that it took first was thought to be lost.
+            # Sent once more because the way that it took first was thought to be lost. The answer that told its arrival
+            # may be lost as well.
+            stream.told = min(stream.told, number - 1)
             self._told_later(src, stream)
             return
         stream.early[number] = handle

@@ -127,7 +127,8 @@ class Spreading:
             if folds:
                 via = self._proc
                 self.folding.begin(spread.src, spread.port, [self._proc, *passed])
-        if via and spread.port:
+        if via and spread.port and self._router.knows(via):
+            # Otherwise the connection to it broke, and the replies go straight to the caller.
             self._via[spread.src, spread.port] = via
             if via != self._proc:
                 # To notice its loss also before there are replies.

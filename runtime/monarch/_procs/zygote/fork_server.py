@@ -5,8 +5,8 @@ socket, and a Setting on its standard input. It imports nothing large itself: it
 each for one connection. A connection stands for a session; when none is left the server ends.
 
 Agents are children of the server, and do not end with it. The descendants of a killed agent come to the server, which
-is its subreaper; it ends them, and removes the folder of a session whose controller is dead too. An agent whose
-connection ends is ended soon, unless it was requested to stay.
+is its subreaper; it ends them, and removes the folder of a session whose controller is dead too, also if there was no
+agent yet. An agent whose connection ends is ended soon, unless it was requested to stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from monarch._procs.agent.request import READY, Ended, Launch, Launched, Refused
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
-from monarch._procs.session_folder import claim, is_alive, remove_folder
+from monarch._procs.session_folder import claim, is_alive, remove_folder, sweep
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.fork import RankSpec
 
@@ -38,6 +38,8 @@ _PACKET = 1 << 16
 _END = 3.0
 """Seconds in which an agent that lost its controller ends."""
 _TICK = 0.02
+_EXIT = 5.0
+"""Seconds in which a killed process ends after the system has closed its files."""
 
 
 @dataclass
@@ -139,6 +141,7 @@ class Server:
         """End the zygote, and remove the folder."""
         if self._zygote is not None:
             self._zygote.close()
+        _sweep_beside(self._folder)
         remove_folder(self._folder)
 
     def _watched(self) -> list[int]:
@@ -235,6 +238,9 @@ class Server:
             elif now < session.deadline:
                 # It removes the folder itself, or is about to die: its files are closed a moment before that.
                 return
+        if session.controller_died():
+            # Its own folder has no agent if those that it requested are extra hosts, or if it died before their start.
+            _sweep_beside(self._folder)
         for start in session.files:
             for path in glob.glob(f"{glob.escape(start)}*"):
                 with suppress(OSError):
@@ -359,9 +365,23 @@ class Server:
         return [pid for pid in children(os.getpid()) if pid not in known]
 
 
+def _sweep_beside(folder: str) -> None:
+    """Remove the folders of dead sessions that lie beside a folder."""
+    with suppress(OSError):
+        sweep(Path(folder).parent)
+
+
 def main(fd: int, folder: str) -> None:
     """Entry point of the process."""
-    setting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Setting)
+    try:
+        setting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Setting)
+    except msgspec.DecodeError:
+        # The session that starts it was killed. Nobody else may know of its folders.
+        _, pid, start = folder.rsplit("-", 2)
+        if not posix.outlives(int(pid), int(start), _EXIT):
+            _sweep_beside(folder)
+            remove_folder(folder)
+        return
     # It continues as an orphan, so that no session has to reap it.
     if os.fork():
         os._exit(0)

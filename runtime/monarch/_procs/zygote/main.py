@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,8 @@ MORE, LAST = b"+", b"."
 _PACKET = 1 << 16
 # A controller that is killed together with its agent may be the second to die.
 _CONTROLLER_GRACE = 1.0
+_SPARE = "monarch-spare"
+"""Name of a spare zygote, see ``stand_by``."""
 _IDLE = 0.5
 """Idle seconds until a successor is prepared."""
 
@@ -312,7 +315,8 @@ def _farewell(setup: Setup) -> None:
     """Clean up after a dead agent, and remove the session's folder if the controller has died too."""
     if not posix.await_new_parent(setup.agent, timeout=5.0):
         return
-    _end_session()
+    # Spares clean up too. If two killed each other at this point, nobody would remove the folder.
+    _end_session({setup.title, _SPARE})
     end_orphans_in_time()
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
@@ -320,10 +324,16 @@ def _farewell(setup: Setup) -> None:
             # The group of a fork server, which may have been killed with them.
             sweep(Path(setup.session_dir).parent)
         remove_folder(setup.session_dir)
+    # They end now by themselves, except those that are suspended.
+    _end_session(())
 
 
-def _end_session() -> None:
-    """Kill the ranks and their descendants, except those in a session of their own, and wait for their ends."""
+def _end_session(spared: Container[str]) -> None:
+    """Kill the ranks and their descendants, except those in a session of their own, and wait for their ends.
+
+    Args:
+        spared: titles of processes that continue.
+    """
     own, session = os.getpid(), os.getsid(0)
     alive = True
     while alive:
@@ -331,11 +341,18 @@ def _end_session() -> None:
         for name in os.listdir("/proc"):
             try:
                 pid = int(name) if name.isdigit() else own
-                if pid != own and os.getsid(pid) == session and not is_tracker(pid):
+                if pid != own and os.getsid(pid) == session and not (is_tracker(pid) or _title_of(pid) in spared):
                     os.kill(pid, signal.SIGKILL)
                     alive = alive or posix.proc_start_time(pid) is not None
             except (ProcessLookupError, PermissionError):
                 continue
+
+
+def _title_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ after a Stop has closed the connections of its groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -73,6 +73,17 @@ class Formers:
             taken.default, taken.others, taken.times, taken.count = self.default, self.others, self.times, self.count
         self.default, self.others = None, {}
         return taken
+
+    def keep(self, formers: Formers, made: Container[str]) -> None:
+        """Note groups that were to get new connections, some of which have not.
+
+        Args:
+            formers: they were taken from here.
+            made: names of the groups whose connections they were to get.
+        """
+        self.default = formers.default
+        self.count = max(self.count, formers.count)
+        self.others = {name: each for name, each in self.others.items() if name not in made} | formers.others
 
     def text(self) -> str:
         """Return the groups that this rank can renew, for the other ranks."""

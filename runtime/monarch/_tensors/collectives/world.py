@@ -205,17 +205,27 @@ def choose_backend(devices: Sequence[str]) -> str:
     return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
 
 
-def form(place: Place, store: Store, formers: Formers) -> World:
+def form(place: Place, store: Store, known: Formers) -> World:
     """Join the default process group, together with all other ranks of the mesh.
 
     Args:
         place: of this rank.
         store: for the rendezvous.
-        formers: the groups of the last generation, which get the new connections.
+        known: the groups of the last generation, which get the new connections; they stay there if that fails.
 
     Raises:
         GroupError: other ranks did not join, or the group could not be created.
     """
+    formers = known.take()
+    made: set[str] = set()
+    try:
+        return _form(place, store, known, formers, made)
+    except BaseException:
+        known.keep(formers, made)
+        raise
+
+
+def _form(place: Place, store: Store, known: Formers, formers: Formers, made: set[str]) -> World:
     choose_interface(place.own_address)
     observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
@@ -249,13 +259,19 @@ def form(place: Place, store: Store, formers: Formers) -> World:
         )
     except RuntimeError as error:
         raise GroupError(f"cannot create the process group on rank {place.rank}: {error}") from error
-    world = World(place, store, devices, token)
+    world = World(place, store, devices, token, made=made)
     try:
         world.renew(formers, groups)
-    except RuntimeError as error:
-        raise GroupError(f"cannot create the process groups of rank {place.rank} again: {error}") from error
-    world.sockets = open_sockets() - before
-    world.group(range(place.size))
+        world.sockets = open_sockets() - before
+        world.group(range(place.size))
+    except BaseException as error:
+        world.sockets = open_sockets() - before
+        # The next generation would take a default group that is left for one of the program.
+        world.groups[tuple(range(place.size))] = default_group()
+        leave(world, known)
+        if isinstance(error, RuntimeError):
+            raise GroupError(f"cannot create the process groups of rank {place.rank} again: {error}") from error
+        raise
     return world
 
 
