@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from monarch._procs import session_folder
+from monarch._procs.os.posix import proc_start_time
 from monarch._procs.session_folder import ipc_address
 from monarch._wire.links import IPC_PATH_LIMIT
 
@@ -104,3 +105,16 @@ def test_folder_that_another_process_removes_hides_no_other(tmp_path: Path, monk
         (tmp_path / name).mkdir()
     session_folder.sweep(tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+def test_folder_of_a_process_that_is_about_to_end_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as dying:
+        (tmp_path / f"s1-{dying.pid}-{proc_start_time(dying.pid)}").mkdir()
+        session_folder.sweep(tmp_path)
+        assert [*tmp_path.iterdir()]
+        assert dying.stdin is not None
+        end = threading.Timer(0.1, dying.stdin.close)
+        end.start()
+        session_folder.sweep(tmp_path, 60.0)
+        assert not [*tmp_path.iterdir()]
+        end.join()

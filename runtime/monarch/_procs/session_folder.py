@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monarch._procs.os.orphans import end_orphans
-from monarch._procs.os.posix import proc_start_time
+from monarch._procs.os.posix import outlives, proc_start_time
 from monarch._procs.os.shared_names import remove_names
 from monarch._wire.descriptors import limit_of, used_by
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
@@ -174,8 +174,14 @@ def claim(folder: str) -> None:
     Path(folder, f"pid-{pid}-{proc_start_time(pid)}").touch(mode=0o600)
 
 
-def sweep(base: Path) -> None:
-    """Remove the folders whose processes have all died, for example in a power failure."""
+def sweep(base: Path, patience: float = 0.0) -> None:
+    """Remove the folders whose processes have all died, for example in a power failure.
+
+    Args:
+        base: the common folder.
+        patience: seconds in which processes may die; a killed one closes its files some time before.
+    """
+    until = time.monotonic() + patience
     for folder in base.iterdir():
         try:
             claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
@@ -183,7 +189,8 @@ def sweep(base: Path) -> None:
             # Another process removes it; that must not keep this one from the others.
             continue
         if all(len(known) == 2 for known in claims) and not any(
-            is_alive(int(pid), int(start)) for pid, start in claims
+            is_alive(int(pid), int(start)) and outlives(int(pid), int(start), max(0.0, until - time.monotonic()))
+            for pid, start in claims
         ):
             _remove(str(folder))
 

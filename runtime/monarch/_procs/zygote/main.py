@@ -326,6 +326,12 @@ def _farewell(setup: Setup) -> None:
         remove_folder(setup.session_dir)
     # They end now by themselves, except those that are suspended.
     _end_session(())
+    if setup.session_dir:
+        base = Path(setup.session_dir).parent
+        with contextlib.suppress(OSError):
+            # Those killed with the agent may have been about to end at the first look.
+            sweep(base, _CONTROLLER_GRACE)
+            base.rmdir()
 
 
 def _end_session(spared: Container[str]) -> None:
