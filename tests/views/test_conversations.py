@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fronts import Comm, Front
-from kernels import Notebook
+from kernels import Cell, Notebook
 from monarch_kernel.views.details import short_stack
 from monarch_kernel.views.protocol import (
     VERSION,
@@ -183,12 +183,19 @@ def test_an_action_that_is_not_possible_says_why(front: Front) -> None:
     assert "nothing runs on ranks 0-3" in texts[0] and "no rank of" in texts[1] and "no rank 9" in texts[2]
 
 
+def busy(book: Notebook, panel: Comm, uid: str) -> Cell:
+    """Starts a cell on all ranks; returns when the page shows that it runs, and no cell before it."""
+    panel.open(uid)
+    for state, code in (("idle", ""), ("running", f"%%mesh\n{BUSY}")):
+        cell = book.send(code)
+        panel.until(lambda state=state: {row.state for row in panel.page.ranks.values()} == {state})
+    return cell
+
+
 def test_buttons_pause_ranks_and_let_them_go_on(book: Notebook, front: Front) -> None:
     panel = front.panel()
     uid = uid_of(panel)
-    cell = book.send(f"%%mesh\n{BUSY}")
-    panel.open(uid)
-    panel.until(lambda: panel.page.ranks[3].state == "running")
+    cell = busy(book, panel, uid)
     panel.say("act", id=1, action="pause", ranks=[1], uid=uid)
     panel.until(lambda: panel.page.ranks[1].state == "paused")
     panel.until(lambda: panel.page.ranks[1].load == 0)
@@ -205,9 +212,7 @@ def test_buttons_pause_ranks_and_let_them_go_on(book: Notebook, front: Front) ->
 def test_stacks_are_read_while_a_cell_runs(book: Notebook, front: Front) -> None:
     panel = front.panel()
     uid = uid_of(panel)
-    cell = book.send(f"%%mesh\n{BUSY}")
-    panel.open(uid)
-    panel.until(lambda: panel.page.ranks[3].state == "running")
+    cell = busy(book, panel, uid)
     panel.say("act", id=1, action="stacks", ranks=[], uid=uid)
     panel.until(lambda: panel.of(Done))
     assert "ranks 0-3:" in panel.of(Done)[0].text and "cell [" in panel.of(Done)[0].text
@@ -221,9 +226,7 @@ def test_a_pinned_rank_shows_stack_lines_and_tensors(book: Notebook, front: Fron
     ).ok()
     panel = front.panel()
     uid = uid_of(panel)
-    cell = book.send(f"%%mesh\n{BUSY}")
-    panel.open(uid)
-    panel.until(lambda: panel.page.ranks[3].state == "running")
+    cell = busy(book, panel, uid)
     panel.say("pin", rank=2, uid=uid)
     panel.until(lambda: panel.of(Details))
     details = panel.of(Details)[0]
