@@ -431,6 +431,16 @@ def test_request_is_withdrawn_before_there_is_an_agent(config: AgentConfig) -> N
     assert wait_until(lambda: processes().keys() <= before.keys() and session_folders() <= folders, 5)
 
 
+def serves_as_its_own(agent: HostAgent, before: dict[int, Any]) -> None:
+    """An agent tells its address, is a process of its own, and ends without a trace."""
+    assert b"tcp://127.0.0.1" in agent.first_line()
+    assert not is_fork(agent.pid)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(5) and agent.code == 0
+    agent.release()
+    assert wait_until(lambda: processes().keys() <= before.keys(), 5)
+
+
 def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, monkeypatch: Any) -> None:
     """The server has died before it could answer, and another session has removed its folder."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
@@ -445,12 +455,7 @@ def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, 
     (folder,) = folders()
     kill(*servers(before))
     shutil.rmtree(folder)
-    assert b"tcp://127.0.0.1" in agent.first_line()
-    assert not is_fork(agent.pid)
-    agent.signal(signal.SIGTERM)
-    assert agent.wait(5) and agent.code == 0
-    agent.release()
-    assert wait_until(lambda: processes().keys() <= before.keys(), 5)
+    serves_as_its_own(agent, before)
 
 
 def test_agent_that_dies_before_its_claim_is_started_again(config: AgentConfig, monkeypatch: Any) -> None:
@@ -464,9 +469,4 @@ def test_agent_that_dies_before_its_claim_is_started_again(config: AgentConfig, 
     monkeypatch.setattr(shared, "launch", unclaimable)
     before = processes()
     agent = HostAgent(config, announces=True)
-    assert b"tcp://127.0.0.1" in agent.first_line()
-    assert not is_fork(agent.pid)
-    agent.signal(signal.SIGTERM)
-    assert agent.wait(5) and agent.code == 0
-    agent.release()
-    assert wait_until(lambda: processes().keys() <= before.keys(), 5)
+    serves_as_its_own(agent, before)
