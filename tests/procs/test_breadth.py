@@ -122,7 +122,8 @@ def test_equal_answers_of_many_hosts_leave_as_one_range() -> None:
     assert folded.hosts[3] == ("h3", 4, 9)
 
 
-def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
+def told_of_three() -> tuple[Ordering, list[int], list[Any]]:
+    """An agent that has three messages, and has told of all in an answer; the arrivals that it tells; its timers."""
     told: list[int] = []
     later: list[Any] = []
     ordering = Ordering("h/agent", lambda _, do: later.append(do), lambda _, received: told.append(received.number))
@@ -130,6 +131,11 @@ def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
         ordering.take("h/c", number, lambda: None)
     assert ordering.told("h/c") == 3
     later.pop()()
+    return ordering, told, later
+
+
+def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
+    ordering, told, later = told_of_three()
     assert told == [1]
     ordering.take("h/c", 4, lambda: None)
     later.pop()()
@@ -138,13 +144,7 @@ def test_arrival_that_an_answer_tells_is_not_told_again() -> None:
 
 def test_arrival_is_told_again_when_a_message_comes_twice() -> None:
     """The answer that told it was lost with the host that folds it, and the sender keeps the message."""
-    told: list[int] = []
-    later: list[Any] = []
-    ordering = Ordering("h/agent", lambda _, do: later.append(do), lambda _, received: told.append(received.number))
-    for number in (1, 2, 3):
-        ordering.take("h/c", number, lambda: None)
-    assert ordering.told("h/c") == 3
-    later.pop()()
+    ordering, told, later = told_of_three()
     told.clear()
     ordering.take("h/c", 2, lambda: None)
     later.pop()()

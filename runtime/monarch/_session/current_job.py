@@ -31,7 +31,7 @@ def load_current_job() -> JobTrait:
     """Import and return the current job of this folder; call its ``state()`` to start it.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: no job was set in this folder.
         ArgumentError: what ``set_current_job`` was given has no such name, or it is not a job; a ValueError.
     """
     file = _spec_file()
