@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from monarch._kernel_api import (
@@ -21,6 +22,7 @@ from monarch._kernel_api import (
     current_node,
     describe,
     describe_ranks,
+    drop,
     endpoint_of,
     host_of,
     interrupt,
@@ -30,6 +32,7 @@ from monarch._kernel_api import (
     split_proc,
     state_of,
     states,
+    tell_proc,
 )
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, GroupError, MonarchError
 from monarch_kernel.cells.calls import ahead_of
@@ -270,9 +273,20 @@ class Run(Running):
         # As sent: a resize changes the views.
         self.ranks = [future.base_rank(position) for future in futures for position in range(len(future.targets))]
         for future in futures:
-            # When a rank dies, the others are interrupted.
+            # When a rank dies, the others are interrupted. Those that have not begun are told at once: an interrupt of
+            # the cell before would let them begin.
             future.goes_on = False
+            future.on_loss = partial(self._drop, future)
+            if any(peer.dead is not None for peer in future.targets):
+                self._drop(future)
         CallGroup(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
+
+    @staticmethod
+    def _drop(future: Gather[Any]) -> None:
+        """Take a call from the queues of the ranks that have not begun it."""
+        node = current_node()
+        for peer in future.waits_for():
+            tell_proc(node, peer.proc, drop, future.actor, node.proc, future.port)
 
     def failures(self) -> dict[int, CellError]:
         """Return the errors of ranks that have failed so far; others may still run."""

@@ -115,6 +115,8 @@ class Stopping:
         """Return how interrupts by hand have ended a cell, which has ended; None if it ended otherwise."""
         ports = {call.port for call in run.futures}
         mine = [each for each in list(self._by_hand) if each.ports & ports]
+        if not mine:
+            return None
         for each in mine:
             # It still asks how the ranks were freed. It has a bound of its own, well below this one.
             each.over.wait(_LONGEST)

@@ -208,7 +208,8 @@ def _tell_deaths(mesh: Mesh, stood: dict[str, Stopped]) -> None:
 
 def _standing(uid: str) -> dict[str, Stopped]:
     """Return the ranks that have stopped, or that somebody has paused."""
-    found = [*stops().by_hand.items(), *stops().now.items()]
+    known = stops()
+    found = [*known.by_hand.items(), *known.now.items()]
     return {proc: each for proc, each in found if each.uid == uid}
 
 

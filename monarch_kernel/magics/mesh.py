@@ -319,7 +319,7 @@ class MeshMagics(Magics):
         actors = self.shell.user_ns.get(name) if name is not None else None
         if is_actor_mesh(actors) and name not in self.meshes.by_name:
             return None, actors
-        mesh = self.meshes.get(name, self.actor_names())
+        mesh = self.meshes.get(name, self.actor_names)
         return mesh, mesh.cells
 
     def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:

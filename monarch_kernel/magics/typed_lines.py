@@ -43,6 +43,10 @@ def header_at(lines: list[str]) -> int | None:
 class Assigned(ast.NodeTransformer):
     """Marks the ``%mesh`` lines of a cell that stand on the right of an assignment."""
 
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Visit a statement; expressions have no assignments of lines, and most nodes of a cell are in them."""
+        return node if isinstance(node, ast.expr) else super().visit(node)
+
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         """Mark the line of an assignment, if there is one."""
         match node.value:

@@ -448,12 +448,12 @@ class Meshes:
         """Return the meshes that are still being restarted."""
         return [name for name, change in list(self._changing.items()) if not change.done and name not in self.by_name]
 
-    def get(self, name: str | None, actors: Sequence[str] = ()) -> Mesh:
+    def get(self, name: str | None, actors: Callable[[], Sequence[str]] = tuple) -> Mesh:
         """Return a mesh by its name, or the one in use; wait for one that is being restarted.
 
         Args:
             name: of the mesh; None for the one in use.
-            actors: names that would have done as well, for the error.
+            actors: returns names that would have done as well, for the error.
         """
         wanted = name or self.used or next(iter(self._changing), None)
         change = self._changing.get(wanted or "")
@@ -463,8 +463,9 @@ class Meshes:
         if wanted is None:
             raise NoMesh("no mesh is running; start one with %mesh up --procs 4")
         if wanted not in self.by_name:
-            others = f"; actors: {', '.join(actors)}" if actors else ""
-            guess = did_you_mean(wanted, [*self.by_name, *actors])
+            known = actors()
+            others = f"; actors: {', '.join(known)}" if known else ""
+            guess = did_you_mean(wanted, [*self.by_name, *known])
             raise NoMesh(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
         return self.by_name[wanted]
 

@@ -90,11 +90,14 @@ class Displays:
         self._scheduled = False
         self._taken: dict[str, tuple[int, int]] = {}
         """By proc, the cost of its displays so far, and what it was told."""
+        self._has_displays = False
+        """Whether a rank has displayed something; set once, in the receiving thread."""
         self.port, self._receiver = Channel[Any].open_ranked()
         self._receive, self._receiver.reply = self._receiver.reply, self._take
 
     def _take(self, reply: Any, frames: Any) -> None:
         """Post a display to the lane: unpickling and showing it may run user code."""
+        self._has_displays = True
         self._receive(reply, frames)
         event = Event()
         if not self._quiet:
@@ -211,10 +214,11 @@ class Displays:
 
     def close(self) -> None:
         """Show what has arrived, within some seconds, after the end of the cell."""
-        shown = Event()
-        _post(self._flush)
-        _post(shown.set)
-        shown.wait(_LAST_S)
+        if self._has_displays:
+            shown = Event()
+            _post(self._flush)
+            _post(shown.set)
+            shown.wait(_LAST_S)
         self._receiver.close()
         if self._page is not None:
             if self._clears:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch._actors.actor import Actor as Actor
     from monarch._actors.endpoint import methods_of as methods_of
+    from monarch._actors.interrupting import drop as drop
     from monarch._actors.interrupting import interrupt as interrupt
     from monarch._actors.pausing.points import hits_of as hits_of
     from monarch._actors.ports import Channel as Channel
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
     from monarch._node.services.asking import Answers as Answers
     from monarch._node.services.asking import ask_soon as ask_soon
     from monarch._node.services.asking import send_signal as send_signal
+    from monarch._node.services.asking import tell_proc as tell_proc
     from monarch._node.services.registry import Request as Request
     from monarch._node.services.registry import name_of as name_of
     from monarch._node.services.registry import request as request
@@ -292,7 +294,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "monarch._actors.actor": "Actor",
     "monarch._actors.endpoint": "methods_of",
-    "monarch._actors.interrupting": "interrupt",
+    "monarch._actors.interrupting": "drop interrupt",
     "monarch._actors.pausing.points": "hits_of",
     "monarch._actors.ports": "Channel",
     "monarch._core.diagnosis.findings": "diagnose",
@@ -363,7 +365,7 @@ _WHERE = {
     "monarch._node.node": "Node",
     "monarch._node.opener": "on_opened",
     "monarch._node.remote_errors": "is_ours",
-    "monarch._node.services.asking": "Answers ask_soon send_signal",
+    "monarch._node.services.asking": "Answers ask_soon send_signal tell_proc",
     "monarch._node.services.registry": "Request name_of request",
     "monarch._notebook.busy": "ThreadState prod thread_state",
     "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",

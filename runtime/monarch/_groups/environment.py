@@ -17,21 +17,26 @@ _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING":
 process whose communicator reports an error, and its monitor one that does not move for eight minutes."""
 _CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA's own order has the fastest GPU first, but nvidia-smi, and the GPUs given to meshes, count by the bus."""
+_last: dict[str, str] = {}
+"""The variables of this rank's place, as they were set last. Main thread only."""
 _PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to connections by itself."""
 
 
 def set_mesh_variables() -> None:
     """Set RANK, WORLD_SIZE and so on to this rank's place in its mesh, except those that the user has set."""
-    os.environ.update(_mesh_variables())
+    _last.clear()
+    _last.update(_mesh_variables())
+    os.environ.update(_last)
     for name, text in (_NCCL | _CUDA).items():
         os.environ.setdefault(name, text)
 
 
 def restore_mesh_variables() -> None:
     """Set those that are missing: the teardown of Lightning's trainer deletes WORLD_SIZE, which the next cell needs."""
-    for name, text in _mesh_variables().items():
-        os.environ.setdefault(name, text)
+    for name, text in _last.items():
+        if name not in os.environ:
+            os.environ[name] = text
 
 
 def _mesh_variables() -> dict[str, str]:

@@ -98,6 +98,8 @@ class Gather(Future[R]):
     """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
     goes_on = True
     """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
+    on_loss: Callable[[], None] | None = None
+    """Called in the receiving thread at a death that will end the wait; set by the caller."""
     unanswered: Sequence[Peer] = ()
     """The procs that had not answered when a death ended the wait."""
     party: CallGroup | None = None
@@ -264,6 +266,8 @@ class Gather(Future[R]):
         if complete:
             self._end()
         elif waited and not self._patient:
+            if self.on_loss is not None:
+                self.on_loss()
             # Answers at the same time count; but do not wait for the others to report a death.
             self._node.receive_loop.call_later(_HEARING, self._give_up)
         return waited

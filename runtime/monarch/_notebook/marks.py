@@ -93,11 +93,8 @@ class _Marker:
         return statement
 
     def _note(self, statement: Any) -> ast.stmt:
-        line = statement.lineno
-        target = ast.Subscript(ast.Name(_NAME, ast.Load()), ast.Constant(0), ast.Store())
-        note = ast.Assign([target], ast.Constant(self._base + line), lineno=line)
-        for node in ast.walk(note):
-            ast.copy_location(node, statement)
-            # A note takes no room, so that a traceback that ends here still shows the statement.
-            node.end_lineno, node.end_col_offset = line, statement.col_offset  # type: ignore[attr-defined]
-        return note
+        line, column = statement.lineno, statement.col_offset
+        # A note takes no room, so that a traceback that ends here still shows the statement.
+        at = {"lineno": line, "col_offset": column, "end_lineno": line, "end_col_offset": column}
+        target = ast.Subscript(ast.Name(_NAME, ast.Load(), **at), ast.Constant(0, **at), ast.Store(), **at)
+        return ast.Assign([target], ast.Constant(self._base + line, **at), **at)

@@ -117,9 +117,12 @@ class Rank:
         keep_names(folder, proc)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
-        # Receiving thread only: the pause before the next look for output, and the time of that look.
+        # Receiving thread only: the pause before the next look for output.
         self._pause = _FLUSH_EVERY
+        # Written by the receiving thread only: the time of that look.
         self._next_tick = 0.0
+        # Any thread: until when a look that ``_watch`` wants is due. Two at once do no harm.
+        self._watched_until = 0.0
         # Receiving thread only: from when on a look for output also maintains the socket files.
         self._next_tend = 0.0
         self._halting = 0
@@ -135,7 +138,7 @@ class Rank:
         self._reports = begin_reports(node, self._busy_mailbox)
         node.output.idle = self._flush
         node.output.send_printed = self.outbox.send_printed
-        node.output.watch = lambda: node.receive_loop.post(self._tick_soon)
+        node.output.watch = self._watch
         Faults(node)
         node.receive_loop.start()
 
@@ -239,11 +242,20 @@ class Rank:
         """Return a tick that does nothing if another has taken its place."""
         return lambda: self._tick() if self._next_tick == when else None
 
-    def _tick_soon(self) -> None:
-        """Look for output at short intervals again, after a long pause."""
-        if self._next_tick - time.monotonic() > _FLUSH_EVERY:
-            self._pause = _FLUSH_EVERY
-            self._tick()
+    def _watch(self) -> None:
+        """Look for output at short intervals again, after a long pause; from any thread.
+
+        The first look comes by a timer, since most cells end before it: waking the receiving thread costs more than
+        such a cell.
+        """
+        now = time.monotonic()
+        if self._next_tick - now > _FLUSH_EVERY and self._watched_until < now:
+            self._watched_until = now + _FLUSH_EVERY
+            self.node.receive_loop.call_later(_FLUSH_EVERY, self._tick_again)
+
+    def _tick_again(self) -> None:
+        self._pause = _FLUSH_EVERY
+        self._tick()
 
     def _flush(self) -> None:
         """Send what was printed and logged; for a thread that is about to answer or to wait."""
