@@ -35,6 +35,7 @@ from monarch._kernel_api import (
     prod,
     request,
     spoil_groups,
+    starves,
     thread_state,
 )
 from monarch_kernel.cells.calls import Calls
@@ -52,10 +53,6 @@ _ANNOUNCED = (
     "ignored interrupts, so a new process replaces it now; its variables and actor state are lost",
     "ignored interrupts, so new processes replace them now; their variables and actor state are lost",
 )
-_WITHOUT_CPU = 0.25
-"""Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
-_ENOUGH_CPU = 0.1
-"""Seconds of CPU that are enough for an answer."""
 _HEARING = 0.1
 """Seconds for finished ranks to report whether they were freed."""
 SUSPENDED = ("T", "t")
@@ -368,8 +365,7 @@ class _StopRun:
         if activity is None:
             self._glimpse(proc, state, pid, ran, waited)
             since, ran_before, waited_before = self._shares[proc]
-            least = _WITHOUT_CPU * (time.monotonic() - since)
-            if waited - waited_before > least and ran - ran_before < _ENOUGH_CPU:
+            if starves(time.monotonic() - since, ran - ran_before, waited - waited_before):
                 for number in self._by_proc.get(proc, ()):
                     self._post(lambda now, number=number: self._ladder.starved(number))
             return

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from monarch._core.stop_ladder import Look as Look
     from monarch._core.stop_ladder import Restart as Restart
     from monarch._core.stop_ladder import StopLadder as StopLadder
+    from monarch._core.stop_ladder import starves as starves
     from monarch._core.telemetry import events as events
     from monarch._core.telemetry.calling import called as called
     from monarch._core.telemetry.calling import calling as calling
@@ -308,7 +309,8 @@ _WHERE = {
     "monarch._core.shapes.region": "Region",
     "monarch._core.shapes.value_mesh": "Deferred ValueMesh",
     "monarch._core.steps": "in_step",
-    "monarch._core.stop_ladder": "Activity Announce Command Ending Free Freed Insist Interrupt Look Restart StopLadder",
+    "monarch._core.stop_ladder": "Activity Announce Command Ending Free Freed Insist Interrupt Look Restart StopLadder "
+    "starves",
     "monarch._core.telemetry": "events",
     "monarch._core.telemetry.calling": "called calling",
     "monarch._core.telemetry.event_table": "EventTable",

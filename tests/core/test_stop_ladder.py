@@ -27,6 +27,7 @@ from monarch._core.stop_ladder import (
     Look,
     Restart,
     StopLadder,
+    starves,
 )
 
 
@@ -249,3 +250,10 @@ def test_rank_reporting_swallowed_interrupt_late_is_restarted() -> None:
     assert ladder.endings == dict.fromkeys([0, 1], Ending.RESTARTED)
     assert [command.ranks for _, command in log if isinstance(command, Announce)] == [(0,), (1,)]
     assert [command.ranks for _, command in log if isinstance(command, Restart)] == [(0, 1)]
+
+
+def test_ranks_that_share_cpus_are_not_starved() -> None:
+    """Eight that compute on two cores for half a second; and one among hundreds."""
+    assert not starves(0.45, 0.45 / 4, 0.45 * 3 / 4)
+    assert starves(0.45, 0.001, 0.44)
+    assert not starves(0.45, 0.001, 0.01), "a rank that sleeps"

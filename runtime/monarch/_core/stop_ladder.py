@@ -27,6 +27,11 @@ GRACE = 0.3
 BOUND = LOOKING + GRACE
 """Maximum seconds of the ladder, if ``tick`` is called when due and no rank waits for a CPU; on a busy machine its
 lateness is added, so that ranks have as long to answer."""
+_WITHOUT_CPU = 0.25
+"""Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
+_ENOUGH_CPU = 0.04
+"""Seconds of CPU that are enough for an answer: the receiving thread of a rank gets the GIL within a few milliseconds,
+if the running code gives it up at all."""
 
 
 class Activity(Enum):
@@ -137,6 +142,17 @@ _LASTS = {
     _Stage.GRACE: GRACE,
 }
 """Maximum seconds of each stage, from its start."""
+
+
+def starves(elapsed: float, ran: float, waited: float) -> bool:
+    """Return whether a rank may not have answered because other processes have the CPUs.
+
+    Args:
+        elapsed: seconds that it was observed.
+        ran: seconds of CPU that it had in them.
+        waited: seconds in which it was ready to run and had no CPU.
+    """
+    return waited > _WITHOUT_CPU * elapsed and ran < _ENOUGH_CPU
 
 
 class StopLadder:
