@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PROGRAM = "the program has no process groups, only ranks do; use them in endpoints and in %%mesh cells"
 _GENERATIONS = 1_000_000
 """More generations than one incarnation of a rank convenes."""
+_NEWS = 0.5
+"""Seconds in which a rank that could not form its part of a generation may hear of a death that explains it."""
 _PATIENCE = 90.0
 """Seconds to wait for a generation; joining ranks report missing ones earlier."""
 
@@ -135,6 +137,25 @@ def _tell_abandoned(number: int, reason: str) -> None:
         if rank != node.rank:
             with suppress(Exception):
                 tell_proc(node, procs.proc(rank), abandon, number, reason)
+
+
+def _unformed(number: int, reason: str) -> None:
+    """Free the other ranks, which wait for this one's part of a generation, unless a death or a retry does so."""
+    current_node().receive_loop.call_later(_NEWS, lambda: _tell_unformed(number, reason))
+
+
+def _tell_unformed(number: int, reason: str) -> None:
+    node, own = current_node(), local_rendezvous()
+    others = [own.procs().proc(rank) for rank in range(own.procs().region().nelements) if rank != node.rank]
+    if own.generation != number or any(map(is_dead, others)):
+        return
+    for proc in others:
+        with suppress(Exception):
+            tell_proc(node, proc, spoil_generation, f"rank {node.rank}: {reason}", number)
+
+
+# Whoever joins has imported this module.
+local_rendezvous().on_unformed = _unformed
 
 
 @service("convening.abandon", "quick")

@@ -80,6 +80,8 @@ class Rendezvous:
         """Called when a call has failed here while others may wait for it in a collective, likewise."""
         self.on_abort: Callable[[str], None] = _nothing
         """Called with the reason before NCCL groups are aborted, likewise."""
+        self.on_unformed: Callable[[int, str], None] = _nothing
+        """Called with a generation and the reason if this rank could not form its part of it."""
         self._ended = 0, ""
         """The newest broken generation and why; the call to join it may arrive later. Lock: ``lock``."""
 
@@ -207,6 +209,9 @@ class Rendezvous:
         from monarch._tensors.collectives import world as worlds
         from monarch._tensors.collectives.connections import open_sockets
 
+        def ended() -> str:
+            return self._ended_early(number)
+
         try:
             self._leave_formed()
             with self.lock:
@@ -214,15 +219,19 @@ class Rendezvous:
                 self._sockets = open_sockets() - of_store
             place = self.place(address, port)
             if store is None:
-                store = rendezvous.find_store(address, port, place.size, lambda: self._ended_early(number))
-            world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers())
+                store = rendezvous.find_store(address, port, place.size, ended)
+            world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers(), ended)
             with self.lock:
                 self._formed = world
         except BaseException as error:
             failed = (
                 error if isinstance(error, GroupError) else GroupError(f"the process group was not created: {error}")
             )
+            with self.lock:
+                is_first = number == self.generation and not self.broken
             self.settle(None, self._reason(failed), number)
+            if is_first:
+                self.on_unformed(number, str(failed))
         else:
             self.settle(world, None, number)
 

@@ -7,7 +7,7 @@ import datetime
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,6 +85,8 @@ class World:
     """Names of the groups that were created. Only grows, by single operations."""
     broken: str = ""
     """Why the groups are broken; empty while they work. Set once, before connections are cut."""
+    ended: Callable[[], str] = str
+    """Returns why the generation has ended, also while it is formed; empty if it has not."""
 
     def group(self, ranks: Sequence[int]) -> Any:
         """Return the process group of some ranks, including this one; each of them must ask for it."""
@@ -126,7 +128,9 @@ class World:
         name, before = name_of_subgroup(key, token), open_sockets()
         self.making[name] = key, before
         try:
-            store = find_store(self.place.address, self.place.port, self.place.size, lambda: self.broken)
+            store = find_store(
+                self.place.address, self.place.port, self.place.size, lambda: self.broken or self.ended()
+            )
             store.set_timeout(_TIMEOUT)
             # Only its members take part, so the others stay free.
             group = make_subgroup(key, backend, store, token, _TIMEOUT)
@@ -205,13 +209,14 @@ def choose_backend(devices: Sequence[str]) -> str:
     return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
 
 
-def form(place: Place, store: Store, known: Formers) -> World:
+def form(place: Place, store: Store, known: Formers, ended: Callable[[], str] = str) -> World:
     """Join the default process group, together with all other ranks of the mesh.
 
     Args:
         place: of this rank.
         store: for the rendezvous.
         known: the groups of the last generation, which get the new connections; they stay there if that fails.
+        ended: returns why the generation has ended; empty if it has not.
 
     Raises:
         GroupError: other ranks did not join, or the group could not be created.
@@ -219,13 +224,15 @@ def form(place: Place, store: Store, known: Formers) -> World:
     formers = known.take()
     made: set[str] = set()
     try:
-        return _form(place, store, known, formers, made)
+        return _form(place, store, known, formers, made, ended)
     except BaseException:
         known.keep(formers, made)
         raise
 
 
-def _form(place: Place, store: Store, known: Formers, formers: Formers, made: set[str]) -> World:
+def _form(
+    place: Place, store: Store, known: Formers, formers: Formers, made: set[str], ended: Callable[[], str]
+) -> World:
     choose_interface(place.own_address)
     observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
@@ -259,7 +266,7 @@ def _form(place: Place, store: Store, known: Formers, formers: Formers, made: se
         )
     except RuntimeError as error:
         raise GroupError(f"cannot create the process group on rank {place.rank}: {error}") from error
-    world = World(place, store, devices, token, made=made)
+    world = World(place, store, devices, token, made=made, ended=ended)
     try:
         world.renew(formers, groups)
         world.sockets = open_sockets() - before
