@@ -18,7 +18,7 @@ from monarch._kernel_api import (
 )
 from monarch.actor import this_host
 from monarch_kernel.cells.source import Source
-from monarch_kernel.magics.header import Header, HeaderError
+from monarch_kernel.grammar.header import Header, HeaderError
 
 _WORLD = re.compile(r"(?P<hosts>[1-9][0-9]{0,5})x(?P<gpus>[1-9][0-9]{0,5})(?::(?P<device>\w+))?")
 _START_S = 60.0

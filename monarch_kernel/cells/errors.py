@@ -19,7 +19,7 @@ from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.source import CellSyntaxError
 from monarch_kernel.cells.stop import Stopped, uninterrupted
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 

@@ -24,7 +24,7 @@ from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.magics.header import Header
+from monarch_kernel.grammar.header import Header
 from monarch_kernel.meshes.registry import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from monarch._kernel_api import LINE_MAGICS, PYTHON_CELL_MAGICS, why_no_magic
 from monarch_kernel.compat import has_automagic, transformed
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 
 _CALLS = {"run_line_magic": False, "run_cell_magic": True}
 """Methods of get_ipython() that run magics, and whether they are of cells."""

@@ -13,14 +13,14 @@ from monarch._kernel_api import describe_ranks, duration_text, member_at, parse_
 from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.compat import display
 from monarch_kernel.editing.pushed import Pushed
+from monarch_kernel.grammar.help import bundle_of, unknown
+from monarch_kernel.grammar.line_words import without_comment
+from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.short_forms import asks_for_help, help_words
+from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.magics.config import up_words
-from monarch_kernel.magics.help import bundle_of, unknown
-from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.remote_names import one_line
-from monarch_kernel.magics.short_forms import asks_for_help, help_words
-from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.up import recipe_of
-from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.recipe import Recipe

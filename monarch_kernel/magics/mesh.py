@@ -49,15 +49,16 @@ from monarch_kernel.debug.stepping import Stepping
 from monarch_kernel.debug.variables import Variables
 from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
-from monarch_kernel.magics.auto import HERE, Auto
+from monarch_kernel.grammar.header import HERE, Header, HeaderError, parse
+from monarch_kernel.grammar.line_words import without_comment
+from monarch_kernel.grammar.one_line import is_code
+from monarch_kernel.grammar.short_forms import asks_for_help
+from monarch_kernel.grammar.spawn import parse_spawn
+from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
+from monarch_kernel.magics.auto import Auto
 from monarch_kernel.magics.config import Config, header_defaults
-from monarch_kernel.magics.header import Header, HeaderError, parse
-from monarch_kernel.magics.line_words import without_comment
 from monarch_kernel.magics.lines import Verbs
-from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
-from monarch_kernel.magics.short_forms import asks_for_help
-from monarch_kernel.magics.typed_lines import VALUE, Assigned, explain
 from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
@@ -69,7 +70,7 @@ from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
-from monarch_kernel.meshes.spawning import Spawning, parse_spawn
+from monarch_kernel.meshes.spawning import Spawning
 from monarch_kernel.meshes.who import Who
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams

@@ -16,7 +16,7 @@ from monarch._kernel_api import (
     state_of,
     take_order,
 )
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 
 _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
 

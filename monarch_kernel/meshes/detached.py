@@ -25,8 +25,8 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.verbs import parse
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.recipe import Recipe, Step
 from monarch_kernel.meshes.registry import Mesh, Meshes
 

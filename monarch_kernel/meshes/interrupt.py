@@ -7,8 +7,8 @@ from collections.abc import Callable
 from monarch._kernel_api import Ending, describe_ranks, is_gather, open_node, split_proc, state_of
 from monarch_kernel.cells.running import Running, Task
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.magics.verbs import Usage, parse
-from monarch_kernel.meshes.kill import ranks_in_words
+from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
@@ -42,7 +42,7 @@ class Interrupting:
         """Interrupt what runs on ranks."""
         parsed: list[str] = parse("interrupt", words).words
         mesh = self._meshes.get(parsed.pop(0) if parsed and parsed[0].isidentifier() else None)
-        ranks = ranks_in_words("interrupt", " ".join(parsed), mesh) if parsed else range(len(mesh.procs))
+        ranks = ranks_in_words("interrupt", " ".join(parsed), len(mesh.procs)) if parsed else range(len(mesh.procs))
         print(self.stop(mesh, set(ranks)))
 
     def stop(self, mesh: Mesh, ranks: set[int], say: Callable[[str], object] = print) -> str:

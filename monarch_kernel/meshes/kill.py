@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch._kernel_api import describe_ranks, parse_ranks
-from monarch.exceptions import MonarchError
+from monarch._kernel_api import describe_ranks
 from monarch_kernel.cells.calls import Calls
-from monarch_kernel.magics.header import parse_where, ranks_of
+from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.magics.remote_names import variables
-from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.activity import busy_ranks
 from monarch_kernel.meshes.elastic import new_lines
 from monarch_kernel.meshes.registry import Mesh, Meshes
@@ -32,7 +31,7 @@ class Killing:
         parsed: list[str] = parse("kill", words).words
         mesh = self._meshes.get(parsed.pop(0) if parsed and parsed[0].isidentifier() else None)
         busy = busy_ranks(mesh, self._calls())
-        ranks = ranks_in_words("kill", " ".join(parsed), mesh) if parsed else sorted(busy)
+        ranks = ranks_in_words("kill", " ".join(parsed), len(mesh.procs)) if parsed else sorted(busy)
         if not ranks:
             raise Usage(f"%mesh kill: no rank of mesh {mesh.name!r} is busy; name the ranks, as in %mesh kill 0,2")
         print("\n".join(self.killed(mesh, ranks)))
@@ -48,17 +47,3 @@ class Killing:
         names = [name for name, holders in lost.items() if set(holders) & set(ranks)]
         what = f"variables and actor state of {describe_ranks(ranks)}{': ' + ', '.join(names) if names else ''}"
         return [*lines, f"lost: {what}", *new_lines(mesh, new, "")]
-
-
-def ranks_in_words(verb: str, text: str, mesh: Mesh) -> list[int]:
-    """Parse ranks as messages write them, such as ``0-3,7``, or as headers do, such as ``[0:4]``."""
-    text, total = text.strip(), len(mesh.procs)
-    try:
-        if text.startswith("[") or ":" in text:
-            _, chosen = parse_where(text.strip("[]"))
-            if chosen is None:
-                raise Usage(f"%mesh {verb}: expected ranks such as 0,2 or [0:2], got {text!r}")
-            return sorted(ranks_of(chosen, total))
-        return parse_ranks(text.replace(" ", ","), total)
-    except MonarchError as error:
-        raise Usage(f"%mesh {verb}: {error}") from None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import monarch.actor
@@ -30,45 +28,9 @@ from monarch_kernel.cells.gutter import lines_above, typed
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
-from monarch_kernel.magics.auto import HERE
-from monarch_kernel.magics.header import HeaderError, parse, ranks_of
+from monarch_kernel.grammar.header import HERE, HeaderError, parse, ranks_of
+from monarch_kernel.grammar.spawn import Order
 from monarch_kernel.meshes.registry import Meshes
-
-_ORDER = re.compile(
-    r"spawn\s+(?P<name>[^\s(\[]+)\s*(?:\((?P<arguments>.*)\))?\s*(?:--on[\s=]+(?P<place>[^-].*?))?\s*(?P<new>--new)?\s*"
-)
-SPAWN_OPTIONS = tuple(re.findall(r"--\w+", _ORDER.pattern))
-_USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn NAME --on MESH[SLICE]"
-
-
-@dataclass
-class Order:
-    """The parsed first line of a ``%%mesh spawn`` cell."""
-
-    name: str
-    arguments: str
-    """The text between the parentheses."""
-    place: str
-    """The mesh and an optional slice; empty for the mesh in use."""
-    new: bool
-    """Whether to stop live actors of that name and spawn new ones."""
-
-
-def parse_spawn(line: str) -> Order | None:
-    """Parse the first line of a cell; None if it spawns no actors.
-
-    Raises:
-        HeaderError: it starts with spawn, and the rest is invalid.
-    """
-    text = line.strip()
-    if not re.match(r"spawn\s+[^-\[]", text):
-        return None
-    match = _ORDER.fullmatch(text)
-    if match is None:
-        raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
-    if not match["name"].isidentifier():
-        raise HeaderError(f"invalid name {match['name']!r} for actors: must be a Python identifier; {_USAGE}")
-    return Order(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["new"]))
 
 
 class Spawning:

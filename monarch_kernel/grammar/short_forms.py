@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch_kernel.magics.verbs import PARSERS, Usage
+from monarch_kernel.grammar.parsers import PARSERS, Usage
 
 HELP = ("--help", "-h", "-?", "?")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from monarch_kernel.magics.help import OTHERS
+from monarch_kernel.grammar.help import OTHERS
 
 _SHORT = 2
 """Most letters of a name that is never taken for a mistyped verb."""

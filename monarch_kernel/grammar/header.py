@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
-from monarch_kernel.magics.suggest import did_you_mean
+from monarch_kernel.grammar.suggest import did_you_mean
 
 _HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<rest>--.*)?", re.S)
 _RANGE = re.compile(r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*")
 _BARE = re.compile(r"[0-9]{1,9}([-:,][0-9]{1,9})*")
 """Ranks without brackets."""
 _PAIR = re.compile(r"([0-9]+)-([0-9]+)")
+HERE = "%%here"
+"""First line of a cell that runs in the notebook, in either mode."""
 VALUED = ("--timeout", "--out", "--world")
 """Options that take a value."""
 _LONGEST = 1e9

@@ -6,11 +6,11 @@ import argparse
 from functools import partial
 from typing import Any
 
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.offers import Offer, Offers
-from monarch_kernel.magics.suggest import did_you_mean
-from monarch_kernel.meshes.recipe import DEVICES
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.offers import Offer, Offers
+from monarch_kernel.grammar.suggest import did_you_mean
 
+DEVICES = ("cpu", "cuda")
 WIDTH = 80
 """Columns of help in a terminal."""
 

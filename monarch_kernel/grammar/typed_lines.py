@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from monarch_kernel.magics.help import bundle_of, bundle_of_cells
-from monarch_kernel.magics.short_forms import HELP
-from monarch_kernel.magics.verbs import PARSERS
+from monarch_kernel.grammar.help import bundle_of, bundle_of_cells
+from monarch_kernel.grammar.parsers import PARSERS
+from monarch_kernel.grammar.short_forms import HELP
 
 _ASKED = re.compile(rf"(\s*%mesh[ \t]+(?:{'|'.join(PARSERS)})\b.*?)[ \t]*\?+(\s*)")
 VALUE = "--value "
