@@ -15,13 +15,13 @@ from typing import Any
 
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
-from monarch_kernel.cells.running import Running
-from monarch_kernel.cells.source import CellSyntaxError
-from monarch_kernel.cells.stop import Stopped, uninterrupted
+from monarch_kernel.calls.running import Running
+from monarch_kernel.calls.stop import Stopped, uninterrupted
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
+from monarch_kernel.source.cell import CellSyntaxError
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in <module>)?')

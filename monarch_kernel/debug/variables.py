@@ -24,8 +24,8 @@ from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.places import innermost
 from monarch_kernel.grammar.parsers import Usage, parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
-from monarch_kernel.meshes.who import HEADERS, PATIENCE, table_of, tables_bundle
-from monarch_kernel.meshes.who_lines import lines_of
+from monarch_kernel.verbs.who import HEADERS, PATIENCE, table_of, tables_bundle
+from monarch_kernel.verbs.who_lines import lines_of
 
 _RANKS = re.compile(r"\[.*|[\d,:-]+")
 

@@ -20,16 +20,13 @@ from monarch._kernel_api import (
     open_node,
 )
 from monarch.exceptions import MonarchError
-from monarch_kernel.cells.checkpoints import Saving
+from monarch_kernel.calls.running import Run
+from monarch_kernel.calls.stop import Stopped
+from monarch_kernel.calls.waits import unended_lines
 from monarch_kernel.cells.dry_run import dry_run
-from monarch_kernel.cells.gutter import lines_above
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.outcomes import Outcomes
-from monarch_kernel.cells.running import Run
-from monarch_kernel.cells.source import read
-from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.cells.waits import unended_lines
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, run_nested, set_debugger
 from monarch_kernel.debug.announcing import Announcing
 from monarch_kernel.debug.asking import Asking
@@ -56,24 +53,27 @@ from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
 from monarch_kernel.magics.auto import Auto
-from monarch_kernel.magics.config import Config, header_defaults
-from monarch_kernel.magics.lines import Verbs
-from monarch_kernel.magics.programs import hand_out, parse_run
-from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.detached import Detaching
-from monarch_kernel.meshes.elastic import Elastic
-from monarch_kernel.meshes.files import Files
 from monarch_kernel.meshes.growing import Growing
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
-from monarch_kernel.meshes.spawning import Spawning
-from monarch_kernel.meshes.who import Who
+from monarch_kernel.meshes.variables import provide_variables
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.source.cell import read
+from monarch_kernel.source.gutter import lines_above
+from monarch_kernel.verbs.checkpoints import Saving
+from monarch_kernel.verbs.config import Config, header_defaults
+from monarch_kernel.verbs.detaching import Detaching
+from monarch_kernel.verbs.elastic import Elastic
+from monarch_kernel.verbs.files import Files
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
+from monarch_kernel.verbs.lines import Verbs
+from monarch_kernel.verbs.programs import hand_out, parse_run
+from monarch_kernel.verbs.spawning import Spawning
+from monarch_kernel.verbs.who import Who
 from monarch_kernel.views.shown import Shown
 from monarch_kernel.views.verbs import Watching
 from monarch_kernel.views.views import Views

@@ -16,12 +16,12 @@ from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.magics.config import header_defaults
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.verbs.config import header_defaults
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.actions import OFFERED, Actions
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.details import Pins

@@ -37,8 +37,8 @@ from monarch._kernel_api import (
     spoil_groups,
     thread_state,
 )
-from monarch_kernel.cells.calls import Calls
-from monarch_kernel.cells.running import STOPPED, Running, Task
+from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.running import STOPPED, Running, Task
 
 _COST = (
     "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"

@@ -14,7 +14,7 @@ from monarch._kernel_api import (
     state_of,
     text_table,
 )
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.meshes.activity import Busy, busy_ranks, dead_text, vitals_of
 from monarch_kernel.meshes.registry import Mesh
 

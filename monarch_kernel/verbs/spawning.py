@@ -23,14 +23,14 @@ from monarch._kernel_api import (
     state_of,
     targets_of,
 )
-from monarch_kernel.cells.calls import Calls
-from monarch_kernel.cells.gutter import lines_above, typed
-from monarch_kernel.cells.running import Running
-from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.running import Running
+from monarch_kernel.calls.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.grammar.header import HERE, HeaderError, parse, ranks_of
 from monarch_kernel.grammar.spawn import Order
 from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.source.gutter import lines_above, typed
 
 
 class Spawning:

@@ -24,9 +24,9 @@ from monarch._kernel_api import (
 from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.magics.remote_names import explain, one_line, reason, variables
 from monarch_kernel.meshes.deaths import death_error
 from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.remote_names import explain, one_line, reason, variables
 
 _KEEP = 2
 """Versions that stay in a folder."""

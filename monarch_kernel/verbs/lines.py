@@ -18,19 +18,19 @@ from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.parsers import Usage, parse
 from monarch_kernel.grammar.short_forms import asks_for_help, help_words
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.magics.config import up_words
-from monarch_kernel.magics.remote_names import one_line
-from monarch_kernel.magics.up import recipe_of
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Mesh, Meshes
-from monarch_kernel.meshes.table import bundle_of as tables
-from monarch_kernel.meshes.tensors import tensors_bundle
-from monarch_kernel.meshes.warnings import sharing_of, warnings_of
+from monarch_kernel.meshes.remote_names import one_line
 from monarch_kernel.output.log import ending
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.verbs.config import up_words
+from monarch_kernel.verbs.table import bundle_of as tables
+from monarch_kernel.verbs.tensors import tensors_bundle
+from monarch_kernel.verbs.up import recipe_of
+from monarch_kernel.verbs.warnings import sharing_of, warnings_of
 
 _LOG_SHOWN = 256 << 10
 """Characters of the log that are shown if no --tail asks for more."""

@@ -23,18 +23,18 @@ from monarch._kernel_api import (
     text_table,
     variables_here,
 )
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.grammar.header import parse as parse_header
 from monarch_kernel.grammar.parsers import Usage, parse
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.magics.remote_names import variables
 from monarch_kernel.meshes.activity import busy_ranks, dead_text
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
-from monarch_kernel.meshes.who_actors import HEADERS as ACTORS
-from monarch_kernel.meshes.who_actors import actors_on
-from monarch_kernel.meshes.who_lines import lines_of
+from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.verbs.who_actors import HEADERS as ACTORS
+from monarch_kernel.verbs.who_actors import actors_on
+from monarch_kernel.verbs.who_lines import lines_of
 
 PATIENCE = 2.0
 """Seconds for all ranks to answer; only one inside C code that holds the GIL takes longer."""

@@ -10,8 +10,8 @@ from monarch_kernel.compat import display
 from monarch_kernel.grammar.header import OPTIONS, VALUED, Defaults, HeaderError, check_option, parse_where
 from monarch_kernel.grammar.parsers import CELL_SETTINGS, PARSERS, UP_SETTINGS, Usage, parse
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.magics.up import AXES, recipe_of
 from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.verbs.up import AXES, recipe_of
 
 _TRUE, _FALSE = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _NONE = ("", "none")

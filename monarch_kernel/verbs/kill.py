@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch._kernel_api import describe_ranks
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.grammar.parsers import Usage, parse
 from monarch_kernel.grammar.ranks import ranks_in_words
-from monarch_kernel.magics.remote_names import variables
 from monarch_kernel.meshes.activity import busy_ranks
-from monarch_kernel.meshes.elastic import new_lines
 from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.verbs.elastic import new_lines
 
 
 class Killing:

@@ -32,9 +32,9 @@ from monarch._kernel_api import (
     states,
 )
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, GroupError, MonarchError
-from monarch_kernel.cells.calls import ahead_of
-from monarch_kernel.cells.delivery import await_delivery, deliver
-from monarch_kernel.cells.source import Source
+from monarch_kernel.calls.delivery import await_delivery, deliver
+from monarch_kernel.calls.record import ahead_of
+from monarch_kernel.source.cell import Source
 
 STOPPED = "a stop aborted a collective; the next use of the group recreates it"
 _DEAD = "SupervisionError"

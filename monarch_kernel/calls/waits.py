@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
 from monarch._kernel_api import describe_ranks, duration_text, format_ranks
-from monarch_kernel.cells.calls import Ahead, Calls
+from monarch_kernel.calls.record import Ahead, Calls
 
 _NAMED = 3
 """The most calls that a line names."""

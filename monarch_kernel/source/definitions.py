@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from monarch_kernel.cells.source import Source
+from monarch_kernel.source.cell import Source
 
 _KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SETTINGS = ("cd", "env", "matplotlib", "set_env")
