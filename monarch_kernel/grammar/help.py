@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from monarch_kernel.grammar.arguments import WIDTH, Usage, label
 from monarch_kernel.grammar.header import OPTIONS
-from monarch_kernel.grammar.parsers import PARSERS, SECTIONS, WIDTH, Usage, label
+from monarch_kernel.grammar.parsers import PARSERS, SECTIONS
 from monarch_kernel.grammar.suggest import did_you_mean
 
 Row = tuple[str, str]

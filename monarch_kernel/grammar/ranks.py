@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from monarch._kernel_api import parse_ranks
 from monarch.exceptions import MonarchError
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import parse_where, ranks_of
-from monarch_kernel.grammar.parsers import Usage
 
 
 def ranks_in_words(verb: str, text: str, total: int) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch_kernel.grammar.parsers import PARSERS, Usage
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import PARSERS
 
 HELP = ("--help", "-h", "-?", "?")
 

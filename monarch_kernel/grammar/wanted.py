@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
+from monarch_kernel.grammar.arguments import Parser
 from monarch_kernel.grammar.offers import Offer, Offers
-from monarch_kernel.grammar.parsers import Parser
 
 _SEVERAL = ("*", "+")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import runs_cell
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import HERE, HeaderError
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.parsers import parse
 
 _LOCAL = ("%%", "%mesh", "%load_ext", "%reload_ext", "%unload_ext")
 """Beginnings of cells that run in the notebook."""

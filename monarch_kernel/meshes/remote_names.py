@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from monarch._kernel_api import ask_soon, describe_ranks, is_list, names_here, request, split_proc, targets_of
 from monarch.exceptions import ActorError, SerializationError
-from monarch_kernel.grammar.parsers import Usage
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Mesh
 

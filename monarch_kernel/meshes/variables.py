@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from monarch._kernel_api import CellVariables, Region, ValueMesh, current_node, state_of, view_at
 from monarch.exceptions import ActorError, MonarchError, SerializationError
-from monarch_kernel.grammar.parsers import Usage
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.joining import is_plain, is_tensor, join
 from monarch_kernel.meshes.registry import Mesh

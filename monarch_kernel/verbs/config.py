@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from monarch._kernel_api import html_table, text_table
 from monarch_kernel.compat import display
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import OPTIONS, VALUED, Defaults, HeaderError, check_option, parse_where
-from monarch_kernel.grammar.parsers import CELL_SETTINGS, PARSERS, UP_SETTINGS, Usage, parse
+from monarch_kernel.grammar.mesh_verbs import CELL_SETTINGS, UP_SETTINGS
+from monarch_kernel.grammar.parsers import PARSERS, parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.verbs.up import AXES, recipe_of

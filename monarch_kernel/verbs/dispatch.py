@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.compat import display
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.help import bundle_of, unknown
 from monarch_kernel.grammar.line_words import without_comment
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import asks_for_help, help_words
 
 Action = Callable[[list[str]], Any]

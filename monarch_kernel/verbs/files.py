@@ -19,7 +19,8 @@ from monarch._kernel_api import (
     read_piece,
     write_piece,
 )
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.registry import Mesh, Meshes
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from monarch._kernel_api import Ending, describe_ranks, is_gather, open_node, split_proc, state_of
 from monarch_kernel.calls.running import Running, Task
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.registry import Mesh, Meshes
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from monarch._kernel_api import describe_ranks
 from monarch_kernel.calls.record import Calls
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.activity import busy_ranks
 from monarch_kernel.meshes.registry import Mesh, Meshes

@@ -9,7 +9,8 @@ from itertools import chain
 
 from monarch._kernel_api import describe_ranks, parse_ranks
 from monarch.exceptions import MonarchError
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.log import ending
 from monarch_kernel.output.streams import Streams

@@ -7,7 +7,8 @@ from typing import Any
 
 from monarch._kernel_api import member_at
 from monarch_kernel.editing.pushed import Pushed
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.registry import Meshes

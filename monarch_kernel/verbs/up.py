@@ -12,7 +12,8 @@ from monarch._kernel_api import parse_options
 from monarch.actor import Restart
 from monarch.config import CHECK_COLLECTIVES, ISOLATE_GPUS
 from monarch.exceptions import ArgumentError
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.detached import detached_recipe
 from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 

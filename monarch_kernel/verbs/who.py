@@ -25,9 +25,10 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.compat import display
+from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.grammar.header import parse as parse_header
-from monarch_kernel.grammar.parsers import Usage, parse
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.activity import busy_ranks, dead_text
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
