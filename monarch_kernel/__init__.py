@@ -45,7 +45,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magics(magics)
     magics.editor.watch()
     magics.keeping.watch()
-    install(shell)
+    install(shell, magics)
     use_advice(NotebookAdvice(shell, magics.meshes))
     install_hook(magics.streams)
     shell.monarch_help = install_help(shell, magics)

@@ -9,6 +9,7 @@ from typing import Any
 from monarch._kernel_api import Advice, describe_ranks, state_of
 from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
+from monarch_kernel.grammar.ranks import slice_text
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 _FILE = re.compile(r"(?P<file>[^\s\"'(]*ipykernel_\d+/\d+\.py|<ipython-input-[^>]+>)(?::(?P<line>\d+))?")
@@ -62,15 +63,3 @@ class NotebookAdvice(Advice):
         if number is None:
             return match[0]
         return f"cell [{number}]" + (f" line {match['line']}" if match["line"] else "")
-
-
-def slice_text(ranks: Sequence[int]) -> str:
-    """Return ranks as the brackets of a header have them, such as ``0:2,3``."""
-    parts: list[str] = []
-    for rank in sorted(ranks):
-        first, _, end = parts[-1].partition(":") if parts else ("", "", "")
-        if parts and rank == int(end or int(first) + 1):
-            parts[-1] = f"{first}:{rank + 1}"
-        else:
-            parts.append(str(rank))
-    return ",".join(parts)

@@ -17,8 +17,8 @@ from monarch._kernel_api import (
     pack_for_dry_run,
 )
 from monarch.actor import this_host
-from monarch_kernel.cells.source import Source
-from monarch_kernel.magics.header import Header, HeaderError
+from monarch_kernel.grammar.header import Header, HeaderError
+from monarch_kernel.source.cell import Source
 
 _WORLD = re.compile(r"(?P<hosts>[1-9][0-9]{0,5})x(?P<gpus>[1-9][0-9]{0,5})(?::(?P<device>\w+))?")
 _START_S = 60.0

@@ -10,18 +10,21 @@ import os
 import re
 import sys
 import traceback
+from functools import partial
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
-from monarch_kernel.cells.running import Running
-from monarch_kernel.cells.source import CellSyntaxError
-from monarch_kernel.cells.stop import Stopped, uninterrupted
+from monarch_kernel.calls.running import Running
+from monarch_kernel.calls.stop import Stopped, uninterrupted
+from monarch_kernel.cells.hints import Hints
+from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
+from monarch_kernel.source.cell import CellSyntaxError
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in <module>)?')
@@ -34,24 +37,50 @@ _KINDS = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterru
 """Errors that are worded here; others are shown as IPython does."""
 
 
-def install(shell: Any) -> None:
+class Notebook(Protocol):
+    """The part of the magics of a notebook that errors use."""
+
+    @property
+    def hints(self) -> Hints: ...
+    @property
+    def stopping(self) -> Stopping: ...
+
+    def wipe(self) -> None:
+        """Erase an unfinished line of the running cell."""
+        ...
+
+    def calls_of(self, cell: str) -> list[Any]:
+        """Return the unanswered calls of actors' endpoints that a notebook cell made."""
+        ...
+
+    def ops_of(self, cell: str) -> list[Any]:
+        """Return the unanswered calls with ops on tensors that a notebook cell made."""
+        ...
+
+
+def install(shell: Any, notebook: Notebook) -> None:
     """Make the shell show errors in this way."""
-    shell.set_custom_exc((Exception, *_KINDS), show)
+    shell.set_custom_exc((Exception, *_KINDS), partial(show, notebook))
 
 
 def show(
-    shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None, tb_offset: Any = None
+    notebook: Notebook,
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    tb: TracebackType | None,
+    tb_offset: Any = None,
 ) -> None:
     """Show an error and the notebook lines that led to it. IPython unregisters this function if it raises."""
     with uninterrupted():
-        _show(shell, kind, error, tb)
+        _show(notebook, shell, kind, error, tb)
 
 
-def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-    magics = shell.magics_manager.registry.get("MeshMagics")
-    if magics is not None:
-        # In a terminal, the line about running ranks would be in front of the error.
-        magics.wipe()
+def _show(
+    notebook: Notebook, shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None
+) -> None:
+    # In a terminal, the line about running ranks would be in front of the error.
+    notebook.wipe()
     if not isinstance(error, _KINDS):
         try:
             _show_others(shell, kind, error, tb)
@@ -64,10 +93,10 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
         return
     if isinstance(error, NameError):
-        _teach(shell, error)
+        _teach(notebook.hints, error)
         shell.showtraceback((kind, error, tb))
         return
-    lines = [_with_cells(shell, _headline(kind, error)) + _hint(shell, error)]
+    lines = [_with_cells(shell, _headline(kind, error)) + _hint(notebook.hints, error)]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
             # Cancelled by the user's own code.
@@ -76,7 +105,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         kind, error = KeyboardInterrupt, KeyboardInterrupt("the cell was stopped at an await")
         lines = [f"KeyboardInterrupt: {error}"]
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, CellStopped):
-        stopped = stop_calls(shell)
+        stopped = stop_calls(notebook, shell)
         if stopped is None and not error.args and not _waits(tb):
             # The notebook's own code was stopped, and no rank.
             shell.showtraceback((kind, error, _without_handler(tb)))
@@ -123,18 +152,16 @@ def _with_cells(shell: Any, text: str) -> str:
     return _FRAME.sub(named, text)
 
 
-def _teach(shell: Any, error: NameError) -> None:
+def _teach(hints: Hints, error: NameError) -> None:
     """Add where a name that the notebook lacks is defined."""
-    magics = shell.magics_manager.registry.get("MeshMagics")
-    hint = magics.hints.of_notebook(error.name) if magics is not None and type(error) is NameError else ""
+    hint = hints.of_notebook(error.name) if type(error) is NameError and error.name else ""
     if hint:
         error.args = (f"{error}\n{hint}",)
 
 
-def _hint(shell: Any, error: BaseException) -> str:
+def _hint(hints: Hints, error: BaseException) -> str:
     """Return a line for an endpoint that used an undefined name; empty for other errors."""
-    magics = shell.magics_manager.registry.get("MeshMagics")
-    hint = magics.hints.of_endpoint(error) if magics is not None and isinstance(error, ActorError) else ""
+    hint = hints.of_endpoint(error) if isinstance(error, ActorError) else ""
     return f"\n{hint}" if hint else ""
 
 
@@ -191,19 +218,18 @@ def _is_internal(name: str) -> bool:
     return is_ours(name) or name.startswith(_HERE)
 
 
-def stop_calls(shell: Any) -> Stopped | None:
+def stop_calls(notebook: Notebook, shell: Any) -> Stopped | None:
     """Stop the calls of the running cell; None if it has none."""
-    magics = shell.magics_manager.registry.get("MeshMagics")
     kernel = getattr(shell, "kernel", None)
-    if magics is None or kernel is None:
+    if kernel is None:
         return None
     parent: dict[str, Any] = kernel.get_parent("shell") or {}
     cell: str = parent.get("header", {}).get("msg_id", "")
-    futures = magics.calls_of(cell)
+    futures = notebook.calls_of(cell)
     if not futures:
-        magics.stopping.stop_functions(magics.ops_of(cell))
+        notebook.stopping.stop_functions(notebook.ops_of(cell))
         return None
-    return magics.stopping.stop_calls(Running("", futures), False)
+    return notebook.stopping.stop_calls(Running("", futures), False)
 
 
 def _as_typed(line: str) -> str:

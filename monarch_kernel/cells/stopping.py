@@ -23,10 +23,10 @@ from monarch._kernel_api import (
     states,
 )
 from monarch.exceptions import MonarchError
-from monarch_kernel.cells.calls import Ahead, Calls
-from monarch_kernel.cells.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
-from monarch_kernel.cells.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
-from monarch_kernel.cells.waits import titles_text
+from monarch_kernel.calls.record import Ahead, Calls
+from monarch_kernel.calls.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
+from monarch_kernel.calls.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
+from monarch_kernel.calls.waits import titles_text
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.render import CellStopped
 from monarch_kernel.output.streams import Streams

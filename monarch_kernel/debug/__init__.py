@@ -1,1 +1,1 @@
-"""Verbs that pause ranks, and look at paused and running ones."""
+"""Pauses, breakpoints and prompts, and the verbs that look at ranks."""

@@ -22,7 +22,8 @@ from monarch._kernel_api import (
 from monarch_kernel.debug.front_end import FrontEnd, Packed
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.spawned import procs_of, uids
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 _CELL = re.compile(r"(?:cell\s*)?\[?(\d+)\]?")

@@ -6,7 +6,7 @@ import linecache
 from typing import Any
 
 from monarch_kernel.compat import cell_file
-from monarch_kernel.magics.typed_lines import header_at
+from monarch_kernel.grammar.typed_lines import header_at
 
 
 def source_of(shell: Any, number: int) -> tuple[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from monarch._kernel_api import ask_ranks, describe_ranks, is_checked_here, request, state_of
 from monarch_kernel.debug.pausing import Pausing
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 
 
 class Checking:

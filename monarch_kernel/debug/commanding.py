@@ -9,8 +9,8 @@ from typing import Any
 from monarch._kernel_api import HELP, Reader, split_proc, unknown
 from monarch.exceptions import MonarchError
 from monarch_kernel.debug.answering import MeshAnswering
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.meshes.kill import ranks_in_words
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.registry import Mesh
 
 _HELP = f"""{HELP}
@@ -53,7 +53,7 @@ class Commands:
 
     def _choose(self, text: str) -> list[int]:
         every = range(len(self._mesh.procs))
-        ranks = list(every) if text == "all" else ranks_in_words("rank", text, self._mesh)
+        ranks = list(every) if text == "all" else ranks_in_words("rank", text, len(self._mesh.procs))
         chosen, why = self._answering.choose(self._answering.procs(ranks))
         if why and text != "all":
             print(why, flush=True)

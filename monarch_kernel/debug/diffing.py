@@ -8,7 +8,8 @@ from monarch._kernel_api import compared, state_of
 from monarch.exceptions import ArgumentError
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.printing import option_words
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 
 
 class Diffing:

@@ -19,7 +19,8 @@ from monarch._kernel_api import (
 from monarch_kernel.compat import debugger_of, set_debugger
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.prompt import STANDING, Prompt
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.render import MeshCellError
 

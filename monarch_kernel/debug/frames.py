@@ -8,7 +8,8 @@ from monarch._kernel_api import RUNNING, Position
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.pausing import Pausing, positions
 from monarch_kernel.debug.places import placed
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh
 
 

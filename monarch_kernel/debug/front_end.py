@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from monarch_kernel.cells.gutter import lines_above, typed
+from monarch_kernel.source.gutter import lines_above, typed
 
 Packed = tuple[int, str, str, int, str, str, str]
 """A breakpoint as ranks take it; see ``Point`` in the runtime."""

@@ -22,14 +22,14 @@ from monarch._kernel_api import (
     split_proc,
     state_of,
 )
-from monarch_kernel.cells.source import Source
 from monarch_kernel.debug.grouped import grouped_lines
-from monarch_kernel.magics.header import Header, HeaderError
+from monarch_kernel.grammar.header import Header, HeaderError
 from monarch_kernel.meshes.registry import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.source.cell import Source
 
 _LOOK = 0.5
 """Seconds between two looks whether a rank has died."""

@@ -22,8 +22,8 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.places import placed
-from monarch_kernel.magics.verbs import parse
-from monarch_kernel.meshes.kill import ranks_in_words
+from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 _IDLE = "idle; pauses at the beginning of its next call"
@@ -70,7 +70,7 @@ class Pausing:
             name, _, rest = words[0].partition("[")
             words[:1] = [word for word in (name, f"[{rest}") if word]
         mesh = self._meshes.get(words.pop(0) if words and words[0].isidentifier() else None)
-        return mesh, ranks_in_words(verb, " ".join(words), mesh) if words else list(range(len(mesh.procs)))
+        return mesh, ranks_in_words(verb, " ".join(words), len(mesh.procs)) if words else list(range(len(mesh.procs)))
 
 
 def paused(mesh: Mesh, ranks: list[int], resume: str = "%mesh resume") -> str:

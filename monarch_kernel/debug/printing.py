@@ -8,7 +8,8 @@ from monarch._kernel_api import evaluated, state_of
 from monarch.exceptions import ArgumentError
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.pausing import Pausing
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh
 
 _WITH_VALUE = {"--on", "--up"}

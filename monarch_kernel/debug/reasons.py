@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch._kernel_api import advice, explain, node_of, state_of
 from monarch_kernel.debug.pausing import Pausing
-from monarch_kernel.magics.verbs import parse
+from monarch_kernel.grammar.parsers import parse
 
 
 class Reasons:

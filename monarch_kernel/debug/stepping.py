@@ -9,7 +9,8 @@ from monarch._kernel_api import describe_ranks
 from monarch.exceptions import ArgumentError
 from monarch_kernel.debug.answering import MeshAnswering
 from monarch_kernel.debug.pausing import Pausing, positions, resumed
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh
 
 STEPS = ("next", "step", "until", "finish")

@@ -22,10 +22,11 @@ from monarch_kernel.compat import display
 from monarch_kernel.debug.grouped import grouped
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.places import innermost
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
-from monarch_kernel.meshes.who import HEADERS, PATIENCE, table_of, tables_bundle
-from monarch_kernel.meshes.who_lines import lines_of
+from monarch_kernel.verbs.who import HEADERS, PATIENCE, table_of, tables_bundle
+from monarch_kernel.verbs.who_lines import lines_of
 
 _RANKS = re.compile(r"\[.*|[\d,:-]+")
 

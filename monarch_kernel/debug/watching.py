@@ -19,7 +19,8 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.debug.grouped import grouped, grouped_lines
 from monarch_kernel.debug.pausing import Pausing
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.registry import Mesh
 
 _PATIENCE = 6.0

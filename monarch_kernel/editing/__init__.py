@@ -1,1 +1,1 @@
-"""Edit and continue."""
+"""Edit and continue: definitions that changed in the notebook after ranks or actors got them."""

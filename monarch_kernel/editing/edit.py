@@ -22,9 +22,9 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.suggest import did_you_mean
-from monarch_kernel.magics.verbs import parse
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Meshes
 
 _MOMENT = 0.5

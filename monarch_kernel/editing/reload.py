@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 from monarch._kernel_api import ActorMesh, ask, forget, reload_here, renamed, restore, state_of, view_at
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, EditError
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 
 _PATIENCE = 30.0
 """Seconds for a module to run on all ranks."""

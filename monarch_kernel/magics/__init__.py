@@ -1,1 +1,1 @@
-"""The %mesh and %%mesh magics."""
+"""The ``%mesh`` and ``%%mesh`` magics: they connect the rooms below, and complete what is typed."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import runs_cell
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.header import HERE, HeaderError
+from monarch_kernel.grammar.parsers import parse
 
-HERE = "%%here"
-"""First line of a cell that runs in the notebook, in either mode."""
 _LOCAL = ("%%", "%mesh", "%load_ext", "%reload_ext", "%unload_ext")
 """Beginnings of cells that run in the notebook."""
 _BADGE = "font-size:85%;color:#fff;background:#5b6ea8;border-radius:3px;padding:0 5px"

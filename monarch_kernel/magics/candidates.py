@@ -8,13 +8,13 @@ from typing import Any
 
 from monarch._kernel_api import records
 from monarch.exceptions import MonarchError
-from monarch_kernel.magics.line_words import Typed
+from monarch_kernel.grammar.line_words import Typed
+from monarch_kernel.grammar.offers import Offer
+from monarch_kernel.grammar.parsers import PARSERS
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.magics.offers import Offer
 from monarch_kernel.magics.paths import paths
-from monarch_kernel.magics.remote_names import variables
-from monarch_kernel.magics.verbs import PARSERS
 from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.remote_names import variables
 
 
 class Candidates:

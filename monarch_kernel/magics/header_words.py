@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from monarch._kernel_api import DEVICES, is_actor_mesh, meshes_of, node_of, state_of
-from monarch_kernel.magics.header import OPTIONS, VALUED
-from monarch_kernel.magics.line_words import Typed, typed
+from monarch_kernel.grammar.header import OPTIONS, VALUED
+from monarch_kernel.grammar.line_words import Typed, typed
+from monarch_kernel.grammar.spawn import SPAWN_OPTIONS
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.meshes.spawning import SPAWN_OPTIONS
 
 _SLICE = re.compile(r"\s*(?P<name>\w*)\s*\[(?:[^\]]*,)?\s*(?P<part>[^\],]*)")
 

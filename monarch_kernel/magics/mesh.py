@@ -20,16 +20,13 @@ from monarch._kernel_api import (
     open_node,
 )
 from monarch.exceptions import MonarchError
-from monarch_kernel.cells.checkpoints import Saving
+from monarch_kernel.calls.running import Run
+from monarch_kernel.calls.stop import Stopped
+from monarch_kernel.calls.waits import unended_lines
 from monarch_kernel.cells.dry_run import dry_run
-from monarch_kernel.cells.gutter import lines_above
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.outcomes import Outcomes
-from monarch_kernel.cells.running import Run
-from monarch_kernel.cells.source import read
-from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.cells.waits import unended_lines
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, run_nested, set_debugger
 from monarch_kernel.debug.announcing import Announcing
 from monarch_kernel.debug.asking import Asking
@@ -49,30 +46,37 @@ from monarch_kernel.debug.stepping import Stepping
 from monarch_kernel.debug.variables import Variables
 from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
-from monarch_kernel.magics.auto import HERE, Auto
-from monarch_kernel.magics.config import Config, header_defaults
-from monarch_kernel.magics.header import Header, HeaderError, parse
-from monarch_kernel.magics.line_words import without_comment
-from monarch_kernel.magics.lines import Verbs
-from monarch_kernel.magics.one_line import is_code
-from monarch_kernel.magics.programs import hand_out, parse_run
-from monarch_kernel.magics.short_forms import asks_for_help
-from monarch_kernel.magics.typed_lines import VALUE, Assigned, explain
-from monarch_kernel.magics.variables import provide_variables
+from monarch_kernel.grammar.header import HERE, Header, HeaderError, parse
+from monarch_kernel.grammar.line_words import without_comment
+from monarch_kernel.grammar.one_line import is_code
+from monarch_kernel.grammar.short_forms import asks_for_help
+from monarch_kernel.grammar.spawn import parse_spawn
+from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
+from monarch_kernel.magics.auto import Auto
 from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.detached import Detaching
-from monarch_kernel.meshes.elastic import Elastic
-from monarch_kernel.meshes.files import Files
 from monarch_kernel.meshes.growing import Growing
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
-from monarch_kernel.meshes.spawning import Spawning, parse_spawn
-from monarch_kernel.meshes.who import Who
+from monarch_kernel.meshes.variables import provide_variables
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.source.cell import read
+from monarch_kernel.source.gutter import lines_above
+from monarch_kernel.verbs.checkpoints import Saving
+from monarch_kernel.verbs.config import Config, header_defaults
+from monarch_kernel.verbs.detaching import Detaching
+from monarch_kernel.verbs.dispatch import Verbs
+from monarch_kernel.verbs.elastic import Elastic
+from monarch_kernel.verbs.files import Files
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
+from monarch_kernel.verbs.log import Log
+from monarch_kernel.verbs.programs import hand_out, parse_run
+from monarch_kernel.verbs.spawning import Spawning
+from monarch_kernel.verbs.starting import Starting
+from monarch_kernel.verbs.transfers import Transfers
+from monarch_kernel.verbs.who import Who
 from monarch_kernel.views.shown import Shown
 from monarch_kernel.views.verbs import Watching
 from monarch_kernel.views.views import Views
@@ -100,44 +104,48 @@ class MeshMagics(Magics):
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams)
         self._outcomes = Outcomes(shell, self.hints, self.stopping, self._attach_streams)
-        self._verbs = Verbs(shell, self.meshes, self._attach_streams)
+        self._verbs = Verbs()
+        self._starting = Starting(shell, self.meshes, self._attach_streams)
+        self._transfers = Transfers(shell, self.meshes)
+        self._verbs.actions.update(self._starting.verbs() | self._transfers.verbs())
+        self._verbs.actions.update(log=Log(self.meshes, self._attach_streams).log)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
-        self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
-        self._verbs.more.update(Files(self.meshes).verbs(), pip=self.run_pip)
+        self._verbs.actions.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self._verbs.actions.update(Files(self.meshes).verbs(), pip=self.run_pip)
         self.auto = Auto(shell, self._ranks_of)
-        self._verbs.more.update(auto=self.auto.verb, config=Config(self.meshes).verb)
-        self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
+        self._verbs.actions.update(auto=self.auto.verb, config=Config(self.meshes).verb)
+        self._verbs.actions.update(Elastic(self.meshes, shell.user_ns).verbs())
         killing = Killing(self.meshes, lambda: self._attach_streams().calls)
         interrupting = Interrupting(self.meshes, self.stopping)
-        self._verbs.more.update(kill=killing.kill, interrupt=interrupting.interrupt)
+        self._verbs.actions.update(kill=killing.kill, interrupt=interrupting.interrupt)
         self.views = Views(self.meshes, self._attach_streams, killing, interrupting)
         self.views.pins.on_pin = lambda proc: self.front_end.show(proc)
         pausing = Pausing(self.meshes)
-        self._verbs.more.update(pausing.verbs())
-        self._verbs.more.update({**Checking(pausing).verbs(), "why": Reasons(pausing).why})
+        self._verbs.actions.update(pausing.verbs())
+        self._verbs.actions.update({**Checking(pausing).verbs(), "why": Reasons(pausing).why})
         self._verbs.raw.update(Printing(pausing).verbs() | Diffing(pausing).verbs())
-        self._verbs.more.update(Frames(pausing).verbs() | Variables(self.meshes, pausing).verbs())
-        self._verbs.more.update(Watches(pausing, lambda: self._attach_streams().place().write).verbs())
+        self._verbs.actions.update(Frames(pausing).verbs() | Variables(self.meshes, pausing).verbs())
+        self._verbs.actions.update(Watches(pausing, lambda: self._attach_streams().place().write).verbs())
         self._prompt = Prompt(shell, self._verbs.run, self.front_end, self.views.close_prompt)
         asking = Asking(shell, self.meshes, self._prompt, self._attach_streams)
         self._announcing = Announcing(self._attach_streams, self._prompt.shows, asking.ask)
         self.breaks = Breaks(self.meshes, pausing, lambda number: source_of(shell, number), self.front_end)
         self._verbs.raw.update(self.breaks.raw())
-        self._verbs.more.update({**self.breaks.verbs(), **Stepping(pausing).verbs()})
+        self._verbs.actions.update({**self.breaks.verbs(), **Stepping(pausing).verbs()})
         failing = Failing(pausing, self._prompt)
-        self._verbs.more.update(failing.verbs())
+        self._verbs.actions.update(failing.verbs())
         take_debug(shell, lambda: failing.debug([]), self.meshes)
         self.shown = Shown(shell, self.views)
-        self._verbs.more.update(Watching(shell, self.meshes, self.shown).verbs())
-        self._verbs.more.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
+        self._verbs.actions.update(Watching(shell, self.meshes, self.shown).verbs())
+        self._verbs.actions.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
         self._growing = Growing()
         self._preempting = Preempting(self.meshes, shell.user_ns, lambda: self._attach_streams().place().write)
         self.meshes.on_added = self._added
         self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
-        self._verbs.more.update(Saving(shell, self.meshes).verbs())
-        self.keeping = Detaching(shell, self.meshes, self._verbs.do_down)
-        self._verbs.more.update(self.keeping.verbs())
+        self._verbs.actions.update(Saving(shell, self.meshes).verbs())
+        self.keeping = Detaching(shell, self.meshes, self._starting.down)
+        self._verbs.actions.update(self.keeping.verbs())
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
         # A program may make meshes without a magic; its cells are stopped and shown like others.
@@ -211,7 +219,7 @@ class MeshMagics(Magics):
             self.front_end.begin_spawn(self.shell, cell)
             return self._spawning.run(order, cell)
         if asks_for_help(line.split()):
-            return self._verbs.do_help([])
+            return self._verbs.help([])
         self.auto.mark()
         header = self.header(line)
         if header.dry_run:
@@ -327,7 +335,7 @@ class MeshMagics(Magics):
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         source = read(self.shell, cell, name, lines_above(self.shell, cell))
         if mesh is not None:
-            self._verbs.sync_code(mesh)
+            self._starting.sync_code(mesh)
         self.front_end.begin(self.shell, name)
         views = choose(actors, header)
         streams = self._attach_streams()
@@ -382,7 +390,7 @@ class MeshMagics(Magics):
         """Stop watching the cells of the notebook."""
         set_debugger(self.shell, None)
         self.editor.close()
-        self._verbs.pushed.close()
+        self._transfers.pushed.close()
         self.auto.close()
         self.keeping.close()
         self.shown.close()

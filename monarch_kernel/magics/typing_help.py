@@ -20,15 +20,15 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.compat import matcher
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.help import bundle_of, bundle_of_cells
+from monarch_kernel.grammar.line_words import Typed, rest_of_word, typed
+from monarch_kernel.grammar.parsers import PARSERS
+from monarch_kernel.grammar.typed_lines import arrange
+from monarch_kernel.grammar.wanted import wanted
 from monarch_kernel.magics.candidates import Candidates
-from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.magics.header_words import words_of_header
-from monarch_kernel.magics.help import bundle_of, bundle_of_cells
-from monarch_kernel.magics.line_words import Typed, rest_of_word, typed
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.magics.typed_lines import arrange
-from monarch_kernel.magics.verbs import PARSERS
-from monarch_kernel.magics.wanted import wanted
 from monarch_kernel.meshes.registry import Mesh, choose
 
 PATIENCE = 0.4

@@ -9,8 +9,8 @@ import monarch.actor
 from monarch._kernel_api import Advice, has_node, shutdown_context, use_advice
 from monarch.actor import default_fault_hook
 from monarch.exceptions import MonarchError
+from monarch_kernel.grammar.typed_lines import arrange
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.magics.typed_lines import arrange
 from monarch_kernel.views.shown import uninstall
 
 

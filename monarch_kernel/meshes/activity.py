@@ -12,7 +12,7 @@ from monarch._kernel_api import (
     split_proc,
     state_of,
 )
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.meshes.asking import ask_vitals
 from monarch_kernel.meshes.registry import Mesh
 

@@ -18,7 +18,7 @@ from monarch._kernel_api import (
     state_of,
 )
 from monarch.actor import ProcMesh
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe
 
 

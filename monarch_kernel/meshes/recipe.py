@@ -18,9 +18,9 @@ from monarch._kernel_api import (
     visible_gpus,
 )
 from monarch.actor import ProcMesh, Restart, Role, this_host
-from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.mesh_verbs import DEVICES
 
-DEVICES = ("cpu", "cuda")
 HEAL = "heal"
 """The rule for hosts that are taken back, unless another is given."""
 Step = Callable[[str, bool], None]

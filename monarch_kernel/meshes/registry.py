@@ -44,14 +44,14 @@ from monarch._kernel_api import (
 )
 from monarch.config import CHECK_COLLECTIVES
 from monarch.exceptions import MonarchError
-from monarch_kernel.cells.running import STOPPED, Run
-from monarch_kernel.editing.definitions import Definitions
-from monarch_kernel.magics.header import Header, HeaderError, check_axes, ranks_of
-from monarch_kernel.magics.suggest import did_you_mean
+from monarch_kernel.calls.running import STOPPED, Run
+from monarch_kernel.grammar.header import Header, HeaderError, check_axes, ranks_of
+from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.code import Code, Synced
 from monarch_kernel.meshes.hosts import Hosts
 from monarch_kernel.meshes.recipe import Recipe, Step
 from monarch_kernel.meshes.replaced import Replaced
+from monarch_kernel.source.definitions import Definitions
 
 Stage = Callable[[str, Any], None]
 """Called with the name of each stage and the future that ends it."""

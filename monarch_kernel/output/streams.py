@@ -25,8 +25,8 @@ from monarch._kernel_api import (
     ranks_of,
     show_blocks,
 )
-from monarch_kernel.cells.calls import Ahead, Calls
-from monarch_kernel.cells.waits import wait_lines
+from monarch_kernel.calls.record import Ahead, Calls
+from monarch_kernel.calls.waits import wait_lines
 from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.output.diagnosing import Diagnosing
 from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays

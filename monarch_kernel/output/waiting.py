@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from monarch._kernel_api import Gather, describe_ranks, duration_text, split_proc, stops
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 
 PATIENCE = 1.0
 """Seconds that a call takes before the line appears, and between two updates."""

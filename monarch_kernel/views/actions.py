@@ -8,11 +8,11 @@ from monarch._kernel_api import Peek, ask_soon, describe_ranks, in_thread, is_tu
 from monarch._kernel_api import peek_here as peek
 from monarch.exceptions import MonarchError
 from monarch_kernel.debug.pausing import paused, resumed
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.meshes.elastic import healed
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.verbs.elastic import healed
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.details import short_stack
 from monarch_kernel.views.protocol import Act, Action, Done
 

@@ -11,7 +11,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_kernel.compat import deserialized, give_to_comm, open_comm, peeked, publish_status, reply_while_busy
 
@@ -27,14 +27,25 @@ _AGAIN = 3
 """Attempts to read the states of widgets, which the running cell may change meanwhile."""
 
 
+class BusyKernel(Protocol):
+    """The Monarch kernel, of which views need to know whether a cell runs."""
+
+    running: Any
+    """The request that the notebook's thread runs; None if it is idle."""
+
+    def say_busy(self) -> None:
+        """Tell front ends that the running cell goes on."""
+        ...
+
+
 class Lane:
     """The way around the running cell.
 
     Args:
-        kernel: ipykernel's kernel.
+        kernel: of the notebook.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: BusyKernel) -> None:
         self._kernel = kernel
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._started = False

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from monarch._kernel_api import ProcMesh, region_of, state_of
-from monarch_kernel.cells.advice import slice_text
+from monarch_kernel.grammar.ranks import slice_text
 from monarch_kernel.views.protocol import BarRow, CallRow, Snapshot
 
 

@@ -13,6 +13,7 @@ from monarch._kernel_api import ProcMesh, open_node
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import display, publish
 from monarch_kernel.output.frontend import has_cells
+from monarch_kernel.views.current import set_views
 from monarch_kernel.views.feed import Source
 from monarch_kernel.views.model import snapshot
 from monarch_kernel.views.parts import narrowed, part_of
@@ -74,7 +75,7 @@ class Shown:
 
     def __init__(self, shell: Any, views: Views) -> None:
         self._shell = shell
-        self._views = views
+        self.views = views
         self._kernel = getattr(shell, "kernel", None)
         self._widgets: dict[tuple[str, tuple[int, ...]], Any] = {}
         """By mesh and ranks, the widget, which all cells that show it share. Notebook's thread only."""
@@ -85,7 +86,7 @@ class Shown:
     def show(self, procs: ProcMesh) -> None:
         """Show a mesh in the running cell: live, and as a picture."""
         try:
-            part = Part(self._views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
+            part = Part(self.views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
         except MonarchError as error:
             display({"text/plain": f"{procs!r}\n{error}"})
             return
@@ -115,7 +116,7 @@ class Shown:
         key = part.source.uid, part.ranks
         widget = self._widgets.get(key)
         if widget is None or widget.comm is None:
-            widget = self._widgets[key] = MeshView(procs, self._views)
+            widget = self._widgets[key] = MeshView(procs, self.views)
         return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}, ""
 
     # Pictures
@@ -176,8 +177,10 @@ class Shown:
 def install(shell: Any, shown: Shown) -> None:
     """Show a mesh that is the last expression of a cell, or that is displayed."""
     shell.display_formatter.ipython_display_formatter.for_type(ProcMesh, shown.show)
+    set_views(shell, shown.views)
 
 
 def uninstall(shell: Any) -> None:
     """Undo ``install``."""
     shell.display_formatter.ipython_display_formatter.pop(ProcMesh, None)
+    set_views(shell, None)

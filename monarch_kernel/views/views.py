@@ -10,18 +10,18 @@ from typing import Any
 from monarch._kernel_api import ActorMesh, ProcMesh, describe_ranks, is_actor_mesh, state_of, telemetry_of
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import publish, watch_output
-from monarch_kernel.magics.config import header_defaults
-from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.header import parse as parse_header
-from monarch_kernel.magics.line_words import without_comment
-from monarch_kernel.magics.short_forms import asks_for_help
-from monarch_kernel.magics.suggest import did_you_mean
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.header import parse as parse_header
+from monarch_kernel.grammar.line_words import without_comment
+from monarch_kernel.grammar.short_forms import asks_for_help
+from monarch_kernel.grammar.spawn import parse_spawn
+from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
-from monarch_kernel.meshes.spawning import parse_spawn
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.verbs.config import header_defaults
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.actions import OFFERED, Actions
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.details import Pins

@@ -11,14 +11,15 @@ import anywidget
 import traitlets
 
 from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
-from monarch_kernel.cells.running import Running
+from monarch_kernel.calls.running import Running
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.meshes.interrupt import Interrupting
-from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.streams import Streams
+from monarch_kernel.verbs.interrupt import Interrupting
+from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.ahead import Ahead, state_text
 from monarch_kernel.views.conversation import Conversation
+from monarch_kernel.views.current import views_of
 from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Outlet, Speaker, WidgetOutlet
 from monarch_kernel.views.parts import part_of
@@ -113,10 +114,10 @@ def _views_here() -> Views:
     shell: Any = get_ipython()
     if shell is None:
         return _views_of_program()
-    magics = shell.magics_manager.registry.get("MeshMagics")
-    if magics is None:
+    views = views_of(shell)
+    if views is None:
         raise RuntimeError("MeshView needs the Monarch kernel, or %load_ext monarch_kernel")
-    return magics.views
+    return views
 
 
 @functools.cache

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kernels import Cell, Notebook
-from monarch_kernel.magics.header import OPTIONS, Defaults, parse
-from monarch_kernel.magics.verbs import CELL_SETTINGS, PARSERS, UP_SETTINGS
+from monarch_kernel.grammar.header import OPTIONS, Defaults, parse
+from monarch_kernel.grammar.mesh_verbs import CELL_SETTINGS, UP_SETTINGS
+from monarch_kernel.grammar.parsers import PARSERS
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.magics.header import HeaderError, parse
+from monarch_kernel.grammar.header import HeaderError, parse
 
 TRAIN = """
 from torch.nn.parallel import DistributedDataParallel

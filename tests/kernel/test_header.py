@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from monarch_kernel.magics.header import OPTIONS, Header, HeaderError, parse, parse_where, ranks_of
+from monarch_kernel.grammar.header import OPTIONS, Header, HeaderError, parse, parse_where, ranks_of
 
 
 @pytest.mark.parametrize(

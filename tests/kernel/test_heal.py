@@ -9,8 +9,8 @@ import pytest
 
 from kernels import Notebook
 from leaks import Kit
-from monarch_kernel.cells.source import Source
-from monarch_kernel.editing.definitions import Definitions, definitions_of
+from monarch_kernel.source.cell import Source
+from monarch_kernel.source.definitions import Definitions, definitions_of
 
 KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
 

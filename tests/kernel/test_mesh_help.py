@@ -14,10 +14,11 @@ import pytest
 
 import monarch_kernel
 from kernels import Notebook
-from monarch_kernel.magics.header import OPTIONS, HeaderError
-from monarch_kernel.magics.header import parse as parse_header
-from monarch_kernel.magics.help import bundle_of
-from monarch_kernel.magics.verbs import PARSERS, label, parse
+from monarch_kernel.grammar.arguments import label
+from monarch_kernel.grammar.header import OPTIONS, HeaderError
+from monarch_kernel.grammar.header import parse as parse_header
+from monarch_kernel.grammar.help import bundle_of
+from monarch_kernel.grammar.parsers import PARSERS, parse
 
 VERBS = [None, *PARSERS]
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from kernels import Notebook
-from monarch_kernel.magics.line_words import without_comment
-from monarch_kernel.magics.one_line import is_code
-from monarch_kernel.magics.typed_lines import arrange
+from monarch_kernel.grammar.line_words import without_comment
+from monarch_kernel.grammar.one_line import is_code
+from monarch_kernel.grammar.typed_lines import arrange
 
 VERBS = ["up", "down", "log", "help", "restart", "table", "use", "break"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from monarch._notebook.execute import CellError, CellResult
 from monarch.exceptions import MonarchError, SupervisionError
-from monarch_kernel.cells.running import _followed, _reason
+from monarch_kernel.calls.running import _followed, _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
 from monarch_kernel.output.render import MeshCellError, error_lines
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kernels import GUARD, Notebook
-from monarch_kernel.magics.header import OPTIONS
-from monarch_kernel.magics.help import bundle_of
-from monarch_kernel.magics.verbs import PARSERS
+from monarch_kernel.grammar.header import OPTIONS
+from monarch_kernel.grammar.help import bundle_of
+from monarch_kernel.grammar.parsers import PARSERS
 
 SOON = 10.0
 """Seconds for an answer on a busy machine; a hang takes longer."""

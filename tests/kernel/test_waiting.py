@@ -13,7 +13,7 @@ import pytest
 from kernels import Cell, Notebook
 from monarch._kernel_api import Waits, Whereabouts
 from monarch._notebook.namespace import Namespace
-from monarch_kernel.cells.calls import Calls
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.output.positions import describe
 from monarch_kernel.output.waiting import MARK, WaitingLine
 

@@ -1,0 +1,452 @@
+"""Stop: runs the ladder of ``monarch/_core/stop_ladder.py`` on the ranks where a cell still runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from monarch._kernel_api import (
+    Activity,
+    Announce,
+    Answers,
+    CellError,
+    Command,
+    Ending,
+    Free,
+    Freed,
+    Insist,
+    Interrupt,
+    Look,
+    Restart,
+    StopLadder,
+    ThreadState,
+    current_node,
+    describe,
+    describe_ranks,
+    free,
+    generation_now,
+    meshes_of_calls,
+    prod,
+    request,
+    spoil_groups,
+    starves,
+    thread_state,
+)
+from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.running import STOPPED, Running, Task
+
+_COST = (
+    "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+)
+_REPLACED = (
+    "replaced by a new process (ignored interrupts); its variables and actor state are lost",
+    "replaced by new processes (ignored interrupts); their variables and actor state are lost",
+)
+"""Of one rank, and of several."""
+_ANNOUNCED = (
+    "ignored interrupts, so a new process replaces it now; its variables and actor state are lost",
+    "ignored interrupts, so new processes replace them now; their variables and actor state are lost",
+)
+_HEARING = 0.1
+"""Seconds for finished ranks to report whether they were freed."""
+SUSPENDED = ("T", "t")
+"""Letters of suspended processes in /proc."""
+_STATES = {**dict.fromkeys(SUSPENDED, Activity.SUSPENDED), "D": Activity.DEVICE}
+"""The activity of a silent process, by its state letter in /proc."""
+
+
+class Stopped:
+    """How each rank was stopped, by its rank in the mesh.
+
+    Args:
+        endings: how the call ended, by rank.
+        left: what each rank that still runs is doing.
+        doomed: processes to replace.
+    """
+
+    def __init__(self, endings: dict[int, Ending], left: dict[int, str], doomed: list[str]) -> None:
+        self._endings = endings
+        self._freed: dict[int, Freed] = {}
+        """The operations that freed ranks were waiting in."""
+        self.left = left
+        """The activity of each rank that still runs."""
+        self.doomed = doomed
+        self.cleaning: set[int] = set()
+        """Ranks that still run and clean up."""
+        self.notes: list[str] = []
+        """Other calls that were stopped or go on."""
+        self.died: dict[int, str] = {}
+        """How ranks died of the interrupt, or before it."""
+        self.waited: dict[int, str] = {}
+        """The calls that ranks which had not begun were waiting for."""
+        self.generation = 0
+        """The newest generation of process groups that a rank reported before it was freed."""
+        self.cut = False
+        """Whether process groups were aborted; a rank that was in something else stays there."""
+        self.timeout: float | None = None
+        """The timeout that ran out, if that was the reason."""
+        self.stuck = ""
+        """Why the cell waited; empty if that is unknown."""
+        self.errors: dict[int, CellError] = {}
+        """Errors from before the stop, by rank."""
+
+    def note_freed(self, rank: int, freed: Freed) -> None:
+        """Record that a rank was freed, unless something else ended it."""
+        if self._endings.get(rank) in (Ending.INTERRUPTED, Ending.FREED):
+            self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
+            self._freed[rank] = freed
+
+    def add(self, other: Stopped) -> None:
+        """Add another stop of the same cell."""
+        self._endings.update(other._endings)
+        self._freed.update(other._freed)
+        self.died.update(other.died)
+        self.left.update(other.left)
+        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
+
+    def end_also(self, freed: list[int]) -> None:
+        """Note that the cell has ended on all ranks since; these were freed from a collective because of others."""
+        for rank in self.ranks(Ending.LEFT):
+            self._endings[rank] = Ending.INTERRUPTED
+        self.left = {}
+        others = [rank for rank in freed if rank not in self._endings]
+        if others:
+            self.notes.append(f"{describe_ranks(others)} waited for {_them(self._endings)} in a collective")
+
+    def ranks(self, ending: Ending) -> list[int]:
+        """Return the ranks with this ending."""
+        return sorted(rank for rank, each in self._endings.items() if each is ending)
+
+    def text(self) -> str:
+        """Describe how each rank was stopped."""
+        groups: dict[str, list[int]] = {}
+        for rank, ending in sorted(self._endings.items(), key=lambda each: (each[1].value, each[0])):
+            groups.setdefault(self._meaning(rank, ending), []).append(rank)
+        parts = [
+            f"{describe_ranks(ranks)}: {_plural(text) if len(ranks) > 1 else text}" for text, ranks in groups.items()
+        ]
+        head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
+        if self._endings and all(each is Ending.LEFT for each in self._endings.values()):
+            head = "not stopped yet"
+        text = f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
+        return f"{text}\n{self.stuck}" if self.stuck else text
+
+    def outcome(self) -> str:
+        """Describe in one line what became of the cell."""
+        if not self.left:
+            return "the cell was stopped on its ranks"
+        return f"the notebook no longer waits for the cell, which still runs on {describe_ranks(sorted(self.left))}"
+
+    def _meaning(self, rank: int, ending: Ending) -> str:
+        if ending is Ending.RESTARTED:
+            return _REPLACED[0]
+        if ending is Ending.LEFT:
+            return self.left[rank]
+        if rank in self.died:
+            return f"{self.died[rank]} during the stop; variables are lost, and %mesh heal starts new processes"
+        if rank in self.waited:
+            return self.waited[rank]
+        if self._freed.get(rank) is Freed.COLLECTIVE:
+            return "stopped in a collective by closing its connections"
+        if self._freed.get(rank) is Freed.CONNECTION:
+            return "stopped by closing the connection that it was waiting for"
+        return "stopped by an interrupt"
+
+
+def _them(ranks: Collection[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _plural(text: str) -> str:
+    """Return what a line says of several ranks."""
+    return _REPLACED[1] if text == _REPLACED[0] else text
+
+
+def stop_ranks(
+    run: Running,
+    calls: Calls,
+    restartable: bool = False,
+    say: Callable[[str], object] = lambda text: None,
+    spared: frozenset[str] = frozenset(),
+) -> Stopped:
+    """Stop a cell on the ranks where it still runs, within about 1.5 s for any number of them.
+
+    Args:
+        run: the cell.
+        calls: of the notebook; they know which ranks the next stop restarts.
+        restartable: whether ranks that swallow interrupts are restarted at once.
+        say: tells the user that ranks are about to be restarted.
+        spared: processes that neither this stop nor the next one restarts.
+    """
+    return _StopRun(run, calls, restartable, say, spared).run()
+
+
+@contextmanager
+def uninterrupted() -> Generator[None]:
+    """Ignore a second Ctrl-C, which would cut off the ladder; the ladder ends soon by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _StopRun:
+    """One stop. It waits for news of all ranks at once, which come from the receiving thread."""
+
+    def __init__(
+        self, running: Running, calls: Calls, restartable: bool, say: Callable[[str], object], spared: frozenset[str]
+    ) -> None:
+        self._running = running
+        self._spared = spared
+        self._calls = calls
+        self._say = say
+        self._tasks = running.tasks()
+        again = {number for number, task in self._tasks.items() if calls.is_left(task.port, task.proc)}
+        self._breaking = {number for number, task in self._tasks.items() if calls.is_cleaning(task.port, task.proc)}
+        """Calls whose cleanup this stop breaks off, since the last one has left them to it."""
+        self._ladder = StopLadder(self._tasks, restartable, again)
+        self._numbers = {(task.proc, task.port): number for number, task in self._tasks.items()}
+        self._by_proc: dict[str, list[int]] = {}
+        for number, task in self._tasks.items():
+            self._by_proc.setdefault(task.proc, []).append(number)
+        # Written by the receiving thread in single dict operations; the stopping thread reads them at the end.
+        self._doing: dict[int, ThreadState] = {}
+        self._pids: dict[int, int] = {}
+        # From here on the stopping thread only, if nothing else is said.
+        self._freed: dict[int, Freed] = {}
+        self._shares: dict[str, tuple[float, float, float]] = {}
+        """By process: a time, and its seconds with and without a CPU by then. Receiving thread only."""
+        self._answers: list[Answers] = []
+        self._events: deque[Callable[[float], list[Command]]] = deque()
+        """News of ranks, from the receiving thread to the stopping thread."""
+        self._asked_to_free: set[int] = set()
+        """Ranks that have not reported whether they were freed."""
+        self._generations: dict[str, int] = {}
+        """The generation of its groups when each process was freed."""
+        self._count = running.count()
+        self.thread: Any = None
+        """See Waiter."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is news."""
+        return bool(self._events) or self._running.count() != self._count
+
+    def run(self) -> Stopped:
+        """Run the ladder to its end."""
+        receive_loop = current_node().receive_loop
+        for future in self._running.futures:
+            future.waiter = self
+        try:
+            self._carry_out(self._ladder.begin(time.monotonic()))
+            while not self._ladder.over:
+                receive_loop.wait(self, max(0.0, self._ladder.due - time.monotonic()))
+                self._take()
+                self._carry_out(self._ladder.tick(time.monotonic()))
+            self._hear_of_freed()
+        finally:
+            for future in self._running.futures:
+                future.waiter = None
+            for each in self._answers:
+                each.close()
+        return self._verdict()
+
+    def _hear_of_freed(self) -> None:
+        """Wait for reports of freed ranks: the answer of a call may arrive before them."""
+        until = time.monotonic() + _HEARING
+        ended = {number for number, ending in self._ladder.endings.items() if ending is Ending.INTERRUPTED}
+        while self._asked_to_free & ended and time.monotonic() < until:
+            current_node().receive_loop.wait(self, max(0.0, until - time.monotonic()))
+            self._take()
+
+    def _take(self) -> None:
+        """Pass news to the ladder."""
+        self._count = self._running.count()
+        left = self._running.tasks()
+        now = time.monotonic()
+        while self._events:
+            self._carry_out(self._events.popleft()(now))
+        for number in self._tasks.keys() - left.keys() - self._ladder.endings.keys():
+            self._carry_out(self._ladder.stopped(number, now))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        running = self._running
+        for command in commands:
+            tasks = [self._tasks[number] for number in command.ranks]
+            if isinstance(command, Interrupt):
+                running.interrupt(tasks)
+            elif isinstance(command, Free):
+                self._begin_to_free(tasks)
+            elif isinstance(command, Insist):
+                self._ask(command.ranks, prod)
+            elif isinstance(command, Look):
+                self._ask(command.ranks, thread_state, (running.name,), self._looked)
+                self._answers += running.states(tasks, self._state)
+            elif isinstance(command, Announce):
+                ranks = sorted({task.rank for task in tasks})
+                self._say(f"{describe_ranks(ranks)}: {_ANNOUNCED[len(ranks) > 1]}")
+            else:
+                assert isinstance(command, Restart)
+
+    def _ask(
+        self,
+        numbers: Iterable[int],
+        service: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
+    ) -> None:
+        """Ask ranks for a service whose last argument is whether to spare their cleanup."""
+        for spare in (True, False):
+            tasks = [self._tasks[number] for number in numbers if (number not in self._breaking) is spare]
+            self._answers += self._running.ask(tasks, service, (*args, spare), heard)
+
+    def _begin_to_free(self, tasks: list[Task]) -> None:
+        """Ask ranks for the generation of their groups, so that no newer one is aborted, and agents for states.
+
+        A rank that does not answer is in no collective, since a collective releases the GIL. On a busy machine the
+        answer of an agent takes longer than a rung.
+        """
+        procs = sorted({task.proc for task in tasks})
+        self._answers.append(Answers(current_node(), procs, request(generation_now), self._heard_generation))
+        self._answers += self._running.states(tasks, self._glimpse)
+
+    def _free(self, proc: str, number: int, _: float) -> list[Command]:
+        """Abort the operations that the calls of a rank wait in."""
+        self._generations[proc] = number
+        left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
+        self._asked_to_free.update(left)
+        self._ask(left, free, (STOPPED, number), self._heard_freed)
+        return []
+
+    # News
+
+    def _heard_generation(self, proc: str, number: Any) -> None:
+        if isinstance(number, int):
+            self._post(partial(self._free, proc, number))
+
+    def _heard_freed(self, proc: str, port: int, freed: Any) -> None:
+        what = freed if isinstance(freed, Freed) else Freed.NOTHING
+        self._post(partial(self._was_freed, self._numbers[proc, port], what))
+
+    def _was_freed(self, number: int, freed: Freed, now: float) -> list[Command]:
+        self._asked_to_free.discard(number)
+        if freed is not Freed.NOTHING:
+            self._freed[number] = freed
+            self._ladder.freed(number)
+        return []
+
+    def _looked(self, proc: str, port: int, thread_state: Any) -> None:
+        number = self._numbers[proc, port]
+        if thread_state is None:
+            # The call has ended, and nobody awaits its answer.
+            self._post(lambda now: self._ladder.stopped(number, now))
+        elif isinstance(thread_state, ThreadState):
+            self._doing[number] = thread_state
+            self._post(lambda now: self._ladder.seen(number, thread_state.activity, now))
+
+    def _glimpse(self, proc: str, state: str, pid: int, ran: float, waited: float) -> None:
+        self._shares.setdefault(proc, (time.monotonic(), ran, waited))
+        for number in self._by_proc.get(proc, ()):
+            self._pids[number] = pid
+            self._post(lambda now, number=number: self._ladder.glimpsed(number, _STATES.get(state)))
+
+    def _state(self, proc: str, state: str, pid: int, ran: float, waited: float) -> None:
+        activity = _STATES.get(state)
+        if activity is None:
+            self._glimpse(proc, state, pid, ran, waited)
+            since, ran_before, waited_before = self._shares[proc]
+            if starves(time.monotonic() - since, ran - ran_before, waited - waited_before):
+                for number in self._by_proc.get(proc, ()):
+                    self._post(lambda now, number=number: self._ladder.starved(number))
+            return
+        for number in self._by_proc.get(proc, ()):
+            self._pids[number] = pid
+            self._post(lambda now, number=number: self._ladder.seen(number, activity, now))
+
+    def _post(self, event: Callable[[float], list[Command]]) -> None:
+        self._events.append(event)
+        current_node().receive_loop.notify(self)
+
+    # The end
+
+    def _verdict(self) -> Stopped:
+        endings: dict[int, Ending] = {}
+        left: dict[int, str] = {}
+        doomed: list[str] = []
+        cleaning: set[int] = set()
+        died: dict[int, str] = {}
+        for number, ending in self._ladder.endings.items():
+            task = self._tasks[number]
+            # One call of a rank may have waited for another; the rank has stopped when both have.
+            endings[task.rank] = max(ending, endings.get(task.rank, ending), key=lambda each: each.value)
+            if ending is Ending.LEFT:
+                if self._ladder.activity(number) is Activity.CLEANING:
+                    self._calls.clean(task.port, task.proc)
+                    cleaning.add(task.rank)
+                elif task.proc not in self._spared:
+                    self._calls.leave(task.port, task.proc)
+                more = _COST if self._calls.is_left(task.port, task.proc) else ""
+                left.setdefault(task.rank, self._does(number) + more)
+            elif ending is Ending.RESTARTED:
+                doomed.append(task.proc)
+            else:
+                # Its code may have replaced the handler of SIGINT, or its program, by os.exec.
+                dead = current_node().peers.get(task.proc).dead
+                died.update({task.rank: describe(dead.cause).removeprefix("was ")} if dead is not None else {})
+        stopped = Stopped(endings, left, doomed)
+        stopped.died = died
+        stopped.cleaning = cleaning
+        for number, freed in self._freed.items():
+            if self._ladder.endings[number] is Ending.FREED:
+                stopped.note_freed(self._tasks[number].rank, freed)
+        stopped.cut = Freed.COLLECTIVE in self._freed.values()
+        self._spoil_cut(stopped)
+        return stopped
+
+    def _spoil_cut(self, stopped: Stopped) -> None:
+        """Tell all ranks which groups were cut, before they get the next call."""
+        # Ranks that waited for an interrupted rank may have been freed for that, before the stop reached them.
+        parties = [future.party.cut_generation for future in self._running.futures if future.party is not None]
+        stopped.cut = stopped.cut or any(parties)
+        stopped.generation = max([*self._generations.values(), *parties], default=0)
+        if stopped.cut:
+            node = current_node()
+            spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.generation)
+
+    def _does(self, number: int) -> str:
+        """Describe what a rank that still runs is doing."""
+        thread_state = self._doing.get(number)
+        where = (
+            f" ({thread_state.call} at line {thread_state.line})"
+            if thread_state is not None and thread_state.call and thread_state.line
+            else ""
+        )
+        activity = self._ladder.activity(number)
+        if activity is Activity.CLEANING and thread_state is not None:
+            what = "in its except or finally code" if thread_state.handles else "running, past its except code"
+            at = f" at {thread_state.place}" if thread_state.place else ""
+            return f"still {what}{at}; Stop again to abort it"
+        if activity is Activity.PYTHON:
+            return "keeps running after each interrupt"
+        if activity is Activity.WAITING:
+            return f"waiting for a lock, a socket or another thread{where}, which interrupts cannot end"
+        if activity is Activity.SUSPENDED:
+            pid = self._pids.get(number, 0)
+            return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"
+        if activity is Activity.DEVICE:
+            return "waiting in the OS kernel for a disk or a device; stops when that is done"
+        if activity is Activity.UNKNOWN:
+            return "does not answer, and neither does its host agent"
+        if activity is Activity.SILENT:
+            return "still inside a C call that holds the GIL; stops when it returns"
+        return f"still inside a C call{where}; stops when it returns"

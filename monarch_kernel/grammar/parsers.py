@@ -1,0 +1,59 @@
+"""The verbs of ``%mesh`` and their arguments: one parser each, which also generates ``%mesh help``."""
+
+from __future__ import annotations
+
+import argparse
+
+from monarch_kernel.grammar.arguments import Parser, Usage
+from monarch_kernel.grammar.debug_verbs import DEBUGGING
+from monarch_kernel.grammar.mesh_verbs import MESHES
+from monarch_kernel.grammar.program_verbs import PROGRAMS
+from monarch_kernel.grammar.rank_verbs import RANKS, VARIABLES
+from monarch_kernel.grammar.suggest import did_you_mean
+
+SECTIONS = {
+    "Meshes": MESHES,
+    "Ranks": RANKS,
+    "Debugging": DEBUGGING,
+    "Variables": VARIABLES,
+    "Programs and output": PROGRAMS,
+}
+_ELSEWHERE = {
+    "-n": "--procs",
+    "-np": "--procs",
+    "--num-processes": "--procs",
+    "--nproc_per_node": "--procs",
+    "--nproc-per-node": "--procs",
+    "--num-gpus": "--gpus",
+    "-g": "--gpus",
+    "--nnodes": "--hosts",
+    "--local": "--here",
+    "--noblock": "--nowait",
+}
+"""Options of launchers and of other notebook magics, with ours."""
+
+PARSERS = {parser.verb: parser for section in SECTIONS.values() for parser in section}
+
+
+def parse(verb: str, words: list[str]) -> argparse.Namespace:
+    """Parse the words after a verb; options may stand between the positional arguments.
+
+    Raises:
+        Usage: wrong arguments.
+    """
+    parser = PARSERS[verb]
+    found, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        raise Usage(f"{parser.prog}: {_unknown(parser, unknown[0])}; see %mesh help {verb}")
+    return found
+
+
+def _unknown(parser: Parser, word: str) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}"
+    option = word.partition("=")[0]
+    known = [name for each in parser.arguments for name in each.option_strings]
+    if _ELSEWHERE.get(option) in known:
+        return f"no option {option!r}; did you mean {_ELSEWHERE[option]!r}?"
+    expected = f": expected one of {', '.join(known)}" if known else ": it takes none"
+    return f"no option {option!r}{did_you_mean(option, known) or expected}"

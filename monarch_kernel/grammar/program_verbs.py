@@ -1,0 +1,74 @@
+"""The arguments of verbs for programs, code, files and output."""
+
+from __future__ import annotations
+
+from monarch_kernel.grammar.arguments import Parser, named, one_mesh, whole
+from monarch_kernel.grammar.offers import Offer
+
+
+def _run() -> Parser:
+    """Return the parser of ``run``, for help only: what follows the script is the script's."""
+    parser = Parser("run", "run a torchrun script on the ranks")
+    parser.add_argument(
+        "--on", metavar="MESH", help="mesh and slice, as in a header: --on mesh[0:4]", offers=(Offer.MESH,)
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="path of the script, or -m MODULE", offers=(Offer.SCRIPT,))
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script", offers=(Offer.PATH,))
+    return parser
+
+
+def _pip() -> Parser:
+    """Return the parser of ``pip``, for help only: the words are those of pip."""
+    parser = Parser("pip", "run pip once per host")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="as in install einops", offers=("install", "list"))
+    return parser
+
+
+def _get() -> Parser:
+    parser = Parser(
+        "get", "copy files of the ranks here",
+        "A file that several ranks of a host have is copied once, from the lowest of them.",
+    )  # fmt: skip
+    parser.add_argument(
+        "path", metavar="PATH", help="a file, folder or pattern there, as in out/log-{rank}.txt or *.pt"
+    )
+    folder = "folder here, in which each rank has one, such as rank-0 (default: this one)"
+    parser.add_argument("target", nargs="?", default=".", metavar="FOLDER", help=folder, offers=(Offer.PATH,))
+    return parser
+
+
+def _put() -> Parser:
+    parser = Parser("put", "copy a file or folder to each host")
+    parser.add_argument("path", metavar="PATH", help="a file or folder here", offers=(Offer.PATH,))
+    folder = "folder there; the working directory of the ranks if omitted"
+    parser.add_argument("target", nargs="?", default="", metavar="FOLDER", help=folder)
+    return parser
+
+
+def _log() -> Parser:
+    parser = Parser("log", "show what the ranks printed")
+    parser.add_argument("--tail", type=whole, metavar="N", help="the last N lines only")
+    ranks = "the output of these ranks only, such as 2 or 0-3,7"
+    parser.add_argument("--rank", default="", metavar="RANKS", help=ranks, offers=(Offer.RANK,))
+    parser.add_argument("--cell", type=whole, metavar="N", help="what cell [N] printed")
+    parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead", offers=(Offer.PATH,))
+    return parser
+
+
+def _help() -> Parser:
+    parser = Parser("help", "show this list, or the arguments of one verb")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list", offers=(Offer.VERB,))
+    return parser
+
+
+PROGRAMS = [
+    _run(),
+    _log(),
+    named("update", "switch live actors to the notebook's new class", "NAME", "the actor mesh", Offer.ACTORS),
+    named("reload", "reload an edited module here and on all ranks", "MODULE", "the module", Offer.MODULE),
+    _get(),
+    _put(),
+    _pip(),
+    one_mesh("sync", "copy changed Python files to the hosts"),
+    _help(),
+]

@@ -1,0 +1,88 @@
+"""Errors about variables of ranks, in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from monarch._kernel_api import ask_soon, describe_ranks, is_list, names_here, request, split_proc, targets_of
+from monarch.exceptions import ActorError, SerializationError
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.suggest import did_you_mean
+from monarch_kernel.meshes.registry import Mesh
+
+_MOST = 12
+"""Names that are listed."""
+
+
+@contextmanager
+def one_line(mesh: Mesh, doing: str, name: str = "") -> Generator[None]:
+    """Raise errors of ranks as one line about what was asked of them.
+
+    Args:
+        mesh: of the ranks.
+        doing: what was asked, as in ``%mesh pull``.
+        name: of the variable whose value was asked for.
+    """
+    __tracebackhide__ = True
+    try:
+        yield
+    except ActorError as error:
+        raise Usage(f"{doing}: {explain(mesh, error)}") from error
+    except SerializationError as error:
+        raise Usage(f"{doing}: {unpicklable(error, name)}") from None
+
+
+def unpicklable(error: SerializationError, name: str) -> str:
+    """Return which part of a variable cannot be pickled, and why."""
+    # The text begins with the path to the part, from the value on.
+    text = error.reason or str(error)
+    return name + text.removeprefix("value") if name and text.startswith("value") else text
+
+
+def explain(mesh: Mesh, error: ActorError) -> str:
+    """Return what went wrong on the ranks, without their tracebacks."""
+    cause, failed = error.exception, sorted(error.failures)
+    where = describe_ranks(failed, len(mesh.cells))
+    if not isinstance(cause, NameError):
+        # The second line names an error that is no Exception, such as an interrupt.
+        text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[1].strip()
+        return f"{text} (on {where})"
+    name = missing_name(cause)
+    ranks_of = variables(mesh)
+    holders = ranks_of.get(name, [])
+    if holders:
+        have, do = "has" if len(failed) == 1 else "have", "does" if len(holders) == 1 else "do"
+        return f"{where} {have} no variable {name!r}; {describe_ranks(holders)} {do}"
+    known = ", ".join(list(ranks_of)[:_MOST]) + (", …" if len(ranks_of) > _MOST else "")
+    has = f"they have {known}" if known else "cells have defined none yet"
+    return f"no rank has a variable {name!r}; {has}{did_you_mean(name, ranks_of)}"
+
+
+def reason(error: BaseException, total: int) -> str:
+    """Return an error in one line if it is of ranks, without asking them."""
+    if not isinstance(error, ActorError) or error.exception is None:
+        return str(error)
+    return f"{error.exception} ({describe_ranks(sorted(error.failures), total)} failed)"
+
+
+def missing_name(error: NameError) -> str:
+    """Return the undefined name; pickling keeps only the text of Python's own error."""
+    found = re.search(r"name '(\w+)'", str(error))
+    return error.name or (found[1] if found else "")
+
+
+def variables(mesh: Mesh, service: Callable[[], list[str]] = names_here) -> dict[str, list[int]]:
+    """Return the variables of cells, with the ranks that have each, of those that answer soon.
+
+    Args:
+        mesh: the mesh.
+        service: returns the names of a rank.
+    """
+    procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
+    ranks_of: dict[str, list[int]] = {}
+    for proc, names in sorted(ask_soon(procs, request(service)).items(), key=lambda each: split_proc(each[0])[1]):
+        for name in names if is_list(names) else ():
+            ranks_of.setdefault(name, []).append(split_proc(proc)[1])
+    return dict(sorted(ranks_of.items()))

@@ -1,0 +1,161 @@
+"""Meshes that outlive their notebook: ``%mesh up --keep``, ``%mesh list --all``, ``%mesh attach``, ``%mesh down``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from monarch._kernel_api import (
+    ActorMesh,
+    DetachedMesh,
+    Namespace,
+    attach,
+    duration_text,
+    end,
+    records,
+    state_of,
+)
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.meshes.detached import Book, DetachedRecipe, fields_of, is_lost
+from monarch_kernel.meshes.recipe import Recipe
+from monarch_kernel.meshes.registry import Mesh, Meshes
+
+
+class Detaching:
+    """The verbs for detached meshes.
+
+    Args:
+        shell: of the notebook.
+        meshes: of the notebook.
+        down: ends a mesh of this notebook.
+    """
+
+    def __init__(self, shell: Any, meshes: Meshes, down: Callable[[list[str]], Any]) -> None:
+        self._shell = shell
+        self._meshes = meshes
+        self._down = down
+
+    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each verb."""
+        return {"list": self.list, "attach": self.attach, "down": self.down}
+
+    def watch(self) -> None:
+        """After each cell, record what the next notebook needs to know of the meshes."""
+        self._shell.events.register("post_run_cell", self._after_cell)
+
+    def close(self) -> None:
+        """Stop recording."""
+        with contextlib.suppress(ValueError):
+            self._shell.events.unregister("post_run_cell", self._after_cell)
+
+    def list(self, words: list[str]) -> None:
+        """List the meshes of this notebook; with ``--all`` also the detached meshes of this user."""
+        every = parse("list", words).all
+        for mesh in self._meshes.by_name.values():
+            sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
+            used = ", in use" if mesh.name == self._meshes.used else ""
+            print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}")
+        if not self._meshes.by_name:
+            print("this notebook has no mesh")
+        if not every:
+            return
+        known = records()
+        for record, state in known:
+            print(f"detached mesh {record.name!r}: {state}" if record is not None else f"a detached mesh: {state}")
+        if not known:
+            print("this user has no detached mesh; start one with %mesh up NAME --keep 2h")
+
+    def attach(self, words: list[str]) -> None:
+        """Attach a detached mesh: its ranks with their variables, its actors, and their output since."""
+        name = parse("attach", words).name
+        before = self._meshes.by_name.get(name)
+        if before is not None and not is_lost(before):
+            raise HeaderError(f"this notebook already has a mesh {name!r}; run cells on it with %mesh use {name}")
+        detached = attach(name)
+        for problem in detached.problems:
+            print(f"%mesh attach {name}: {problem}", file=sys.stderr)
+        try:
+            mesh = self._mesh_of(detached)
+        except BaseException:
+            detached.leave()
+            raise
+        self._meshes.add(mesh)
+        sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
+        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(detached.seconds)}")
+        for actors in detached.actors:
+            if actors != mesh.cells:
+                print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
+        if detached.dropped:
+            print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
+
+    def down(self, words: list[str]) -> None:
+        """End a mesh, or a detached mesh that no notebook is attached to."""
+        arguments = parse("down", words)
+        if arguments.all and arguments.names:
+            raise HeaderError("%mesh down: give either names or --all")
+        if arguments.all and not self._meshes.by_name:
+            print("no mesh is running")
+            return
+        names: list[str] = list(self._meshes.by_name) if arguments.all else arguments.names
+        detached = {record.name for record, _ in records() if record is not None and record.alive()}
+        for name in names:
+            if name not in detached:
+                # Before any mesh is ended.
+                self._meshes.get(name)
+        for name in names:
+            if name in detached and name not in self._meshes.by_name:
+                end(name)
+                print(f"mesh {name!r} is down")
+            else:
+                self._down([name])
+        if not names:
+            self._down([])
+
+    def _mesh_of(self, detached: DetachedMesh) -> Mesh:
+        """Make a detached mesh a mesh of this notebook."""
+        try:
+            book = msgspec.json.decode(detached.book, type=Book)
+        except msgspec.DecodeError:
+            # A program detached it, or a notebook that died in its first cell.
+            book = Book(Recipe(detached.name, {}))
+        cells = [actors for actors in detached.actors if state_of(actors).cls is Namespace]
+        if not cells and (detached.problems or not detached.procs):
+            raise HeaderError(
+                f"%mesh attach {detached.name}: "
+                + ("its ranks did not report what they hold; try again" if detached.problems else "it has no ranks yet")
+            )
+        recipe = DetachedRecipe(**fields_of(book.recipe), seconds=detached.seconds, detached=detached)
+        if cells:
+            namespaces: Any = cells[0]
+            procs = next(each for each in detached.procs if state_of(each).procs == state_of(cells[0]).procs)
+        else:
+            # A program made it, without namespaces.
+            procs = detached.procs[0]
+            namespaces = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
+            namespaces.initialized.get()
+        recipe.axes = recipe.axes or dict(procs.sizes)
+        mesh = Mesh(recipe, procs, namespaces, detached.end)
+        mesh.definitions.cells.extend(book.definitions)
+        return mesh
+
+    def _bind(self, actors: ActorMesh) -> str:
+        """Bind actors to a variable of their name unless it is taken; describe the result."""
+        what = f"{state_of(actors).cls.__name__} on {len(actors)} ranks"
+        name, names = state_of(actors).name, self._shell.user_ns
+        if not name.isidentifier() or names.get(name, actors) != actors:
+            return f"{what}, without a variable: {name!r} is taken"
+        names[name] = actors
+        return f"{what}, as the variable {name}"
+
+    def _after_cell(self, _: Any) -> None:
+        for mesh in list(self._meshes.by_name.values()):
+            recipe = mesh.recipe
+            if isinstance(recipe, DetachedRecipe) and recipe.detached is not None:
+                book = msgspec.json.encode(Book(Recipe(**fields_of(recipe)), mesh.definitions.cells))
+                if recipe.detached.book != book:
+                    recipe.detached.note(book)

@@ -1,0 +1,116 @@
+"""The recipe of a mesh from the words after ``%mesh up``."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import re
+from keyword import iskeyword
+from typing import Any
+
+from monarch._kernel_api import parse_options
+from monarch.actor import Restart
+from monarch.config import CHECK_COLLECTIVES, ISOLATE_GPUS
+from monarch.exceptions import ArgumentError
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.meshes.detached import detached_recipe
+from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
+
+RULES = re.compile(r"checkpoint:.+|[^\W\d]\w*")
+"""The rules of ``--on-preempt``."""
+AXES = ("procs", "gpus")
+
+
+def recipe_of(words: list[str]) -> Recipe:
+    """Return the recipe that the words describe.
+
+    Raises:
+        HeaderError: they are wrong.
+    """
+    arguments = parse("up", words)
+    if arguments.name.isdecimal() and arguments.procs is None and arguments.gpus is None and not arguments.roles:
+        arguments.name, arguments.procs = "mesh", int(arguments.name)
+    if not arguments.name.isidentifier():
+        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")
+    if iskeyword(arguments.name) or hasattr(builtins, arguments.name):
+        # The mesh is in a variable of its name.
+        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: it is a keyword or builtin of Python")
+    if arguments.spares < 0:
+        raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
+    axes, roles = _axes(arguments), roles_of(arguments.roles)
+    if roles and axes:
+        raise Usage("%mesh up: --roles sets the number of ranks; omit --procs and --gpus")
+    if arguments.on:
+        _check_launcher(arguments, bool(axes or roles))
+    axes = axes or ({} if roles else usual_axes(arguments.device))
+    recipe = Recipe(arguments.name, axes, _env(arguments), arguments.hosts, arguments.key, arguments.device)
+    recipe.restart, recipe.spares, recipe.roles = _restarts(arguments), arguments.spares, roles
+    recipe.silence = arguments.silence
+    recipe.on, recipe.at_least, recipe.options = arguments.on, arguments.at_least, _options(arguments)
+    recipe.spare_hosts, recipe.on_preempt = arguments.spare_hosts, arguments.on_preempt or recipe.on_preempt
+    return detached_recipe(recipe, arguments.keep) if arguments.keep else recipe
+
+
+def _check_launcher(arguments: argparse.Namespace, has_size: bool) -> None:
+    if not has_size:
+        raise Usage("%mesh up --on: give the ranks per host with --gpus N or --procs N; this machine cannot count them")
+    if arguments.key or (arguments.hosts and not arguments.hosts.isdecimal()):
+        raise Usage(f"%mesh up --on: --hosts: expected a number of hosts, got {arguments.hosts or '--key'!r}")
+    if arguments.at_least is not None and arguments.at_least < 1:
+        raise Usage(f"%mesh up: --at-least: expected at least 1, got {arguments.at_least}")
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the launcher."""
+    some = arguments.packages or arguments.opt or arguments.reverse or arguments.on_preempt or arguments.spare_hosts
+    if not arguments.on and (some or arguments.at_least is not None):
+        raise Usage(
+            "%mesh up: --opt, --reverse, --packages, --at-least, --spare-hosts and --on-preempt are for hosts of a "
+            "launcher; add --on WHERE"
+        )
+    if arguments.spare_hosts < 0:
+        raise Usage(f"%mesh up: --spare-hosts: expected at least 0, got {arguments.spare_hosts}")
+    if arguments.on_preempt and not RULES.fullmatch(arguments.on_preempt):
+        raise Usage(
+            f"%mesh up: --on-preempt: expected heal, shrink, checkpoint, checkpoint:PATH or the name of a function, "
+            f"got {arguments.on_preempt!r}"
+        )
+    try:
+        options = parse_options(arguments.opt)
+    except ArgumentError as error:
+        raise Usage(f"%mesh up: --opt: {error}") from None
+    more = {"reverse": True} if arguments.reverse else {}
+    return {**options, **more, **({"packages": arguments.packages} if arguments.packages else {})}
+
+
+def _axes(arguments: argparse.Namespace) -> dict[str, int]:
+    axes: dict[str, int] = {each: getattr(arguments, each) for each in AXES if getattr(arguments, each) is not None}
+    if len(axes) > 1:
+        raise Usage("%mesh up: give either --procs or --gpus, not both")
+    for axis, size in axes.items():
+        if size < 1:
+            raise Usage(f"%mesh up: --{axis}: expected at least 1, got {size}")
+    return axes
+
+
+def _env(arguments: argparse.Namespace) -> dict[str, str]:
+    env: dict[str, str] = {}
+    for pair in arguments.env:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise Usage(f"%mesh up: --env: expected K=V, got {pair!r}")
+        env[key] = value
+    if arguments.check_collectives:
+        env[CHECK_COLLECTIVES.variable] = "1"
+    if arguments.isolate_gpus:
+        env[ISOLATE_GPUS.variable] = "1"
+    return env
+
+
+def _restarts(arguments: argparse.Namespace) -> int:
+    """Return how many ranks may be restarted per minute."""
+    restart = arguments.restart if arguments.restart != "on-failure" else str(Restart().most)
+    if restart is not None and not restart.isdecimal():
+        raise Usage(f"%mesh up: --restart: expected restarts per minute, or on-failure, got {restart!r}")
+    return int(restart or 0)
