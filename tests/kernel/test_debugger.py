@@ -14,6 +14,7 @@ from debug_clients import RANKS, Debugger
 from dialogs import said
 from kernels import ALL, Cell, Notebook
 from leaks import wait_until
+from monarch_kernel.dap.filters import patterns_of
 
 pytest.importorskip("debugpy")
 
@@ -110,6 +111,18 @@ def test_breakpoint_in_a_cell_stops_its_ranks(debugger: Debugger) -> None:
         assert debugger.evaluate(threads[rank], "n * 2")["result"] == str(2 * (rank + 5))
         assert debugger.evaluate(threads[rank], "x", frame=1)["result"] == str(rank + 5)
     assert finish(debugger, cell, threads).shown == "[ranks 0-1] 0"
+
+
+def test_files_of_packages_are_skipped_by_one_pattern_each(started: Notebook) -> None:
+    roots = ["/lib/python3.11", "/lib/python3.11/site-packages", "", "/work"]
+    files = ["a/b.py", "a/c/d.py", "site-packages/e/f.py", "site-packages/g.py", "h.py"]
+    found = patterns_of([*(f"/lib/python3.11/{file}" for file in files), "/other/i.py"], roots)
+    start = "/lib/python3.11/"
+    assert found == [
+        f"{start}a/**", f"{start}site-packages/e/**", f"{start}site-packages/g.py", f"{start}h.py", "/other/i.py"
+    ]  # fmt: skip
+    # There were about a thousand, which made the first cell after a change of breakpoints wait for half a second.
+    assert started.run("len(get_ipython().kernel.debugger.kernel_modules) < 400").ok().shown == "True"
 
 
 def test_threads_are_those_of_the_notebook_and_the_ranks(debugger: Debugger) -> None:
