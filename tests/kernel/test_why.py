@@ -166,7 +166,7 @@ for step in range(20):
 if rank == 1: busy({BOUND + 1.5})
 dist.barrier()
 if rank == 0:
-    subprocess.run([sys.executable, '-c', 'import time\\nu = time.time() + {BOUND + 1.5}\\nwhile time.time() < u: pass'])
+    subprocess.run([sys.executable, '-c', 'import time as t\\nu = t.time() + {BOUND + 1.5}\\nwhile t.time() < u: pass'])
 dist.barrier()"""
     cell = notebook.mesh(body).ok()
     assert not [text for text in explained(cell) if "stuck" in text or "waiting:" in text], explained(cell)
