@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -68,7 +68,9 @@ def test_debugger_takes_patterns_of_the_files_that_it_skips() -> None:
     options = inspect.signature(debugger.Debugger.__init__).parameters
     if "kernel_modules" not in options:
         pytest.skip("this ipykernel skips no files")
-    made = debugger.Debugger(*(["/lib/one.py"] if name == "kernel_modules" else None for name in [*options][1:]))
+    made: Any = cast("Any", debugger.Debugger)(
+        *(["/lib/one.py"] if name == "kernel_modules" else None for name in [*options][1:])
+    )
     group_skipped_files(made, lambda files: [f"{file}s" for file in files])
     forwarded: list[Any] = []
 
