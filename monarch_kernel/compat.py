@@ -138,6 +138,18 @@ def spare_threads(prefix: str, others: tuple[str, ...]) -> None:
             own.pydev_do_not_trace = own.is_pydev_daemon_thread = True
 
 
+def group_skipped_files(debugger: Any, grouped: Callable[[list[str]], list[str]]) -> None:
+    """Replace the files of the kernel that a debugger leaves alone, of which it makes a rule each, by patterns.
+
+    Args:
+        debugger: ipykernel's.
+        grouped: returns patterns for paths.
+    """
+    files = getattr(debugger, "kernel_modules", None)
+    if files:
+        debugger.kernel_modules = grouped(files)
+
+
 def publish(kernel: Any, kind: str, content: dict[str, Any], parent: Any, topic: str = "") -> None:
     """Send a message to all frontends, from any thread, and even after the end of its cell.
 

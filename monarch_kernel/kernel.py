@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -17,7 +18,8 @@ from zmq import ZMQError
 
 import monarch_kernel
 from monarch._kernel_api import is_ours, leave_if_forked, watch_forks
-from monarch_kernel.compat import cancels_awaits, publish_status, runs_cell
+from monarch_kernel.compat import cancels_awaits, group_skipped_files, publish_status, runs_cell
+from monarch_kernel.dap.filters import patterns_of
 from monarch_kernel.dap.session import Session
 from monarch_kernel.magics.typing_help import TypingHelp
 from monarch_kernel.views.lane import Lane
@@ -233,6 +235,7 @@ class MonarchKernel(IPythonKernel):
         if _magics(self) is None:
             return None
         if self._session is None and debugger is not None:
+            group_skipped_files(debugger, lambda files: patterns_of(files, sys.path))
             self._session = Session(lambda: _magics(self), debugger, debugger.event_callback)
             debugger.event_callback = self._session.notebook_event
         return self._session

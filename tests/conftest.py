@@ -138,6 +138,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     kit.before = _start
     # Torch, numpy and so on keep what they have opened; processes, threads and files of ours do not stay.
     left = kit.left(10.0, opened=False)
+    # Once is enough: pytest would do it five more times, and Python at its exit, which takes seconds.
+    gc.collect()
+    gc.freeze()
     shutil.rmtree(_FOLDER, ignore_errors=True)
     if left:
         print("\nleft behind at the end:\n  " + "\n  ".join(left), file=sys.stderr)

@@ -18,6 +18,8 @@ class Debugger:
         self.notebook = notebook
         self.seq = 0
         self.seen = len(notebook.events)
+        self.paths: set[str] = set()
+        """Files that may have breakpoints."""
         notebook.run("1").ok()
         self.capabilities = self.request(
             "initialize", clientID=client, clientName=client, adapterID="", pathFormat="path", linesStartAt1=True,
@@ -63,6 +65,7 @@ class Debugger:
 
     def break_at(self, path: str, *lines: int | dict[str, Any]) -> list[dict[str, Any]]:
         """Set breakpoints in a file."""
+        self.paths.add(path)
         points = [{"line": each} if isinstance(each, int) else each for each in lines]
         arguments = {"source": {"path": path}, "breakpoints": points, "sourceModified": False}
         return self.request("setBreakpoints", **arguments)["breakpoints"]
@@ -98,6 +101,15 @@ class Debugger:
         """Evaluate code in a frame."""
         at = self.stack(thread)[frame]["id"]
         return self.request("evaluate", expression=code, frameId=at, context=context)
+
+    def forget(self) -> None:
+        """Remove all breakpoints and forget the events so far, as a new session would, which costs a second of CPU."""
+        for path in sorted(self.paths):
+            self.break_at(path)
+        self.paths.clear()
+        self.request("setExceptionBreakpoints", filters=[])
+        self.request("setFunctionBreakpoints", breakpoints=[])
+        self.seen = len(self.notebook.events)
 
     def end(self) -> None:
         """End the session."""

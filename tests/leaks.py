@@ -29,6 +29,17 @@ SOON = 15.0
 _WARM = "/memfd:monarch"
 
 
+def _kernel() -> str:
+    """Return the parent of the threads of the kernel; empty in a container, which shows none."""
+    try:
+        return "2" if Path("/proc/2/comm").read_text().strip() == "kthreadd" else ""
+    except OSError:
+        return ""
+
+
+_KERNEL = _kernel()
+
+
 def mark_this_run() -> str:
     """Marks this process and its descendants to come, and gives them a runtime folder of their own."""
     os.environ[MARKER] = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -62,10 +73,13 @@ def processes(marker: str | None = None) -> dict[int, str]:
         if pid == os.getpid():
             continue
         try:
-            name, _, rest = _read(f"/proc/{pid}/stat").decode().partition("(")[2].rpartition(")")
+            name, _, rest = _line(f"/proc/{pid}/stat").decode().partition("(")[2].rpartition(")")
             words = rest.split()
             if words[0] in "ZX":
                 zombies[pid] = int(words[1])
+                continue
+            if words[1] == _KERNEL:
+                # Most processes of a small machine; these have no environment.
                 continue
             # A pid is used again, but not with the same time of start.
             key = pid, words[19]
@@ -92,6 +106,15 @@ def processes(marker: str | None = None) -> dict[int, str]:
 
 _environments: dict[tuple[int, str], bytes] = {}
 """The marker that each living process inherited, by its pid and time of start: it is read once, which takes long."""
+
+
+def _line(path: str) -> bytes:
+    """Return a file of /proc that comes in one piece, by half the calls of ``_read``."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 def _read(path: str) -> bytes:

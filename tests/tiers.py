@@ -23,10 +23,6 @@ class Rule(NamedTuple):
     """Path below tests/, with or without ``::test``."""
     keep: int
 
-    def matches(self, node: str) -> bool:
-        """Return whether a test is meant."""
-        return node.split("[")[0] == self.name or node.split("::")[0] == self.name
-
 
 def rules(text: str) -> list[Rule]:
     """Return the lines of a list.
@@ -52,9 +48,13 @@ def kept(count: int, keep: int) -> set[int]:
 
 def mark(items: Iterable[pytest.Item], of: Sequence[Rule]) -> None:
     """Mark tests by rules."""
-    names = {item: item.nodeid.removeprefix("tests/") for item in items}
+    named: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        node = item.nodeid.removeprefix("tests/")
+        for name in {node.split("::")[0], node.split("[")[0]}:
+            named.setdefault(name, []).append(item)
     for rule in of:
-        meant = [item for item, name in names.items() if rule.matches(name)]
+        meant = named.get(rule.name, [])
         spared = kept(len(meant), rule.keep)
         for at, item in enumerate(meant):
             if at not in spared:

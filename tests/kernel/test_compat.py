@@ -14,10 +14,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
+from ipykernel import debugger
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.interactiveshell import InteractiveShell
@@ -28,6 +30,7 @@ from monarch_kernel.compat import (
     cancels_awaits,
     capturing_streams,
     cell_number,
+    group_skipped_files,
     has_automagic,
     publish,
     run_nested,
@@ -59,6 +62,25 @@ def test_runs_cell_is_true_only_in_cell_code(shell: InteractiveShell) -> None:
     shell.run_cell("probe()")
     shell.user_ns["probe"]()
     assert seen == [True, False]
+
+
+def test_debugger_takes_patterns_of_the_files_that_it_skips() -> None:
+    options = inspect.signature(debugger.Debugger.__init__).parameters
+    if "kernel_modules" not in options:
+        pytest.skip("this ipykernel skips no files")
+    made: Any = cast("Any", debugger.Debugger)(
+        *(["/lib/one.py"] if name == "kernel_modules" else None for name in [*options][1:])
+    )
+    group_skipped_files(made, lambda files: [f"{file}s" for file in files])
+    forwarded: list[Any] = []
+
+    async def forward(message: Any) -> None:
+        forwarded.append(message["arguments"]["rules"])
+
+    made.debugpy_client = SimpleNamespace(get_host_port=lambda: ("", 0))
+    made.filter_internal_frames, made._forward_message = True, forward
+    asyncio.run(made.attach({"arguments": {}}))
+    assert forwarded == [[{"path": "/lib/one.pys", "include": False}]]
 
 
 def test_nested_cell_may_await_inside_a_running_loop(shell: InteractiveShell) -> None:

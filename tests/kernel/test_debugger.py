@@ -14,6 +14,7 @@ from debug_clients import RANKS, Debugger
 from dialogs import said
 from kernels import ALL, Cell, Notebook
 from leaks import wait_until
+from monarch_kernel.dap.filters import patterns_of
 
 pytest.importorskip("debugpy")
 
@@ -53,13 +54,31 @@ def started(notebook: Notebook) -> Notebook:
     return notebook
 
 
+@pytest.fixture(scope="module")
+def shared(started: Notebook) -> Iterator[list[Debugger]]:
+    """The session that tests share, if there is one now."""
+    sessions: list[Debugger] = []
+    yield sessions
+    for session in sessions:
+        session.end()
+
+
 @pytest.fixture
-def debugger(started: Notebook) -> Iterator[Debugger]:
-    session = Debugger(started)
+def debugger(started: Notebook, shared: list[Debugger]) -> Iterator[Debugger]:
+    session = shared.pop() if shared else Debugger(started)
     yield session
-    session.end()
     started.interrupt()
     started.run("%mesh interrupt")
+    session.forget()
+    shared.append(session)
+
+
+@pytest.fixture
+def detached(started: Notebook, shared: list[Debugger]) -> Notebook:
+    """The notebook, without a debugger."""
+    while shared:
+        shared.pop().end()
+    return started
 
 
 def at_line(debugger: Debugger, code: str, *lines: int | dict[str, Any], stops: int = 1) -> tuple[Cell, dict[int, int]]:
@@ -92,6 +111,18 @@ def test_breakpoint_in_a_cell_stops_its_ranks(debugger: Debugger) -> None:
         assert debugger.evaluate(threads[rank], "n * 2")["result"] == str(2 * (rank + 5))
         assert debugger.evaluate(threads[rank], "x", frame=1)["result"] == str(rank + 5)
     assert finish(debugger, cell, threads).shown == "[ranks 0-1] 0"
+
+
+def test_files_of_packages_are_skipped_by_one_pattern_each(started: Notebook) -> None:
+    roots = ["/lib/python3.11", "/lib/python3.11/site-packages", "", "/work"]
+    files = ["a/b.py", "a/c/d.py", "site-packages/e/f.py", "site-packages/g.py", "h.py"]
+    found = patterns_of([*(f"/lib/python3.11/{file}" for file in files), "/other/i.py"], roots)
+    start = "/lib/python3.11/"
+    assert found == [
+        f"{start}a/**", f"{start}site-packages/e/**", f"{start}site-packages/g.py", f"{start}h.py", "/other/i.py"
+    ]  # fmt: skip
+    # There were about a thousand, which made the first cell after a change of breakpoints wait for half a second.
+    assert started.run("len(get_ipython().kernel.debugger.kernel_modules) < 400").ok().shown == "True"
 
 
 def test_threads_are_those_of_the_notebook_and_the_ranks(debugger: Debugger) -> None:
@@ -325,13 +356,13 @@ def test_breakpoints_of_verbs_and_of_the_front_end_agree(debugger: Debugger) -> 
         notebook.run("%mesh clear").ok()
 
 
-def test_disconnect_frees_the_ranks(started: Notebook) -> None:
-    debugger = Debugger(started)
+def test_disconnect_frees_the_ranks(detached: Notebook) -> None:
+    debugger = Debugger(detached)
     cell, _ = at_line(debugger, CELL, 5, stops=2)
     debugger.end()
     assert cell.wait().ok().shown == "[ranks 0-1] 0"
-    assert started.run(CELL).ok().shown == "[ranks 0-1] 0"
-    traced = started.mesh("import sys\nsys.gettrace() is None").ok()
+    assert detached.run(CELL).ok().shown == "[ranks 0-1] 0"
+    traced = detached.mesh("import sys\nsys.gettrace() is None").ok()
     assert traced.shown == "[ranks 0-3] True"
 
 
@@ -465,8 +496,8 @@ def test_death_of_a_rank_at_a_breakpoint_strands_nobody(own: Callable[..., Noteb
     assert notebook.mesh("rank * 0").ok().shown == "[ranks 0-2] 0"
 
 
-def test_one_rank_at_a_time_is_shown_in_jupyterlab(started: Notebook) -> None:
-    debugger = Debugger(started, "jupyterlab")
+def test_one_rank_at_a_time_is_shown_in_jupyterlab(detached: Notebook) -> None:
+    debugger = Debugger(detached, "jupyterlab")
     try:
         cell, _ = at_line(debugger, CELL, 8)
         threads = debugger.ranks()
@@ -486,8 +517,8 @@ def test_one_rank_at_a_time_is_shown_in_jupyterlab(started: Notebook) -> None:
         debugger.end()
 
 
-def test_the_next_rank_is_shown_when_one_has_gone_on(started: Notebook) -> None:
-    debugger = Debugger(started, "jupyterlab")
+def test_the_next_rank_is_shown_when_one_has_gone_on(detached: Notebook) -> None:
+    debugger = Debugger(detached, "jupyterlab")
     try:
         cell, _ = at_line(debugger, CELL, 8)
         threads = debugger.ranks()
@@ -509,11 +540,11 @@ def test_no_prompt_beside_the_debugger(debugger: Debugger) -> None:
     finish(debugger, cell, threads)
 
 
-def test_ranks_without_a_session_have_no_breakpoints(started: Notebook) -> None:
-    assert said(started, "%mesh breaks") == "mesh 'mesh' has no breakpoints\n"
+def test_ranks_without_a_session_have_no_breakpoints(detached: Notebook) -> None:
+    assert said(detached, "%mesh breaks") == "mesh 'mesh' has no breakpoints\n"
     code = "from monarch._actors.pausing.gate import gate\nimport sys\nlen(gate.points.now), len(gate.points.others)"
-    assert started.mesh(code).ok().shown == "[ranks 0-3] (0, 0)"
-    assert started.mesh("'debugpy' in sys.modules").ok().shown == "[ranks 0-3] False"
+    assert detached.mesh(code).ok().shown == "[ranks 0-3] (0, 0)"
+    assert detached.mesh("'debugpy' in sys.modules").ok().shown == "[ranks 0-3] False"
 
 
 @pytest.mark.slow

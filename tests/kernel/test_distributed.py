@@ -102,6 +102,23 @@ def test_group_is_made_again_after_a_stop_under_any_name(notebook: Notebook) -> 
     assert notebook.mesh("t = torch.ones(1); other.all_reduce(t); t.item()").ok().shown == "[ranks 0-3] 4.0"
 
 
+def test_groups_work_again_though_a_rank_failed_to_form_them_at_first(notebook: Notebook) -> None:
+    """The others learn of it, though nothing in the next call waits for the rank."""
+    notebook.mesh("dist.barrier()").ok()
+    notebook.mesh(
+        "from monarch._tensors.collectives import world\nform = world.choose_interface\n"
+        "def failing(address):\n    world.choose_interface = form\n    raise OSError('no such interface')\n"
+        "world.choose_interface = failing",
+        "[2]",
+    ).ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nif rank: dist.barrier()\nelse:\n    import time; time.sleep(600)")
+    cell.until(lambda: cell.said().get("runs") == set(range(4)))
+    notebook.interrupt()
+    assert cell.wait().status == "error"
+    cell = notebook.mesh(REDUCE).ok()
+    assert "[ranks 0-3] 4.0" in cell.shown and "waiting" not in cell.stream("stderr")
+
+
 def test_failed_operation_does_not_replace_the_group_it_is_in(notebook: Notebook) -> None:
     """The error names its origin, also if torch logs it with the rank of the default group."""
     notebook.mesh("dist.barrier()").ok()

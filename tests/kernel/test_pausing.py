@@ -166,7 +166,7 @@ n = 0
 while n < 100_000_000:
     n = adder.add.call_one(n).get() + 1"""
     runs(notebook, body)
-    for _ in range(10):
+    for _ in range(5):
         text = said(notebook, "%mesh pause")
         assert text.startswith("paused ranks 0-3"), text
         assert re.search(r"paused at cell \[\d+\] line \d+: (n = |while )", text), text

@@ -92,7 +92,7 @@ def test_cell_behind_another_waits(notebook: Notebook, tmp_path: Path) -> None:
 
 
 def test_stopped_cell_has_no_line(notebook: Notebook) -> None:
-    cell = notebook.send("%%mesh\nwhile True: pass")
+    cell = notebook.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)")
     cell.until(lambda: lines(cell))
     notebook.interrupt()
     cell.wait()
@@ -199,7 +199,7 @@ def test_terminal_has_the_line_until_something_else_is_shown(notebook: Notebook,
 
 
 def test_terminal_has_no_line_before_the_text_of_a_stop(notebook: Notebook) -> None:
-    cell = notebook.send("%%mesh\nwhile True: pass", cell_id="", allow_stdin=True)
+    cell = notebook.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)", cell_id="", allow_stdin=True)
     # A busy machine may skip a second.
     cell.until(lambda: re.search(r"ranks 0-3 running for [2-9]s", cell.stream()))
     notebook.interrupt()
