@@ -102,21 +102,23 @@ def test_group_is_made_again_after_a_stop_under_any_name(notebook: Notebook) -> 
     assert notebook.mesh("t = torch.ones(1); other.all_reduce(t); t.item()").ok().shown == "[ranks 0-3] 4.0"
 
 
-def test_groups_work_again_though_a_rank_failed_to_form_them_at_first(notebook: Notebook) -> None:
-    """The others learn of it, though nothing in the next call waits for the rank."""
+def test_groups_work_again_after_a_rank_failed_to_form_them(notebook: Notebook) -> None:
+    """The others, which wait for its part, learn of it."""
     notebook.mesh("dist.barrier()").ok()
     notebook.mesh(
-        "from monarch._tensors.collectives import world\nform = world.choose_interface\n"
-        "def failing(address):\n    world.choose_interface = form\n    raise OSError('no such interface')\n"
-        "world.choose_interface = failing",
+        "from monarch._tensors.collectives import world\nlook, left = world.open_sockets, [1, 2]\n"
+        "def failing():\n    if left:\n        left.pop()\n        raise OSError('no descriptors')\n"
+        "    return look()\nworld.open_sockets = failing",
         "[2]",
     ).ok()
     cell = notebook.send("%%mesh\nprint('runs')\nif rank: dist.barrier()\nelse:\n    import time; time.sleep(600)")
     cell.until(lambda: cell.said().get("runs") == set(range(4)))
     notebook.interrupt()
     assert cell.wait().status == "error"
-    cell = notebook.mesh(REDUCE).ok()
-    assert "[ranks 0-3] 4.0" in cell.shown and "waiting" not in cell.stream("stderr")
+    cell = notebook.mesh(REDUCE)
+    assert cell.status == "error" and "rank 2: GroupError: the process group was not created: no descriptors" in cell.text
+    assert "waiting" not in cell.stream("stderr")
+    assert notebook.mesh(REDUCE).ok().shown.endswith("[ranks 0-3] 4.0")
 
 
 def test_failed_operation_does_not_replace_the_group_it_is_in(notebook: Notebook) -> None:

@@ -33,9 +33,11 @@ from monarch._tensors.torch_compat import (
     as_it_is,
     begun,
     default_group,
+    group_count,
     group_names,
     groups,
     nccl_backends,
+    set_group_count,
 )
 from monarch.exceptions import GroupError
 
@@ -236,9 +238,9 @@ def _form(
     choose_interface(place.own_address)
     observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
-    says = [place.device, _default_group(), secrets.token_hex(4), formers.text(), checks.setting()]
+    says = [place.device, _default_group(), secrets.token_hex(4), formers.text(), checks.setting(), str(group_count())]
     texts = meet(store, place.rank, place.size, "\n".join(says))
-    devices, own_groups, tokens, groups, settings = zip(*(each.split("\n") for each in texts), strict=True)
+    devices, own_groups, tokens, groups, settings, named = zip(*(each.split("\n") for each in texts), strict=True)
     devices, token = list(devices), tokens[0]
     if share(devices):
         mend_shared_gpus()
@@ -256,6 +258,8 @@ def _form(
         world.group(range(place.size))
         return world
     before = open_sockets()
+    # torch names the group by it. Where the last one failed on some ranks only, they would wait for different names.
+    set_group_count(max(map(int, named)))
     try:
         dist.init_process_group(
             choose_backend(devices),
