@@ -124,7 +124,7 @@ def replace_backends(old: Any, new: Any, number: int) -> None:
     from torch._C import _distributed_c10d
 
     registry: Any = _distributed_c10d
-    c10d, timeout, name = _c10d(), datetime.timedelta(seconds=timeout_of(old)), old.group_name
+    c10d, timeout = _c10d(), datetime.timedelta(seconds=timeout_of(old))
     held = (gloo_timeout(new) or datetime.timedelta()) >= HELD
     # A group keeps the first backend of each type, so each time has types of its own, for CPUs and others.
     for device in new._device_types:
@@ -133,18 +133,16 @@ def replace_backends(old: Any, new: Any, number: int) -> None:
     old.set_timeout(timeout)
     if held:
         set_gloo_timeout(old, timeout + HELD)
-    _recorded_as[name] = new.group_name
+    _recorded_as[old.group_name] = new.group_name
     world = c10d._world
     registry._unregister_process_group(new.group_name)
-    # A group takes the name of its newest backend; others look it up by its own, as a DeviceMesh does.
-    old._set_group_name(name)
     for known in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
         if new in known:
             known[old] = known.pop(new)
     for tagged in world.tags_to_pg.values():
         tagged[:] = [old if each is new else each for each in tagged]
-    world.pg_names[old] = name
-    registry._register_process_group(name, old)
+    world.pg_names[old] = old.group_name
+    registry._register_process_group(old.group_name, old)
     if default_group() is new:
         c10d._update_default_pg(old)
 
