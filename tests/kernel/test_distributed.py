@@ -116,7 +116,9 @@ def test_groups_work_again_after_a_rank_failed_to_form_them(notebook: Notebook) 
     notebook.interrupt()
     assert cell.wait().status == "error"
     cell = notebook.mesh(REDUCE)
-    assert cell.status == "error" and "rank 2: GroupError: the process group was not created: no descriptors" in cell.text
+    assert (
+        cell.status == "error" and "rank 2: GroupError: the process group was not created: no descriptors" in cell.text
+    )
     assert "waiting" not in cell.stream("stderr")
     assert notebook.mesh(REDUCE).ok().shown.endswith("[ranks 0-3] 4.0")
 

@@ -29,6 +29,10 @@ WORKERS_S = 0.2
 _recorded_as: dict[str, str] = {}
 """By name of a group with new connections, the one that these had when they were made: torch records it. Single
 operations."""
+_first_names: dict[str, str] = {}
+"""By name of a group with new connections, the one that it had before the first renewal. Single operations."""
+_kept_names: set[str] = set()
+"""Those of them that the group has in torch's registry beside its present one. Single operations."""
 _MAKER = "_new_process_group_helper"
 """The function that creates each group: ``init_process_group``, ``new_group`` and DeviceMesh call it."""
 
@@ -124,7 +128,7 @@ def replace_backends(old: Any, new: Any, number: int) -> None:
     from torch._C import _distributed_c10d
 
     registry: Any = _distributed_c10d
-    c10d, timeout = _c10d(), datetime.timedelta(seconds=timeout_of(old))
+    c10d, timeout, before = _c10d(), datetime.timedelta(seconds=timeout_of(old)), str(old.group_name)
     held = (gloo_timeout(new) or datetime.timedelta()) >= HELD
     # A group keeps the first backend of each type, so each time has types of its own, for CPUs and others.
     for device in new._device_types:
@@ -143,8 +147,33 @@ def replace_backends(old: Any, new: Any, number: int) -> None:
         tagged[:] = [old if each is new else each for each in tagged]
     world.pg_names[old] = old.group_name
     registry._register_process_group(old.group_name, old)
+    first = _first_names.pop(before, before)
+    if first != old.group_name:
+        # A DeviceMesh looks its groups up by the names that they had.
+        release_name(first)
+        _first_names[old.group_name] = first
+        registry._register_process_group(first, old)
+        _kept_names.add(first)
     if default_group() is new:
         c10d._update_default_pg(old)
+
+
+def release_name(name: str) -> None:
+    """Take a name that a renewed group has kept out of torch's registry, since a new group may get it."""
+    if name in _kept_names:
+        from torch._C import _distributed_c10d
+
+        registry: Any = _distributed_c10d
+        _kept_names.discard(name)
+        registry._unregister_process_group(name)
+
+
+def release_names() -> None:
+    """Take all such names of groups that torch has forgotten out of its registry."""
+    present = {name for _, name in group_names()}
+    for name, first in list(_first_names.items()):
+        if name not in present:
+            release_name(first)
 
 
 def reset_ddp(model: Any) -> None:

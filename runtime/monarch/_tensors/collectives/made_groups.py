@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch._procs.os.helpers import as_helper
 from monarch._tensors.collectives.connections import of_collectives, open_sockets
-from monarch._tensors.torch_compat import wrap_group_maker
+from monarch._tensors.torch_compat import release_names, wrap_group_maker
 
 
 class GroupSockets:
@@ -98,6 +98,7 @@ def all_sockets(hosts: Sequence[str]) -> set[tuple[int, int]]:
 def _observed(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_observed(*args: Any, **kwargs: Any) -> Any:
+        release_names()
         with as_helper() if _free_threads else nullcontext(), _sockets.opening():
             made = make(*args, **kwargs)
         for hold in list(on_made):
