@@ -485,7 +485,7 @@ def test_agent_ends_all_its_processes(rig: Rig, how: str) -> None:
     else:
         rig.process.send_signal(signal.Signals[how])
     rig.process.wait(10)
-    assert wait_until(lambda: not rig.processes(), 2.0), rig.processes()
+    assert wait_until(lambda: not rig.processes()), rig.processes()
     assert Path(rig.folder).exists() == (how == "SIGKILL")
 
 
