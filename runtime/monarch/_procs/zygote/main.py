@@ -41,6 +41,8 @@ MORE, LAST = b"+", b"."
 _PACKET = 1 << 16
 # A controller that is killed together with its agent may be the second to die.
 _CONTROLLER_GRACE = 1.0
+# Others that were killed with it; cleaners wait for each other, too.
+_LAST_DEATHS = 0.3
 _SPARE = "monarch-spare"
 """Name of a spare zygote, see ``stand_by``."""
 _IDLE = 0.5
@@ -330,7 +332,7 @@ def _farewell(setup: Setup) -> None:
         base = Path(setup.session_dir).parent
         with contextlib.suppress(OSError):
             # Those killed with the agent may have been about to end at the first look.
-            sweep(base, _CONTROLLER_GRACE)
+            sweep(base, _LAST_DEATHS)
             base.rmdir()
 
 
