@@ -62,7 +62,7 @@ class Breaks:
     Args:
         meshes: of the notebook.
         pausing: the verbs beside these, which find the ranks that are meant.
-        source: returns the file name and the source of a cell by its number; both empty if there is none.
+        source: returns the file name and the source of a cell by its number; both empty for an unknown number.
         front_end: the debugger of the front end, whose breakpoints ranks have besides these.
     """
 

@@ -10,7 +10,7 @@ from monarch_kernel.grammar.typed_lines import header_at
 
 
 def source_of(shell: Any, number: int) -> tuple[str, str]:
-    """Return the file name and the source of a cell by its number; both empty if there is none.
+    """Return the file name and the source of a cell by its number; both empty for an unknown number.
 
     Code that runs on ranks has the name ``cell [3]``, and classes of actors have that of the notebook's own code.
     """
