@@ -144,7 +144,7 @@ class MeshMagics(Magics):
         self.meshes.on_added = self._added
         self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
         self._verbs.actions.update(Saving(shell, self.meshes).verbs())
-        self.keeping = Detaching(shell, self.meshes, self._starting.down)
+        self.keeping = Detaching(shell, self.meshes, self._starting.down, lambda: self._attach_streams().place().write)
         self._verbs.actions.update(self.keeping.verbs())
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)

@@ -23,13 +23,24 @@ class DetachedRecipe(Recipe):
     detached: DetachedMesh | None = None
 
     def find_hosts(self, names: Mapping[str, Any], step: Step | None = None) -> tuple[HostMesh, Callable[[], object]]:
-        """Return a new host on this machine, and the function that ends it."""
-        if self.on:
-            raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --on {self.on}")
-        if self.hosts:
-            raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --hosts {self.hosts}")
-        self.detached = keep(self.name, self.seconds)
+        """Return a new host on this machine or those of a launcher, and the function that ends them."""
+        if self.hosts and not self.on:
+            raise HeaderError(
+                f"%mesh up --keep: workers cannot be kept; omit --hosts {self.hosts}, or use a launcher, such as "
+                f"--on ssh:HOSTS"
+            )
+        if self.at_least is not None:
+            raise HeaderError("%mesh up --keep: a mesh that is kept waits for all of its hosts; omit --at-least")
+        count = int(self.hosts or 0)
+        self.detached = keep(
+            self.name, self.seconds, on=self.on, hosts=count, options=self.options, silence=self.silence, tell=step
+        )
+        self.take_over(self.detached)
         return self.detached.hosts, self.detached.end
+
+    def take_over(self, detached: DetachedMesh) -> None:
+        """Use the hosts of an attached mesh."""
+        self.left, self.preemption = detached.left, detached.preemption
 
     def says(self) -> str:
         """Describe the lease to the user."""

@@ -33,10 +33,18 @@ class Detaching:
         shell: of the notebook.
         meshes: of the notebook.
         down: ends a mesh of this notebook.
+        tell: returns a function that shows a line in the current cell, even after its end.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, down: Callable[[list[str]], Any]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        meshes: Meshes,
+        down: Callable[[list[str]], Any],
+        tell: Callable[[], Callable[[str], None]],
+    ) -> None:
         self._shell = shell
+        self._tell = tell
         self._meshes = meshes
         self._down = down
 
@@ -76,7 +84,8 @@ class Detaching:
         before = self._meshes.by_name.get(name)
         if before is not None and not is_lost(before):
             raise HeaderError(f"this notebook already has a mesh {name!r}; run cells on it with %mesh use {name}")
-        detached = attach(name)
+        tell = self._tell()
+        detached = attach(name, tell=lambda line, _: tell(f"mesh {name!r}: {line}"))
         for problem in detached.problems:
             print(f"%mesh attach {name}: {problem}", file=sys.stderr)
         try:
@@ -138,6 +147,7 @@ class Detaching:
             procs = detached.procs[0]
             namespaces = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
             namespaces.initialized.get()
+        recipe.take_over(detached)
         recipe.axes = recipe.axes or dict(procs.sizes)
         mesh = Mesh(recipe, procs, namespaces, detached.end)
         mesh.definitions.cells.extend(book.definitions)

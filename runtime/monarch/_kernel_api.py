@@ -231,6 +231,7 @@ if TYPE_CHECKING:
     from monarch._notebook.who.peek import Peek as Peek
     from monarch._notebook.who.peek import Tensor as PeekedTensor
     from monarch._notebook.who.peek import peek_here as peek_here
+    from monarch._procs.agent.detached_records import records as records
     from monarch._procs.agent.services import AgentRequest as AgentRequest
     from monarch._procs.agent.services import shared_gpus as shared_gpus
     from monarch._procs.agent.services import states as states
@@ -250,11 +251,10 @@ if TYPE_CHECKING:
     from monarch._session.commands.files import host_here as host_here
     from monarch._session.commands.files import read_piece as read_piece
     from monarch._session.commands.files import write_piece as write_piece
-    from monarch._session.detached import DetachedMesh as DetachedMesh
-    from monarch._session.detached import attach as attach
-    from monarch._session.detached import end as end
-    from monarch._session.detached import keep as keep
-    from monarch._session.detached import records as records
+    from monarch._session.detached.attaching import attach as attach
+    from monarch._session.detached.attaching import end as end
+    from monarch._session.detached.keeping import keep as keep
+    from monarch._session.detached.meshes import DetachedMesh as DetachedMesh
     from monarch._session.display_pace import cost_of as cost_of
     from monarch._session.display_pace import tell_taken as tell_taken
     from monarch._session.draining import HostNotice as HostNotice
@@ -398,13 +398,16 @@ _WHERE = {
     "monarch._notebook.who.listing": "MOST_VARIABLES=MOST Listing Variable variables_here",
     "monarch._notebook.evaluate": "evaluated",
     "monarch._notebook.who.peek": "Peek PeekedTensor=Tensor peek_here",
+    "monarch._procs.agent.detached_records": "records",
     "monarch._procs.agent.services": "AgentRequest shared_gpus states",
     "monarch._procs.launch.registry": "make_launcher parse_options",
     "monarch._procs.os.gpus": "visible_gpus",
     "monarch._procs.session_folder": "host_of",
     "monarch._procs.zygote.user_forks": "leave_if_forked watch_forks",
     "monarch._session.code": "code_files keep_code lacking read_code use_code",
-    "monarch._session.detached": "DetachedMesh attach end keep records",
+    "monarch._session.detached.attaching": "attach end",
+    "monarch._session.detached.keeping": "keep",
+    "monarch._session.detached.meshes": "DetachedMesh",
     "monarch._session.commands.files": "FoundFile=Found find_files host_here read_piece write_piece",
     "monarch._session.draining": "HostNotice Preemption",
     "monarch._session.launching": "launch_hosts",

@@ -40,7 +40,7 @@ SERVICES = {
     "pipelined": "monarch._groups.pipelined",
     "rank": "monarch._session.rank_process",
     "rdma": "monarch._state.rdma.plane",
-    "reattach": "monarch._session.reattach",
+    "reattach": "monarch._session.detached.reattach",
     "reload": "monarch._notebook.reload",
     "renewing": "monarch._engine.rank.renewing",
     "replicas": "monarch._notebook.copied",

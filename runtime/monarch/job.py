@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from monarch._session.detached import DetachedMesh, attach, end, keep, records
+from monarch._procs.agent.detached_records import records
+from monarch._session.detached.attaching import attach, end
+from monarch._session.detached.keeping import keep
+from monarch._session.detached.meshes import DetachedMesh
 
 if TYPE_CHECKING:
     from monarch._session.cluster_jobs import SSHJob

@@ -18,10 +18,11 @@ import pytest
 import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
+from monarch import job as keeping
 from monarch._procs.agent.detached_records import Record, find, records
 from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.session_folder import make_folder, remove_folder
-from monarch._session import detached as keeping
+from monarch._session.detached import meshes
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
@@ -38,7 +39,7 @@ FIRST = """
 import os, sys, threading, time
 import monarch
 from monarch.actor import Actor, endpoint, this_host
-from monarch._session.detached import keep
+from monarch.job import keep
 
 class Counter(Actor):
     def __init__(self, start, weights):
@@ -102,7 +103,7 @@ if __name__ == "__main__":
 
 SECOND = """
 import os, sys
-from monarch._session.detached import attach
+from monarch.job import attach
 
 if __name__ == "__main__":
     kept = attach("mine")
@@ -258,7 +259,7 @@ def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
     assert said.count("green") == 2 and "SupervisionError" in said and "fresh True" in said
     assert "healed 7 5" in said
     after = run(
-        "from monarch._session.detached import attach\nk = attach('mine')\n"
+        "from monarch.job import attach\nk = attach('mine')\n"
         "print(sorted(p.name for p in k.procs), [a._name for a in k.actors], flush=True)\nprint('done')"
     )
     assert "['fresh', 'procs'] ['counters']" in after.until("done")
@@ -267,7 +268,7 @@ def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
 ROLES = """
 import time
 from monarch.actor import Role
-from monarch._session.detached import keep
+from monarch.job import keep
 
 if __name__ == "__main__":
     kept = keep("mine", "1m")
@@ -279,7 +280,7 @@ if __name__ == "__main__":
 
 ROLES_AGAIN = """
 import os, signal, time
-from monarch._session.detached import attach
+from monarch.job import attach
 
 if __name__ == "__main__":
     (procs,) = attach("mine").procs
@@ -317,7 +318,7 @@ def test_program_suspended_past_lease_can_reattach(run: Callable[..., Program]) 
         'print("ready", flush=True)\n'
         "    while kept.attached:\n        time.sleep(0.01)\n"
         '    print("lost", flush=True)\n'
-        "    from monarch._session.detached import attach\n"
+        "    from monarch.job import attach\n"
         '    again = [mesh for mesh in attach("mine").actors if mesh._name == "counters"][0]\n'
         '    print("counts", *again.add.call(0).get().values(), flush=True)\n'
         '    kept.end()\n    print("done", flush=True)',
@@ -351,7 +352,7 @@ def test_lease_end_ends_everything(run: Callable[..., Program]) -> None:
 
 
 RESTLESS = """
-from monarch._session.detached import keep
+from monarch.job import keep
 
 if __name__ == "__main__":
     print("begins", flush=True)
@@ -468,7 +469,7 @@ def test_leftovers_of_dead_mesh_are_reported_once(run: Callable[..., Program]) -
 
 
 def path_of(record: Record) -> Path:
-    (path,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"monarch-*/{record.host}-*/detached-{record.name}")
+    (path,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"monarch-*/{record.hosts[0].id}-*/detached-{record.name}")
     return path
 
 
@@ -520,7 +521,7 @@ def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
             socket.set(zmq.CURVE_SECRETKEY, strange.secret)
             over_network(socket, 5)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        socket.connect(record.address)
+        socket.connect(record.hosts[0].address)
         socket.send(m.encode(m.Hello(m.VERSION, "s1/c1", os.getpid())))
         socket.send(m.encode(m.Bye("s1/c1")))
         assert not monitor.poll(1000) or recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -533,7 +534,7 @@ def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
     false = msgspec.structs.replace(record, public=strange.public.decode(), secret=strange.secret.decode())
     path.write_bytes(msgspec.json.encode(false))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeping, "_PATIENCE", 1.0)
+        patch.setattr(meshes, "PATIENCE_S", 1.0)
         with pytest.raises(NoDetachedMeshError, match="did not answer"):
             keeping.attach("mine")
     path.write_bytes(msgspec.json.encode(record))

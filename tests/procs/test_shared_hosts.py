@@ -342,7 +342,7 @@ KEEPER = (
     LIGHT
     + """
 import os, sys
-from monarch._session.detached import keep
+from monarch.job import keep
 from monarch.actor import Actor, endpoint, this_host
 
 class Worker(Actor):

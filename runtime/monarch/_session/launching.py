@@ -135,7 +135,7 @@ def launch_hosts(
     show = tell or _say_nothing
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))
     try:
-        joined, failed = _wait(session, launch, at_least, timeout, show)
+        joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
         attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S)
         ids = attachment.attach(joined)
         names = dict(zip(ids, [each.host for each in joined], strict=True))
@@ -169,8 +169,7 @@ def launch_hosts(
     launched = Launched(meshes, launch, ids, keys, tuple(each.host for each in joined), growth, preemption)
     left = launch.left()
     if left is not None and tell is not None:
-        tell(f"the allocation of the hosts ends in {_minutes(left)}", True)
-        _Reminder(node, release, launch, tell).plan(left)
+        Reminder(node, lambda: release.over, launch, tell).begin(left)
     return launched
 
 
@@ -207,30 +206,34 @@ class _Release:
             self._launch.end()
 
 
-class _Reminder:
+class Reminder:
     """Warnings before the hosts' time ends.
 
     Args:
         node: of this program.
-        release: of the hosts.
+        is_over: returns whether the hosts have ended.
         launch: that of the hosts.
         tell: shows a line.
     """
 
-    def __init__(self, node: Node, release: _Release, launch: Launch, tell: Tell) -> None:
+    def __init__(self, node: Node, is_over: Callable[[], bool], launch: Launch, tell: Tell) -> None:
         self._node = node
-        self._release = release
+        self._is_over = is_over
         self._launch = launch
         self._tell = tell
 
-    def plan(self, left: float) -> None:
-        """Wait for the next warning, with so many seconds left."""
+    def begin(self, left: float) -> None:
+        """Say how many seconds are left, and wait for the warnings."""
+        self._tell(f"the allocation of the hosts ends in {_minutes(left)}", True)
+        self._plan(left)
+
+    def _plan(self, left: float) -> None:
         due = [left - before for before in _WARN_S if left > before]
         if due:
             self._node.receive_loop.call_later(min(due), self._start)
 
     def _start(self) -> None:
-        if not self._release.over:
+        if not self._is_over():
             in_thread(self._node, "host-time", self._warn)
 
     def _warn(self) -> None:
@@ -244,17 +247,24 @@ class _Reminder:
                 True,
             )
         # It may have been extended.
-        self.plan(left - 1.0)
+        self._plan(left - 1.0)
 
 
 def _say_nothing(line: str, keep: bool) -> None:
     pass
 
 
-def _wait(
+def wait_for_hosts(
     session: Session, launch: Launch, at_least: int | None, timeout: float | None, tell: Tell
 ) -> tuple[list[Joined], dict[str, Failed]]:
     """Return the hosts that have joined, in their order, and those that have failed, by name.
+
+    Args:
+        session: of this program.
+        launch: that of the hosts.
+        at_least: see ``launch_hosts``.
+        timeout: likewise.
+        tell: likewise.
 
     Raises:
         SpawnError: too few have.

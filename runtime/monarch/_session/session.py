@@ -254,8 +254,14 @@ class Session:
             table = {name: (ways.get(name, at), key) for name, (at, key) in [*self._table.items()]} if ways else {}
             self.node.peers.get(f"{host}/agent").send(m.encode(m.Hosts(table)) if table else common)
 
-    def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
+    def greet(self, address: str, keys: KeyPair, timeout: float, way: str = "") -> m.Listening:
         """Connect to an address, whose agent has this program's key pair, and return the agent's answer.
+
+        Args:
+            address: of the agent.
+            keys: the pair.
+            timeout: seconds.
+            way: the address of this program as the agent connects to it; empty for the one that others use.
 
         Raises:
             SpawnError: nobody answers in time.
@@ -263,7 +269,7 @@ class Session:
         node = self.node
         link = Link(node.hosts.context, address, node.hosts.hello, keys, keys.public, node.hosts.lease)
         try:
-            listening = self._ask_who(link, address, timeout)
+            listening = self._ask_who(link, address, timeout, way)
         except BaseException:
             link.close()
             raise
@@ -279,7 +285,8 @@ class Session:
         node.hosts.adopt(host, link)
         return m.Listening(listening.src, address, peer, listening.public)
 
-    def _ask_who(self, link: Link, address: str, timeout: float) -> m.Listening:
+    def _ask_who(self, link: Link, address: str, timeout: float, way: str) -> m.Listening:
+        own, public = self._table[self.node.proc]
         until = time.monotonic() + timeout
         while True:
             left = until - time.monotonic()
@@ -292,7 +299,7 @@ class Session:
             answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
             # Messages to an ending agent are lost, and the next one listens at the same address.
             link.send(self.node.hosts.hello)
-            link.send(m.encode(m.Hosts({self.node.proc: self._table[self.node.proc]}, token)))
+            link.send(m.encode(m.Hosts({self.node.proc: (way or own, public)}, token)))
             try:
                 listening = answer.get(min(_AGAIN, left))
             except CallTimeoutError:

@@ -147,7 +147,7 @@ class Agent:
             except ProcessLookupError:
                 self.closing = True
             else:
-                self.loop.watch(pidfd, self._owner_died)
+                self.loop.watch(pidfd, self._starter_ended)
                 if proc_start_time(self.config.owner_pid) != self.config.owner_start:
                     self.closing = True
         if self.config.lifeline >= 0:
@@ -193,7 +193,7 @@ class Agent:
 
     def _read_lifeline(self, fd: int) -> None:
         if not os.read(fd, 4096):
-            self._owner_died()
+            self._starter_ended()
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         # A few at a time, so that no sender keeps the others waiting.
@@ -363,9 +363,10 @@ class Agent:
         for socket in (self.router.owner_socket, self.router.peer_socket):
             assert socket is not None
             self._receive_from(socket)
-        if self.config.listen and self.router.owner_monitor is not None:
-            self.loop.watch(self.router.owner_monitor, self._look_at_owner)
+        if self.config.listen:
             self.listening = listening
+            if self.router.owner_monitor is not None:
+                self.loop.watch(self.router.owner_monitor, self._look_at_owner)
         return listening
 
     def _on_bye(self, bye: m.Bye, _: list[Any]) -> None:
@@ -456,6 +457,10 @@ class Agent:
             self._tell_owner(m.Parted(self.proc, self.host, host))
 
     def _owner_died(self) -> None:
+        self.closing = True
+
+    def _starter_ended(self) -> None:
+        """Handle the end of the process that this one ends with, or of the connection to it."""
         self.closing = True
 
     def close(self) -> None:

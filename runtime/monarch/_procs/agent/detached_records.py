@@ -25,20 +25,27 @@ _PREFIX = "detached-"
 _LONGEST = 60
 
 
+class RecordedHost(msgspec.Struct):
+    """A host of a detached mesh."""
+
+    id: str
+    name: str
+    """For messages; empty for this machine."""
+    address: str
+    """Where its agent listens for a controller."""
+
+
 class Record(msgspec.Struct):
     """The record of a detached mesh."""
 
     name: str
-    host: str
-    """Id of its host: that of its agent."""
-    address: str
-    """Where its agent listens for a controller."""
+    hosts: list[RecordedHost]
     public: str
     secret: str
-    """Its key pair, used at both ends of the connection."""
+    """Its key pair, used at both ends of the connections."""
     pid: int
     start: int
-    """Pid and start time of its agent."""
+    """Pid and start time of its agent, or of the process that holds its hosts."""
     created: float
     """Seconds since the epoch."""
     seconds: float
@@ -47,15 +54,22 @@ class Record(msgspec.Struct):
     """Pid of the attached program; 0 if none."""
     until: float = 0.0
     """End of its lease, in seconds since the epoch; 0 while a program is attached."""
+    holder: str = ""
+    """The socket of the process that holds its hosts; empty if it has an agent on this machine."""
+
+    @property
+    def keeper(self) -> str:
+        """What keeps it, for messages."""
+        return "the process that holds its hosts" if self.holder else "its agent"
 
     def alive(self) -> bool:
-        """Return whether its agent is alive."""
+        """Return whether its agent, or the process that holds its hosts, is alive."""
         return is_alive(self.pid, self.start)
 
     def state(self) -> str:
         """Describe its state for people."""
         if not self.alive():
-            return "gone: its agent has died"
+            return f"gone: {self.keeper} has died"
         if self.user:
             return f"in use by process {self.user}; lease of {duration_text(self.seconds)} after that"
         left = duration_text(self.until - time.time())
@@ -140,7 +154,7 @@ def find(name: str) -> Record:
         MonarchError: it cannot be used; see ``read``.
     """
     check_name(name)
-    gone = False
+    gone = ""
     for path in _paths(name):
         try:
             record = read(path)
@@ -148,10 +162,10 @@ def find(name: str) -> Record:
             continue
         if record.alive():
             return record
-        gone = True
+        gone = record.state()
         remove_folder(str(path.parent))
     others = ", ".join(record.name for record, _ in records() if record is not None and record.alive())
-    what = "is gone: its agent has died" if gone else "does not exist"
+    what = f"is {gone}" if gone else "does not exist"
     raise NoDetachedMeshError(f"detached mesh {name!r} {what}; detached meshes: {others or 'none'}")
 
 
@@ -193,6 +207,6 @@ def _peek(path: Path) -> Record | None:
     try:
         return read(path)
     except NoDetachedMeshError:
-        return Record("", "", "", "", "", 0, 0, 0.0, 0.0)
+        return Record("", [], "", "", 0, 0, 0.0, 0.0)
     except MonarchError:
         return None

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from monarch._procs.agent.agent import Agent
+from monarch._procs.agent.leased import LeasedAgent
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.router import Frames
 from monarch._procs.agent.zygotes import Zygote
@@ -91,7 +92,8 @@ def serve(
         if config.owner_pid and agent.router.is_here(config.owner):
             agent.router.send(config.owner, hello)
 
-    agent = run_agent(lambda: Agent(config, zygote), begin)
+    kind = LeasedAgent if config.seconds else Agent
+    agent = run_agent(lambda: kind(config, zygote), begin)
     return DISMISSED if agent.dismissed and not config.owner else 0
 
 

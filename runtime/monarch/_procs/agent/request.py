@@ -56,6 +56,10 @@ class AgentConfig(msgspec.Struct):
     """A child process whose success says that the host is taken back; 0 for none."""
     unclaimed: float = 0.0
     """Seconds after which it ends if no controller has connected; 0 for no limit."""
+    name: str = ""
+    """The name of the detached mesh that its ranks belong to; empty for none."""
+    seconds: float = 0.0
+    """Seconds that it outlives its controller; 0 to end with it."""
 
 
 class Launch(msgspec.Struct):

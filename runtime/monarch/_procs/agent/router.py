@@ -107,9 +107,9 @@ class Router:
         """Return the address of a host or a controller."""
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
 
-    def forget(self) -> None:
-        """The controller is gone, and with it all that it announced of other hosts."""
-        self._hosts.clear()
+    def forget(self, stay: Sequence[str]) -> None:
+        """The controller is gone, and with it all that it announced of other hosts, but those that stay."""
+        self._hosts = {host: self._hosts[host] for host in stay if host in self._hosts}
 
     def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""

@@ -48,10 +48,10 @@ def shared_gpus(uid: str) -> AgentRequest:
     return AgentRequest(GPUS, uid)
 
 
-def claim(pid: int) -> AgentRequest:
-    """Ask a detached mesh to make the asking process, of that pid, its controller; returns a dict of what runs
-    there."""
-    return AgentRequest(CLAIM, pid)
+def claim(pid: int, others: Sequence[str]) -> AgentRequest:
+    """Ask a host of a detached mesh to make the asking process, of that pid, its controller; returns a dict of what
+    runs there. The mesh has other hosts with these ids."""
+    return AgentRequest(CLAIM, [pid, list(others)])
 
 
 def listen() -> AgentRequest:

@@ -86,15 +86,16 @@ def _env(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from monarch._session.detached import records
+    from monarch._procs.agent.detached_records import records
 
-    for record in records():
-        print(record)
+    # A record has the key of its mesh.
+    for record, state in records():
+        print(f"{record.name}: {state}" if record is not None else state)
     return 0
 
 
 def _end(arguments: argparse.Namespace) -> int:
-    from monarch._session.detached import end
+    from monarch._session.detached.attaching import end
 
     end(arguments.name)
     return 0

@@ -1,0 +1,158 @@
+"""A program's side of hosts that another process holds: a launch by proxy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from monarch._procs.launch.holding import messages as h
+from monarch._procs.launch.interface import Joined, News, Route
+from monarch._procs.launch.shared import hand_over
+from monarch._procs.os.posix import memfd
+from monarch._procs.os.starting import start_process
+from monarch._procs.rank.output import read_tail
+from monarch.exceptions import MonarchError, SpawnError
+
+_MODULE = "monarch._procs.launch.holding.holder"
+_ANSWER_S = 30.0
+"""Seconds for the process to answer; a launcher that forwards ports takes a while."""
+_END_S = 15.0
+_decoder = msgspec.msgpack.Decoder(h.Reply)
+
+
+class HeldLaunch:
+    """Hosts that another process holds. It is a ``Launch``.
+
+    Args:
+        path: the socket of that process.
+
+    Raises:
+        MonarchError: it is gone.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        """Held during a request and its answer."""
+        try:
+            self._connection = h.connect(path)
+        except OSError as error:
+            raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
+        try:
+            self._connection.settimeout(_ANSWER_S)
+            known = self._receive()
+        except BaseException:
+            self._connection.close()
+            raise
+        assert isinstance(known, h.Held)
+        self.expected, self.forwarded, self.agent_here = known.expected, known.forwarded, False
+        self.joined = [each for each in h.unpack_news(known.joined) if isinstance(each, Joined)]
+        """The hosts that had joined before."""
+
+    def watch(self, timeout: float) -> Sequence[News]:
+        """Return what happened since the last call; wait up to ``timeout`` seconds for it."""
+        return h.unpack_news(self._ask(h.Watch(timeout)))
+
+    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+        """Return how this program and a host reach each other.
+
+        Raises:
+            SpawnError: there is no way.
+        """
+        address, addresses = self._ask(h.Connect(joined.index, list(here)))
+        return Route(address, addresses)
+
+    def stay(self) -> None:
+        """Wait no longer: end what has not joined. From now on the others outlive this program."""
+        self._ask(h.Stay())
+
+    def settle(self) -> None:
+        """Do nothing: see ``stay``."""
+
+    def keep_trying(self) -> bool:
+        """Return False: hosts that fail are not asked again."""
+        return False
+
+    def left(self) -> float | None:
+        """Return the seconds until the scheduler takes the hosts back; None if it does not, or not known."""
+        try:
+            return self._ask(h.Left())
+        except MonarchError:
+            return None
+
+    def leave(self) -> None:
+        """Close the connection: the lease of the hosts begins, if they stay."""
+        self._connection.close()
+
+    def end(self) -> None:
+        """End the hosts, and wait until the process has ended them."""
+        with self._lock, suppress(OSError, MonarchError):
+            if self._connection.fileno() < 0:
+                self._connection = h.connect(self._path)
+                self._connection.settimeout(_ANSWER_S)
+                self._receive()
+            self._connection.send(msgspec.msgpack.encode(h.End()))
+            self._connection.settimeout(_END_S)
+            # The answer, and the end of the process.
+            while self._connection.recv(h.PACKET):
+                pass
+        self._connection.close()
+
+    def _ask(self, request: h.Request) -> Any:
+        with self._lock:
+            try:
+                self._connection.send(msgspec.msgpack.encode(request))
+                reply = self._receive()
+            except OSError as error:
+                raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
+        if isinstance(reply, h.Problem):
+            raise h.error_of(reply)
+        assert isinstance(reply, h.Answer)
+        return reply.value
+
+    def _receive(self) -> h.Reply:
+        packet = self._connection.recv(h.PACKET)
+        if not packet:
+            raise MonarchError("the process that holds the hosts has ended")
+        return _decoder.decode(packet)
+
+
+def hold(order: h.HoldOrder) -> HeldLaunch:
+    """Start a process that asks for hosts and holds them; return the connection to it.
+
+    Raises:
+        MonarchError: a detached mesh of this name exists, the launcher refuses, or the process ends.
+        ArgumentError: the launcher does not take these arguments.
+    """
+    errors = memfd("holder-stderr")
+    try:
+        process = start_process(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            hand_over(process, msgspec.msgpack.encode(order))
+            # It prints one message, and goes on in a child.
+            packet = process.stdout.read()
+        process.wait()
+        if not packet:
+            output = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
+            raise SpawnError(f"the process that holds the hosts ended during startup: {' '.join(output[-1:])}")
+    finally:
+        os.close(errors)
+    reply = _decoder.decode(packet)
+    if isinstance(reply, h.Problem):
+        raise h.error_of(reply)
+    assert isinstance(reply, h.Answer)
+    return HeldLaunch(reply.value)

@@ -1,0 +1,275 @@
+"""The process that holds the hosts of a detached mesh: it asks a launcher for them, and outlives its program.
+
+It runs as ``python -m monarch._procs.launch.holding.holder``. Its folder has the record of the mesh, and a socket for
+programs of its user. The hosts end with it: when the lease ends, when a program says so, at SIGTERM, and when it is
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from monarch._procs.agent.detached_records import Record, RecordedHost, publish, write
+from monarch._procs.agent.leased import boot_time
+from monarch._procs.launch.holding import messages as h
+from monarch._procs.launch.interface import HostRequest, Joined, Launch
+from monarch._procs.launch.registry import make_launcher
+from monarch._procs.os.orphans import unmark
+from monarch._procs.os.posix import proc_start_time, set_comm
+from monarch._procs.session_folder import host_of, make_folder, remove_folder, sweep
+from monarch.exceptions import MonarchError
+
+_LOOK = 30.0
+"""Seconds between looks at the clock, which runs while the machine sleeps, unlike a poll."""
+_CLAIM_S = 10.0
+"""Seconds in which the program that started it must connect."""
+_TIDY_S = (0.5, 5.0)
+"""Seconds after the end of a program's connection in which it has ended, if it was killed."""
+_NEWS = 50
+"""The most news in one answer."""
+_decoder = msgspec.msgpack.Decoder(h.Request)
+
+
+class _User:
+    """A connected program."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        (self.pid, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        # A fork of the program may have the connection open, too.
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.connection.close()
+
+
+class Holder:
+    """The state of the process.
+
+    Args:
+        order: of the program.
+        folder: of this process.
+    """
+
+    def __init__(self, order: h.HoldOrder, folder: str) -> None:
+        pid = os.getpid()
+        assert order.agent.keys is not None
+        self._order = order
+        self._folder = folder
+        self.path = f"{folder}/holder"
+        start = proc_start_time(pid) or 0
+        self.record = Record(
+            order.name, [], *order.agent.keys, pid, start, time.time(), order.seconds, holder=self.path
+        )
+        self.over = False
+        self._selector = selectors.DefaultSelector()
+        self._users: list[_User] = []
+        self._joined: dict[int, Joined] = {}
+        self._news: list[list[Any]] = []
+        """Packed news that nobody has asked for."""
+        self._stays = False
+        self._ends = boot_time() + _CLAIM_S
+        self._tidies: list[float] = []
+        """When to remove the leftovers of killed programs, in monotonic seconds."""
+        self._launch: Launch | None = None
+
+    def begin(self) -> None:
+        """Publish the record and ask for the hosts.
+
+        Raises:
+            MonarchError: a mesh of this name exists, or the launcher refuses.
+        """
+        order = self._order
+        publish(self._folder, self.record)
+        self._listener = h.listen(self.path)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
+        launcher = make_launcher(order.where, order.count, order.options)
+        self._launch = launcher.ask(HostRequest(order.count, order.agent, order.name))
+
+    def _on_term(self, *_: object) -> None:
+        self.over = True
+
+    def run(self) -> None:
+        """Serve programs until the end of the lease, or of the hosts."""
+        while not self.over:
+            left = self._ends - boot_time()
+            if left <= 0:
+                break
+            for key, _ in self._selector.select(min(left, _LOOK, self._until_tidy())):
+                key.data()
+
+    def close(self) -> None:
+        """End the hosts; those that wait for it see the end of this process."""
+        if self._launch is not None:
+            self._launch.end()
+        with suppress(OSError):
+            sweep(Path(self._folder).parent)
+        remove_folder(self._folder)
+
+    def _until_tidy(self) -> float:
+        """Remove the leftovers of killed programs when it is time; return the seconds until then."""
+        now = time.monotonic()
+        if self._tidies and self._tidies[0] <= now:
+            self._tidies = [at for at in self._tidies if at > now]
+            with suppress(OSError):
+                # No host needs to be on this machine, so nobody else may see them.
+                sweep(Path(self._folder).parent)
+        return self._tidies[0] - now if self._tidies else _LOOK
+
+    # Programs
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(True)
+            try:
+                user = _User(connection)
+            except OSError:
+                connection.close()
+                return
+            self._users.append(user)
+            self._ends = float("inf")
+            self._selector.register(user.connection, selectors.EVENT_READ, lambda: self._serve(user))
+            self._selector.register(user.pidfd, selectors.EVENT_READ, lambda: self._part(user))
+            self._note_user()
+            assert self._launch is not None
+            joined = h.pack_news(list(self._joined.values()))
+            self._send(user, h.Held(self._launch.expected, self._launch.forwarded, joined))
+
+    def _part(self, user: _User) -> None:
+        if user not in self._users:
+            return
+        self._users.remove(user)
+        self._tidies = sorted([*self._tidies, *(time.monotonic() + seconds for seconds in _TIDY_S)])
+        self._selector.unregister(user.connection)
+        self._selector.unregister(user.pidfd)
+        user.close()
+        if self._users:
+            self._note_user()
+        elif self._stays:
+            self._ends = boot_time() + self.record.seconds
+            self._note_user()
+        else:
+            # It has not got to using them.
+            self.over = True
+
+    def _note_user(self) -> None:
+        self.record.user = self._users[-1].pid if self._users else 0
+        self.record.until = 0.0 if self._users else time.time() + self.record.seconds
+        self._write()
+
+    def _write(self) -> None:
+        # If there is no room, the old record still has the key.
+        with suppress(OSError):
+            write(self._folder, self.record)
+
+    def _send(self, user: _User, reply: h.Reply) -> None:
+        try:
+            user.connection.send(msgspec.msgpack.encode(reply))
+        except OSError:
+            self._part(user)
+
+    def _serve(self, user: _User) -> None:
+        if user not in self._users:
+            return
+        try:
+            packet = user.connection.recv(h.PACKET, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._part(user)
+            return
+        try:
+            request = _decoder.decode(packet)
+            self._send(user, h.Answer(self._do(request)))
+        except MonarchError as error:
+            self._send(user, h.problem_of(error))
+        except Exception as error:
+            # A bug of a launcher must not end the ranks.
+            self._send(user, h.Problem("MonarchError", f"{type(error).__name__}: {error}"))
+
+    def _do(self, request: h.Request) -> Any:
+        launch = self._launch
+        assert launch is not None
+        if isinstance(request, h.Watch):
+            return self._watch(launch, request.timeout)
+        if isinstance(request, h.Connect):
+            route = launch.connect(self._joined[request.index], request.here)
+            return [route.address, dict(route.here)]
+        if isinstance(request, h.Stay):
+            launch.settle()
+            self._stays = True
+            # Where the launcher has read its files; nothing may keep the file system busy.
+            os.chdir("/")
+            return None
+        if isinstance(request, h.Left):
+            return launch.left()
+        self.over = True
+        return None
+
+    def _watch(self, launch: Launch, timeout: float) -> list[list[Any]]:
+        if not self._news:
+            news = launch.watch(timeout)
+            for each in news:
+                if isinstance(each, Joined):
+                    self._joined[each.index] = each
+                    host = RecordedHost(host_of(each.listening.src), each.host, each.listening.owner_address)
+                    self.record.hosts.append(host)
+                    self._write()
+            self._news = h.pack_news(news)
+        first, self._news = self._news[:_NEWS], self._news[_NEWS:]
+        return first
+
+
+def main() -> None:
+    """Entry point: it continues in an orphaned child, so that nobody has to reap it."""
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=h.HoldOrder)
+    if os.fork():
+        os._exit(0)
+    unmark()
+    set_comm("monarch-holder")
+    folder = make_folder()
+    holder = Holder(order, folder)
+    try:
+        try:
+            holder.begin()
+        except MonarchError as error:
+            _say(h.problem_of(error))
+            return
+        _say(h.Answer(holder.path))
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1):
+            os.dup2(null, fd)
+        os.close(null)
+        holder.run()
+    finally:
+        holder.close()
+
+
+def _say(reply: h.Reply) -> None:
+    # The program may have ended.
+    with suppress(OSError):
+        os.write(1, msgspec.msgpack.encode(reply))
+
+
+if __name__ == "__main__":
+    main()

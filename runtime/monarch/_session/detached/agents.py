@@ -1,0 +1,59 @@
+"""Requests of a program to the agents of a detached mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch._node.future import Future
+from monarch._node.node import Node
+from monarch._node.remote_errors import unpack_failure
+from monarch._procs.agent.services import AgentRequest
+from monarch._wire import messages as m
+from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError
+
+PATIENCE_S = 10.0
+"""Seconds for an agent to answer."""
+
+
+def ask_agent(node: Node, host: str, asked: AgentRequest) -> Any:
+    """Send a request to the agent of a detached mesh and wait for its answer."""
+    answer = _Answer(node, host, asked.name)
+    node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
+    return answer.get(PATIENCE_S)
+
+
+class _Answer(Future[Any]):
+    """The answer of an agent."""
+
+    __slots__ = ("_agent", "_reply", "port", "targets")
+
+    def __init__(self, node: Node, host: str, service: str) -> None:
+        super().__init__(node, f"the agent of the detached mesh ({service})")
+        self._agent = f"{host}/agent"
+        self._reply: m.Reply | None = None
+        self.targets = (node.peers.get(self._agent),)
+        self.port = node.ports.open(self)
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """Take the answer."""
+        self._reply = reply
+        self._node.ports.close(self.port)
+        self._complete()
+
+    def lost(self, peer: Any, dead: m.Dead) -> bool:
+        """Fail if the agent has died."""
+        if self.done or peer.proc != self._agent:
+            return False
+        self._node.ports.close(self.port)
+        self._complete()
+        return True
+
+    def _make(self) -> Any:
+        if self._reply is None:
+            raise NoDetachedMeshError("the detached mesh has ended in the meantime")
+        if self._reply.status == m.RESULT:
+            return m.unpack(self._reply.body)
+        failure = unpack_failure(self._reply.body)
+        raise (DetachedMeshInUseError if failure.kind == DetachedMeshInUseError.__name__ else MonarchError)(
+            failure.text
+        )

@@ -1,0 +1,316 @@
+"""Detached meshes that this program has attached, and how it becomes their controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from monarch._core.causes import HostLost
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.region import Region
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.host_mesh import HostMesh, SharedHosts
+from monarch._meshes.inside import state_of
+from monarch._meshes.procs.proc_mesh import ProcMesh
+from monarch._node.current import open_node
+from monarch._node.node import Node
+from monarch._node.services.asking import tell_agent
+from monarch._procs.agent.detached_records import Record, RecordedHost, find
+from monarch._procs.agent.services import claim, describe_procs, listen, note
+from monarch._procs.launch.holding.held import HeldLaunch
+from monarch._procs.os.posix import outlives
+from monarch._procs.session_folder import host_of
+from monarch._session.detached.agents import PATIENCE_S, ask_agent
+from monarch._session.draining import Notices, Preemption
+from monarch._session.launching import LOOPBACK, Reminder, Tell, local_address
+from monarch._session.session import Session, session_of
+from monarch._wire.keys import KeyPair
+from monarch._wire.messages import Listening
+from monarch._wire.pickling import dumps_whole
+from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
+
+_REACH_S = 2.0
+"""Seconds for a host to accept a connection."""
+
+
+class DetachedHosts(HostMesh):
+    """The hosts of a detached mesh, or a view of them."""
+
+    def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
+        """Start processes as on any host; they and their settings are detached."""
+        mesh = super().spawn_procs(*args, **kwargs)
+        shared = state_of(mesh)
+        starting = shared.starting
+        assert starting is not None
+        how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
+        description = dumps_whole((*how, shared.supervision.restart))
+        for host in self._hosts:
+            tell_agent(self._node, host, describe_procs(shared.procs.uid, description))
+        return mesh
+
+
+class DetachedMesh:
+    """A detached mesh that this program has attached. It outlives the program until its lease ends.
+
+    Attributes:
+        name: its name.
+        seconds: its lease without a program, in seconds.
+        hosts: its host, or its hosts along the axis ``hosts``; processes spawned there outlive the program.
+        procs: the process meshes that earlier programs spawned there.
+        actors: the actor meshes on them.
+        book: the last ``note`` of this or an earlier program.
+        dropped: bytes of output that were discarded while no program was attached.
+        problems: descriptions of parts that could not be attached.
+        preemption: the notices that hosts are taken back; None for a mesh on this machine.
+    """
+
+    def __init__(self, record: Record, node: Node, hosts: Sequence[str], launch: HeldLaunch | None) -> None:
+        self.name = record.name
+        self.seconds = record.seconds
+        self.procs: list[ProcMesh] = []
+        self.actors: list[ActorMesh] = []
+        self.book = b""
+        self.dropped = 0
+        self.problems: list[str] = []
+        self.preemption: Preemption | None = None
+        self.ids = tuple(hosts)
+        """Of its hosts that have answered."""
+        self.missing: list[RecordedHost] = []
+        """Hosts that did not answer."""
+        self._record = record
+        self._node = node
+        self._launch = launch
+        self._over = False
+        region = Region.full(Extent(("hosts",), (len(self.ids),))) if launch is not None else Region((), 0, (), ())
+        self.hosts = DetachedHosts(self.ids, region, node, SharedHosts(self.end, region))
+
+    def note(self, book: bytes) -> None:
+        """Store a note for the next program, replacing the previous one."""
+        self.book = book
+        for host in self.ids:
+            if host in self._node.hosts.known:
+                tell_agent(self._node, host, note(book))
+
+    def left(self) -> float | None:
+        """Return the seconds until a scheduler takes the hosts back; None if it does not, or not known."""
+        return self._launch.left() if self._launch is not None else None
+
+    def lose_missing(self) -> None:
+        """Report the hosts that did not answer as lost, with their ranks."""
+        for host in self.missing:
+            lost = partial(need_program().host_lost, host.id, HostLost(host.name))
+            self._node.receive_loop.post(lost)
+
+    def listen(self) -> None:
+        """Take output from now on, the one kept so far first."""
+        for host in self.ids:
+            ask_agent(self._node, host, listen())
+
+    def watch_hosts(self, tell: Tell) -> None:
+        """Take notices that hosts are taken back, and warn before their time ends."""
+        if self._launch is None:
+            return
+        names = {host.id: host.name for host in self._record.hosts}
+        self.preemption = Preemption(self._node, names, tell)
+        self._node.part(Notices).subscribe(self.ids, self.preemption)
+        left = self._launch.left()
+        if left is not None:
+            Reminder(self._node, lambda: self._over, self._launch, tell).begin(left)
+
+    def leave(self) -> None:
+        """Detach from the mesh: its lease begins, and this program or another one may attach it."""
+        self._release()
+        for host in self._record.hosts:
+            need_program().forget(host.id)
+        if self._launch is not None:
+            self._launch.leave()
+
+    @property
+    def attached(self) -> bool:
+        """Whether this program still has it attached: the connection may have broken."""
+        return not self._node.closed and any(need_program().detached.get(host) is self for host in self.ids)
+
+    def end(self) -> None:
+        """End the mesh: its processes, its record, and hosts that a launcher has got.
+
+        Raises:
+            DetachedMeshInUseError: the connection had broken, and another program has attached it.
+        """
+        record = self._record
+        if not self.attached:
+            with suppress(NoDetachedMeshError):
+                found = find(self.name)
+                if found.pid == record.pid and found.start == record.start:
+                    end_recorded(found)
+            return
+        self._release()
+        need_program().release([host for host in self.ids if host in self._node.hosts.known])
+        if self._launch is not None:
+            self._launch.end()
+        if outlives(record.pid, record.start, PATIENCE_S):
+            os.kill(record.pid, signal.SIGKILL)
+
+    def _release(self) -> None:
+        self._over = True
+        if self.preemption is not None:
+            self._node.part(Notices).release(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<DetachedMesh {self.name!r} ({len(self.procs)} process meshes, {len(self.actors)} actor meshes)>"
+
+
+def need_program() -> Session:
+    """Return the session of this program.
+
+    Raises:
+        MonarchError: this process is a rank.
+    """
+    session: Session | None = session_of(open_node())
+    if session is None:
+        raise MonarchError("only the program can detach and attach meshes, not a rank")
+    return session
+
+
+def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
+    """Become the controller of a detached mesh, and return what the agents of its hosts tell of it.
+
+    Args:
+        record: its record.
+        launch: the connection to the process that holds its hosts, if there is one already.
+
+    Raises:
+        DetachedMeshInUseError: a program has it attached, or is starting it.
+        NoDetachedMeshError: none of its hosts answers.
+    """
+    session = need_program()
+    if any(host.id in session.detached for host in record.hosts):
+        raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
+    if not record.holder:
+        return _connect(session, record, None)
+    if launch is None:
+        if not record.hosts:
+            raise DetachedMeshInUseError(f"detached mesh {record.name!r} is being started by process {record.user}")
+        launch = HeldLaunch(record.holder)
+    try:
+        return _connect(session, record, launch)
+    except BaseException:
+        launch.leave()
+        raise
+
+
+def end_recorded(record: Record) -> None:
+    """End a detached mesh that no program has attached.
+
+    Raises:
+        DetachedMeshInUseError: another program has it attached.
+    """
+    known: DetachedMesh | None = next(
+        (mesh for host in record.hosts if (mesh := need_program().detached.get(host.id)) is not None), None
+    )
+    (known or connect(record)[0]).end()
+
+
+def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
+    node, keys = session.node, KeyPair(record.public.encode(), record.secret.encode())
+    forwarded = launch is not None and launch.forwarded
+    here = LOOPBACK if launch is None or forwarded else local_address(record.hosts[0].address)
+    session.listen(KeyPair.new(), here, [record.public])
+    assert node.hosts.keys is not None
+    local = session.open_here(node.hosts.keys, here, [record.public]) if forwarded else []
+    known: list[Listening] = []
+    problems: list[str] = []
+    claims: list[dict[str, Any]] = []
+    missing: list[RecordedHost] = []
+    try:
+        for host in record.hosts:
+            session.forget(host.id)
+            session.host_names[host.id] = host.name or host.id
+            try:
+                known.append(_greet(session, record, host, keys, launch, local))
+            except SpawnError as error:
+                missing.append(host)
+                problems.append(f"host {host.name} does not answer: {error}")
+        if not known:
+            raise _gone(record, launch, problems)
+        for each in known:
+            # Ignore earlier messages from it, if this program had it attached before.
+            session.forget_peers(host_of(each.src))
+        ids = [host_of(each.src) for each in known]
+        for host in ids:
+            others = [other.id for other in record.hosts if other.id != host]
+            claims.append(ask_agent(node, host, claim(os.getpid(), others)))
+        session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
+    except BaseException:
+        for host in record.hosts:
+            session.forget(host.id)
+        raise
+    for host in missing:
+        # Its ranks are known first, so that their meshes learn of the loss: see lose_missing.
+        node.hosts.known[host.id] = (host.address, record.public)
+    detached = DetachedMesh(record, node, ids, launch)
+    detached.missing = missing
+    for host in ids:
+        session.detached[host] = detached
+    detached.problems = problems
+    detached.book = next((each["book"] for each in claims if each["book"]), b"")
+    detached.dropped = sum(each["dropped"] for each in claims)
+    return detached, claims
+
+
+def _greet(
+    session: Session,
+    record: Record,
+    host: RecordedHost,
+    keys: KeyPair,
+    launch: HeldLaunch | None,
+    local: Sequence[str],
+) -> Listening:
+    """Connect to the agent of a host, and return where it listens."""
+    if launch is None:
+        listening = session.greet(host.address, keys, PATIENCE_S)
+    else:
+        joined = next(each for each in launch.joined if host_of(each.listening.src) == host.id)
+        route = launch.connect(joined, local)
+        if not route.here:
+            _check_reachable(route.address)
+        else:
+            session.attach_forwarded(joined.listening, [route.here[address] for address in local])
+        way = route.here[local[0]] if route.here else ""
+        listening = session.greet(route.address, keys, PATIENCE_S, way)
+        listening = msgspec.structs.replace(listening, peer_address=joined.listening.peer_address)
+    if host_of(listening.src) != host.id:
+        raise MonarchError(f"{listening.src} answered at {host.address}, not the detached mesh {record.name!r}")
+    return listening
+
+
+def _check_reachable(address: str) -> None:
+    """Raise SpawnError if nobody listens at an address: its agent has ended, or its host."""
+    machine, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise SpawnError(f"{address}: {error.strerror or error}") from error
+
+
+def _gone(record: Record, launch: HeldLaunch | None, problems: Sequence[str]) -> NoDetachedMeshError:
+    """Return the error about a mesh without hosts; what is left of it ends."""
+    if launch is not None:
+        launch.end()
+        return NoDetachedMeshError(
+            f"detached mesh {record.name!r} has ended, since none of its hosts answers: {'; '.join(problems)}"
+        )
+    return NoDetachedMeshError(
+        f"the detached mesh {record.name!r} did not answer at {record.hosts[0].address} within {PATIENCE_S:g} s; its "
+        f"agent is process {record.pid}"
+    )
+
+
+def say_nothing(line: str, keep: bool) -> None:
+    """Show nothing."""

@@ -1,0 +1,305 @@
+"""Detached meshes on hosts of launchers: a process holds the hosts, and programs come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import slurm
+import sshd
+from leaks import processes, session_folders, wait_until
+from light import LIGHT
+from monarch._procs.agent.detached_records import RecordedHost, find, records
+from monarch.actor import shutdown_context
+from monarch.exceptions import ArgumentError, DetachedMeshInUseError, NoDetachedMeshError, SpawnError
+from monarch.job import attach, end, keep
+
+pytestmark = pytest.mark.slow
+
+ENDS = 15.0
+"""Seconds until processes that were told to end have ended, on a busy machine."""
+FIRST = """
+import json, os, sys, threading, time
+from monarch.actor import Actor, current_rank, endpoint
+from monarch.job import keep
+
+class Worker(Actor):
+    def __init__(self):
+        self.count = 0
+
+    @endpoint
+    def add(self):
+        self.count += 1
+        return self.count
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def asks(self, others, path):
+        # Once the program is dead: the other hosts are still reached.
+        def run():
+            while not os.path.exists(path):
+                time.sleep(0.005)
+            told = sum(others.add.call().get(30).values())
+            print("meanwhile", told, flush=True)
+            open(path + ".done", "w").close()
+        threading.Thread(target=run, daemon=True).start()
+
+if __name__ == "__main__":
+    on, hosts, seconds, options, go = sys.argv[1:]
+    kept = keep("mine", float(seconds), on=on, hosts=int(hosts), options=json.loads(options),
+                tell=lambda line, _: print(line, flush=True))
+    print("left", kept.left(), flush=True)
+    procs = kept.hosts.spawn_procs({"gpus": 2}, name="far")
+    workers, others = procs.spawn("workers", Worker), procs.spawn("others", Worker)
+    print(*workers.pid.call().get().values(), flush=True)
+    if go:
+        workers.slice(hosts=0, gpus=0).asks.call_one(others, go).get()
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+SECOND = """
+import os, sys, time
+from monarch._state.heal import heal_mesh
+from monarch.job import attach
+
+if __name__ == "__main__":
+    kept = attach("mine")
+    print(len(kept.problems), kept.hosts.sizes, [dict(mesh.sizes) for mesh in kept.procs], flush=True)
+    by_name = {mesh._name: mesh for mesh in kept.actors}
+    print(*by_name["workers"].pid.call().get().values(), flush=True)
+    print("counts", *by_name["others"].add.call().get().values(), flush=True)
+    for how in sys.argv[1:]:
+        if how == "end":
+            kept.end()
+        elif how == "heal":
+            (procs,) = kept.procs
+            os.kill(by_name["workers"].slice(hosts=1, gpus=1).pid.call_one().get(), 9)
+            while True:
+                try:
+                    by_name["workers"].pid.call().get()
+                except Exception:
+                    break
+            heal_mesh(procs)
+            print("healed", *by_name["others"].add.call().get().values(), flush=True)
+            more = kept.hosts.spawn_procs({"gpus": 1}, name="more")
+            print("more", more.sizes, flush=True)
+    print("done", flush=True)
+"""
+
+
+class Program:
+    """A program that runs beside the test."""
+
+    def __init__(self, path: Path, *args: str) -> None:
+        command = [sys.executable, str(path), *args]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.said: list[str] = []
+
+    def until(self, what: str) -> str:
+        """Read lines until one that begins so; return it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+            if line.startswith(what):
+                return self.said[-1]
+        raise AssertionError(f"{what!r} was not said, but {self.said}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def run(warm: None, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Starts programs from their text; at the end nothing may be left of them."""
+    before, folders = processes(), session_folders()
+    programs: list[Program] = []
+
+    def start(text: str, *args: str) -> Program:
+        path = tmp_path / f"program{len(programs)}.py"
+        path.write_text(LIGHT + text)
+        programs.append(Program(path, *args))
+        return programs[-1]
+
+    yield start
+    shutdown_context().get(timeout=30)
+    for program in programs:
+        program.kill()
+    for record, _ in records():
+        if record is not None and record.alive():
+            os.kill(record.pid, signal.SIGTERM)
+    assert wait_until(lambda: not records(), ENDS)
+    assert wait_until(lambda: not processes().keys() - before.keys(), ENDS), processes().keys() - before.keys()
+    assert wait_until(lambda: not session_folders() - folders, ENDS)
+
+
+def first(run: Callable[..., Program], on: str = "process:2", hosts: int = 0, seconds: float = 60, go: str = "") -> str:
+    """Return the pids of the ranks of a mesh whose program was killed."""
+    program = run(FIRST, on, str(hosts), str(seconds), "{}", go)
+    program.until("ready")
+    pids = program.said[-2]
+    program.kill()
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    return pids
+
+
+def agent_of(host: RecordedHost) -> int:
+    """Return the pid of the agent of a simulated host."""
+    (folder,) = {name.split("/")[1] for name in session_folders() if f"/{host.id}-" in name}
+    return int(folder.split("-")[1])
+
+
+def gone(pids: str) -> bool:
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
+
+
+def test_hosts_outlive_their_program(run: Callable[..., Program], tmp_path: Path) -> None:
+    """Ranks of all hosts go on, reach each other, and belong to the next program."""
+    go = tmp_path / "go"
+    pids = first(run, go=str(go))
+    go.touch()
+    assert wait_until(lambda: Path(f"{go}.done").exists(), ENDS)
+    second = run(SECOND, "heal", "end")
+    second.until("done")
+    assert second.process.wait(ENDS) == 0
+    said = second.said
+    assert [line for line in said if line.endswith("meanwhile 4")], said
+    assert "0 {'hosts': 2} [{'hosts': 2, 'gpus': 2}]" in said
+    assert pids in said
+    assert "counts 2 2 2 2" in said
+    assert "healed 3 3 3 1" in said
+    assert "more {'hosts': 2, 'gpus': 1}" in said
+    assert not records() and gone(pids)
+
+
+def test_attached_mesh_lacks_the_hosts_that_died_meanwhile(run: Callable[..., Program]) -> None:
+    first(run)
+    os.kill(agent_of(find("mine").hosts[1]), signal.SIGKILL)
+    kept = attach("mine")
+    assert len(kept.problems) == 1 and "host 127.0.0.1 does not answer" in kept.problems[0]
+    workers = next(mesh for mesh in kept.actors if mesh._name == "workers")
+    assert len(workers.slice(hosts=0).pid.call().get().values()) == 2
+    with pytest.raises(Exception, match="lost with its host"):
+        workers.slice(hosts=1).pid.call().get()
+    kept.end()
+    assert not records()
+
+
+def test_mesh_without_hosts_ends_when_it_is_attached(run: Callable[..., Program]) -> None:
+    pids = first(run)
+    for host in find("mine").hosts:
+        os.kill(agent_of(host), signal.SIGKILL)
+    assert wait_until(lambda: gone(pids), ENDS)
+    with pytest.raises(NoDetachedMeshError, match="none of its hosts answers"):
+        attach("mine")
+    assert wait_until(lambda: not records(), ENDS)
+
+
+def test_hosts_end_with_their_lease(run: Callable[..., Program]) -> None:
+    pids = first(run, seconds=1)
+    assert wait_until(lambda: not records() and gone(pids), ENDS)
+
+
+def test_hosts_end_with_the_process_that_holds_them(run: Callable[..., Program]) -> None:
+    pids = first(run)
+    os.kill(find("mine").pid, signal.SIGKILL)
+    assert wait_until(lambda: gone(pids), ENDS)
+    assert wait_until(lambda: not records(), ENDS)
+
+
+def test_one_program_at_a_time(run: Callable[..., Program]) -> None:
+    program = run(FIRST, "process:2", "0", "60", "{}", "")
+    program.until("ready")
+    for use in (lambda: attach("mine"), lambda: end("mine"), lambda: keep("mine", 60, on="process:2")):
+        with pytest.raises(DetachedMeshInUseError, match=str(program.process.pid)):
+            use()
+    program.kill()
+    kept = attach("mine")
+    kept.leave()
+    kept = attach("mine")
+    assert kept.attached and not kept.problems
+    kept.end()
+
+
+def test_program_that_dies_while_it_waits_leaves_nothing(run: Callable[..., Program], tmp_path: Path) -> None:
+    """The fixture sees what is left."""
+    silent = tmp_path / "ssh"
+    silent.write_text("#!/bin/sh\nexec sleep 1000\n")
+    silent.chmod(0o700)
+    program = run(FIRST, "ssh:far", "0", "60", f'{{"ssh": "{silent}"}}', "")
+    assert wait_until(lambda: "sleep" in processes().values(), ENDS)
+    program.kill()
+
+
+def test_errors_of_launchers_are_told(run: Callable[..., Program], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="no launcher is named 'nowhere'"):
+        keep("mine", 60, on="nowhere")
+    with pytest.raises(ArgumentError, match="colour"):
+        keep("mine", 60, on="process:2", options={"colour": "green"})
+    with pytest.raises(ArgumentError, match="options: expected numbers"):
+        keep("mine", 60, on="process:2", options={"env": object()})
+    with pytest.raises(ArgumentError, match="expected on"):
+        keep("mine", 60, hosts=2)
+    with pytest.raises(SpawnError, match="host nowhere"):
+        keep("mine", 60, on="ssh:nowhere", options={"ssh": "false"})
+    assert wait_until(lambda: not records(), ENDS)
+
+
+@pytest.mark.skipif(bool(sshd.why_none()), reason=sshd.why_none() or "none")
+@pytest.mark.parametrize("reverse", ["false", "true"])
+def test_hosts_of_ssh_are_kept(run: Callable[..., Program], tmp_path: Path, reverse: str) -> None:
+    hosts = sshd.SSHHosts(tmp_path)
+    try:
+        options = f'{{"config": "{hosts.config}", "reverse": {reverse}}}'
+        program = run(FIRST, "ssh:node1,node2", "0", "60", options, "")
+        program.until("ready")
+        pids = program.said[-2]
+        program.kill()
+        second = run(SECOND, "end")
+        second.until("done")
+        assert "0 {'hosts': 2} [{'hosts': 2, 'gpus': 2}]" in second.said and pids in second.said
+        assert not records() and gone(pids)
+    finally:
+        hosts.close()
+
+
+@pytest.mark.skipif(bool(slurm.why_none()), reason=slurm.why_none() or "none")
+def test_allocation_of_slurm_is_kept(
+    run: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = slurm.SlurmCluster(tmp_path)
+    try:
+        for name, value in cluster.env.items():
+            monkeypatch.setenv(name, value)
+        program = run(FIRST, "slurm", "2", "60", '{"time": "10"}', "")
+        assert 500 < float(program.until("left").split()[1]) <= 600
+        program.until("ready")
+        program.kill()
+        second = run(SECOND)
+        second.until("done")
+        assert cluster.jobs() == ["RUNNING"] and second.process.wait(ENDS) == 0
+        assert wait_until(lambda: not find("mine").user, ENDS)
+        end("mine")
+        assert wait_until(lambda: not cluster.jobs(), ENDS)
+        # A queued request ends with its program.
+        holder = subprocess.Popen(["srun", "-N3", "sleep", "100"])
+        assert wait_until(lambda: cluster.jobs() == ["RUNNING"], ENDS)
+        program = run(FIRST, "slurm", "2", "60", "{}", "")
+        program.until("queued: job")
+        program.kill()
+        assert wait_until(lambda: cluster.jobs() == ["RUNNING"], ENDS)
+        holder.terminate()
+        holder.wait()
+    finally:
+        cluster.close()
