@@ -28,7 +28,6 @@ INSIDES = {
     "runtime/monarch/_node/future.py": 4,
     "runtime/monarch/_node/owed.py": 1,
     "runtime/monarch/_actors/ports.py": 1,
-    "runtime/monarch/_session/detached.py": 1,
     "runtime/monarch/_state/rdma/buffer.py": 1,
     # The path of each message, where a function would cost a call.
     "runtime/monarch/_core/flow.py": 5,

@@ -119,5 +119,5 @@ def _detached(others: Others) -> list[MeshSummary]:
     for record, state in records():
         if record is not None and record.alive() and not others.has(record.user, record.name):
             owner = f"process {record.user}" if record.user else state
-            found.append(MeshSummary(record.host, record.name, 0, 0, 0, False, True, owner))
+            found.append(MeshSummary(f"{record.pid}-{record.start}", record.name, 0, 0, 0, False, True, owner))
     return found

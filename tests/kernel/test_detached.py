@@ -160,3 +160,18 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
     kill(book, "m")
     assert "mesh 'm' is down" in other.run("%mesh down m").ok().stream()
     assert not records()
+
+
+def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Notebook]) -> None:
+    first = books()
+    said = first.run("%mesh up m --on process:2 --procs 1 --keep 1h").ok().text
+    assert "mesh 'm' is up: hosts=2, procs=1" in said and "%mesh attach m attaches it again" in said
+    first.mesh("x = rank * 10").ok()
+    kill(first, "m")
+    second = books()
+    assert "attached mesh 'm': hosts=2, procs=1" in second.run("%mesh attach m").ok().text
+    assert "[rank 1] 10" in second.mesh("print(x)").ok().text
+    assert "is down" in second.run("%mesh down").ok().text
+    assert not records()
+    for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", "omit --hosts 2")):
+        assert problem in second.run(f"%mesh up m {options} --keep 1h").text

@@ -59,7 +59,7 @@ class Record(msgspec.Struct):
 
     @property
     def keeper(self) -> str:
-        """What keeps it, for messages."""
+        """The process that keeps it, for messages."""
         return "the process that holds its hosts" if self.holder else "its agent"
 
     def alive(self) -> bool:

@@ -25,6 +25,7 @@ _ANSWER_S = 30.0
 """Seconds for the process to answer; a launcher that forwards ports takes a while."""
 _END_S = 15.0
 _decoder = msgspec.msgpack.Decoder(h.Reply)
+_numbered = msgspec.msgpack.Decoder(tuple[int, h.Reply])
 
 
 class HeldLaunch:
@@ -41,13 +42,15 @@ class HeldLaunch:
         self._path = path
         self._lock = threading.Lock()
         """Held during a request and its answer."""
+        self._number = 0
+        """Of the last request; an interrupt may have left its answer unread. Lock: ``_lock``."""
         try:
             self._connection = h.connect(path)
         except OSError as error:
             raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
         try:
             self._connection.settimeout(_ANSWER_S)
-            known = self._receive()
+            known = self._receive(0)
         except BaseException:
             self._connection.close()
             raise
@@ -97,8 +100,8 @@ class HeldLaunch:
             if self._connection.fileno() < 0:
                 self._connection = h.connect(self._path)
                 self._connection.settimeout(_ANSWER_S)
-                self._receive()
-            self._connection.send(msgspec.msgpack.encode(h.End()))
+                self._receive(0)
+            self._connection.send(msgspec.msgpack.encode((self._number + 1, h.End())))
             self._connection.settimeout(_END_S)
             # The answer, and the end of the process.
             while self._connection.recv(h.PACKET):
@@ -108,8 +111,9 @@ class HeldLaunch:
     def _ask(self, request: h.Request) -> Any:
         with self._lock:
             try:
-                self._connection.send(msgspec.msgpack.encode(request))
-                reply = self._receive()
+                self._number += 1
+                self._connection.send(msgspec.msgpack.encode((self._number, request)))
+                reply = self._receive(self._number)
             except OSError as error:
                 raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
         if isinstance(reply, h.Problem):
@@ -117,11 +121,15 @@ class HeldLaunch:
         assert isinstance(reply, h.Answer)
         return reply.value
 
-    def _receive(self) -> h.Reply:
-        packet = self._connection.recv(h.PACKET)
-        if not packet:
-            raise MonarchError("the process that holds the hosts has ended")
-        return _decoder.decode(packet)
+    def _receive(self, number: int) -> h.Reply:
+        """Return the answer to a request."""
+        while True:
+            packet = self._connection.recv(h.PACKET)
+            if not packet:
+                raise MonarchError("the process that holds the hosts has ended")
+            known, reply = _numbered.decode(packet)
+            if known == number:
+                return reply
 
 
 def hold(order: h.HoldOrder) -> HeldLaunch:

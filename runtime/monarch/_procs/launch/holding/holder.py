@@ -38,7 +38,7 @@ _TIDY_S = (0.5, 5.0)
 """Seconds after the end of a program's connection in which it has ended, if it was killed."""
 _NEWS = 50
 """The most news in one answer."""
-_decoder = msgspec.msgpack.Decoder(h.Request)
+_decoder = msgspec.msgpack.Decoder(tuple[int, h.Request])
 
 
 class _User:
@@ -151,7 +151,7 @@ class Holder:
             self._note_user()
             assert self._launch is not None
             joined = h.pack_news(list(self._joined.values()))
-            self._send(user, h.Held(self._launch.expected, self._launch.forwarded, joined))
+            self._send(user, 0, h.Held(self._launch.expected, self._launch.forwarded, joined))
 
     def _part(self, user: _User) -> None:
         if user not in self._users:
@@ -180,9 +180,9 @@ class Holder:
         with suppress(OSError):
             write(self._folder, self.record)
 
-    def _send(self, user: _User, reply: h.Reply) -> None:
+    def _send(self, user: _User, number: int, reply: h.Reply) -> None:
         try:
-            user.connection.send(msgspec.msgpack.encode(reply))
+            user.connection.send(msgspec.msgpack.encode((number, reply)))
         except OSError:
             self._part(user)
 
@@ -198,14 +198,17 @@ class Holder:
         if not packet:
             self._part(user)
             return
+        number, request = _decoder.decode(packet)
+        self._send(user, number, self._answer(request))
+
+    def _answer(self, request: h.Request) -> h.Reply:
         try:
-            request = _decoder.decode(packet)
-            self._send(user, h.Answer(self._do(request)))
+            return h.Answer(self._do(request))
         except MonarchError as error:
-            self._send(user, h.problem_of(error))
+            return h.problem_of(error)
         except Exception as error:
             # A bug of a launcher must not end the ranks.
-            self._send(user, h.Problem("MonarchError", f"{type(error).__name__}: {error}"))
+            return h.Problem(MonarchError.__name__, f"{type(error).__name__}: {error}")
 
     def _do(self, request: h.Request) -> Any:
         launch = self._launch

@@ -23,7 +23,7 @@ _ERRORS: dict[str, type[MonarchError]] = {
 
 
 class HoldOrder(msgspec.Struct):
-    """What a program asks of the process, on its standard input."""
+    """The request of a program, on the standard input of the process."""
 
     name: str
     """Of the mesh."""
