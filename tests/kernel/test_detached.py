@@ -174,4 +174,4 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     assert "is down" in second.run("%mesh down").ok().text
     assert not records()
     for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", "omit --hosts 2")):
-        assert problem in second.run(f"%mesh up m {options} --keep 1h").text
+        assert problem in second.run(f"%mesh up m {options} --procs 1 --keep 1h").text
