@@ -76,8 +76,12 @@ def used(hosts: sshd.SSHHosts, packages: str, *nodes: str) -> tuple[list[Any], l
 
 
 def test_packages_are_installed_once_on_each_host(hosts: sshd.SSHHosts, tmp_path: Path, host: Any, leaks: Kit) -> None:
+    """By uv on the host that has it, and by pip on the other."""
     import torch
 
+    uv = hosts.folder / "home2" / ".local" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.symlink_to(Path(sys.executable).with_name("uv"))
     (tmp_path / "dist").mkdir()
     wheel(tmp_path / "dist", "1.5")
     (tmp_path / "more.txt").write_text("./dist/abacus-1.5-py3-none-any.whl\n")
@@ -86,7 +90,8 @@ def test_packages_are_installed_once_on_each_host(hosts: sshd.SSHHosts, tmp_path
     # What the file lacks, such as torch, is that of the host's Python.
     assert versions == [("1.5", torch.__version__)] * 2
     assert {line for line in lines if line.startswith("installing")} == {
-        f"installing requirements.txt on node{number} (pip)" for number in (1, 2)
+        "installing requirements.txt on node1 (pip)",
+        "installing requirements.txt on node2 (uv)",
     }
     versions, lines = used(hosts, str(tmp_path / "requirements.txt"))
     assert versions[0][0] == "1.5" and not [line for line in lines if line.startswith("installing")]

@@ -80,6 +80,22 @@ if __name__ == "__main__":
     job.kill()
     print(job.active)
 """
+GROW = """
+import os, time
+from monarch.job import RayJob
+
+if __name__ == "__main__":
+    job = RayJob({"trainers": 3}, "auto", at_least=2).told_by(lambda line: print(line, flush=True))
+    procs = job.state().trainers.spawn_procs({"gpus": 1}, name="far")
+    print("has", procs.size(), flush=True)
+    late = None
+    while late is None:
+        time.sleep(0.05)
+        late = job.late_hosts()
+    procs.resize(late, hosts=3)
+    print("has", procs.size(), len({*procs.execute(os.getppid).values()}), flush=True)
+    job.kill()
+"""
 GROUPS = """
 import ray
 ray.init(log_to_driver=False, logging_level="ERROR")
@@ -196,6 +212,20 @@ class TestCluster:
         program.send_signal(signal.SIGINT)
         _, err = program.communicate(timeout=60)
         assert "KeyboardInterrupt" in err
+        nothing_left(cluster, tmp_path, before)
+
+    @pytest.mark.timeout(400)
+    def test_mesh_grows_onto_nodes_that_join_later(self, cluster: rays.RayCluster, tmp_path: Path, warm: None) -> None:
+        """The last test of this cluster, which has three nodes then."""
+        before = processes()
+        program = begin(tmp_path, text=GROW, cluster=cluster)
+        assert program.stdout is not None
+        lines = iter(program.stdout.readline, "")
+        assert next(line for line in lines if line.startswith("has")) == "has 2\n"
+        cluster.add_node()
+        assert any("joined 3 of 3" in line for line in lines)
+        assert next(line for line in lines if line.startswith("has")) == "has 3 3\n"
+        finish(program)
         nothing_left(cluster, tmp_path, before)
 
 

@@ -135,7 +135,7 @@ def _run(command: Sequence[str]) -> None:
         if process.returncode:
             output.seek(0)
             lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
-            name = "pip" if "pip" in command else os.path.basename(command[0])
+            name = "pip" if command[1:3] == ["-m", "pip"] else os.path.basename(command[0])
             raise InstallError(f"{name} failed with code {process.returncode}: {'; '.join(lines[-_LINES:])}")
 
 

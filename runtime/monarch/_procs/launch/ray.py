@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._procs.launch.interface import HostRequest, Joined, News, Queued, Route, Starting
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, Starting
 from monarch._procs.launch.payload import BOOT, GRACE_S, order_of
 from monarch._procs.launch.reports import Reports, Task
 from monarch.exceptions import ArgumentError, SpawnError
@@ -25,6 +26,10 @@ _READ_S = 2.0
 _END_S = 5.0
 _ANSWER_S = 5.0
 """Seconds for a cluster at a known address to accept a connection."""
+_LOOK_S = 1.0
+"""Seconds between requests for the nodes of the cluster."""
+_AGAIN_S = 10.0
+"""Seconds until a host that has failed is asked for again."""
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 _CONNECT_S = 150.0
 """Seconds to wait for another launch that connects or disconnects; Ray takes more than a minute at most."""
@@ -238,7 +243,7 @@ def _actor_class() -> type[Any]:
 
 
 class RayLaunch:
-    """Hosts of a placement group.
+    """Hosts of a placement group, and those that may come later, each on a node of its own.
 
     Args:
         launcher: its settings.
@@ -259,13 +264,22 @@ class RayLaunch:
         self._lock = threading.Lock()
         placement: Any = import_module("ray.util")
         self._launcher = launcher
-        self._group = placement.placement_group([launcher.bundle()] * count, strategy="STRICT_SPREAD")
+        self._first = min(request.at_least or count, count)
+        """Hosts that are granted together."""
+        self._group = placement.placement_group([launcher.bundle()] * self._first, strategy="STRICT_SPREAD")
         self._ready = self._group.ready()
-        self._granted = False
+        self._granted = self._trying = False
         self._told = ""
-        self._actors: list[Any] = []
-        self._reports: list[Reports] = []
+        self._actors: dict[int, Any] = {}
+        """By index of the host."""
+        self._nodes: dict[int, str] = {}
+        """The nodes of hosts that are not of the group, by index."""
+        self._reports: dict[int, Reports] = {}
         self._reads: dict[Any, int] = {}
+        self._again: dict[int, float] = {}
+        """When hosts that have failed are asked for again, in monotonic seconds, by index."""
+        self._look = 0.0
+        """When the cluster is asked again for nodes, in monotonic seconds."""
         agent = msgspec.structs.replace(request.agent, one_port=True)
         # Ranks can call ray.init() to use the objects of this cluster.
         env = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, **launcher.env}
@@ -279,39 +293,84 @@ class RayLaunch:
             if not done:
                 return self._waiting()
             self._granted = True
-            self._begin()
-            return [Starting(f"{self.expected} hosts")]
-        news: list[News] = []
-        done: list[Any] = self._ray.wait([*self._reads], timeout=timeout)[0] if self._reads else []
+            strategies: Any = import_module("ray.util.scheduling_strategies")
+            for index in range(self._first):
+                self._begin(index, strategies.PlacementGroupSchedulingStrategy(self._group, index))
+            return [Starting(f"{self._first} hosts")]
+        news: list[News] = [*self._ask_nodes()]
+        done: list[Any] = []
+        if self._reads:
+            done = self._ray.wait([*self._reads], timeout=timeout)[0]
+        elif not news:
+            time.sleep(timeout)
         for ref in done:
             index = self._reads.pop(ref)
             news += self._take(index, ref)
-        for report in self._reports:
+        for report in self._reports.values():
             news += report.overdue()
+        self._note_failures(news)
         return news
 
     def _waiting(self) -> list[News]:
         alive = sum(node["Alive"] for node in self._ray.nodes())
         wanted = ", ".join(f"{name}: {amount:g}" for name, amount in self._launcher.bundle().items())
-        reason = f"needs {self.expected} nodes with {wanted} free; the cluster has {alive} nodes"
+        reason = f"needs {self._first} nodes with {wanted} free; the cluster has {alive} nodes"
         changed = reason != self._told
         self._told = reason
         return [Queued("Ray placement group", reason)] if changed else []
 
-    def _begin(self) -> None:
-        strategies: Any = import_module("ray.util.scheduling_strategies")
+    def _begin(self, index: int, strategy: Any) -> None:
+        """Start the actor of a host."""
         remote = self._ray.remote(_actor_class())
-        for index in range(self.expected):
-            actor = remote.options(
-                num_cpus=self._launcher.cpus,
-                num_gpus=self._launcher.gpus,
-                resources=dict(self._launcher.resources) or None,
-                scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(self._group, index),
-            ).remote()
-            self._actors.append(actor)
-            # Its first report says its name.
-            self._reports.append(Reports([Task("", index)], _LIMITS))
-            self._reads[actor.start.remote(BOOT, self._order)] = index
+        actor = self._actors[index] = remote.options(
+            num_cpus=self._launcher.cpus,
+            num_gpus=self._launcher.gpus,
+            resources=dict(self._launcher.resources) or None,
+            scheduling_strategy=strategy,
+        ).remote()
+        # Its first report says its name.
+        self._reports[index] = Reports([Task("", index)], _LIMITS)
+        self._reads[actor.start.remote(BOOT, self._order)] = index
+
+    def _ask_nodes(self) -> list[News]:
+        """Start actors of hosts beyond the first ones on nodes that have come; return the news of that."""
+        now = time.monotonic()
+        missing = [index for index in range(self.expected) if self._is_missing(index, now)]
+        if not missing or now < self._look:
+            return []
+        self._look = now + _LOOK_S
+        strategies: Any = import_module("ray.util.scheduling_strategies")
+        begun = 0
+        for index, node in zip(missing, self._free_nodes(), strict=False):
+            self._nodes[index] = node
+            self._again.pop(index, None)
+            self._begin(index, strategies.NodeAffinitySchedulingStrategy(node, soft=False))
+            begun += 1
+        return [Starting(f"{begun} more hosts")] if begun else []
+
+    def _is_missing(self, index: int, now: float) -> bool:
+        report = self._reports.get(index)
+        return report is None or (report.tasks[0].phase == "failed" and now >= self._again.get(index, now + 1))
+
+    def _free_nodes(self) -> list[str]:
+        """Return the ids of the nodes that could be a host and are none."""
+        util: Any = import_module("ray.util")
+        used = {*util.placement_group_table(self._group)["bundles_to_node_id"].values()}
+        used |= {node for index, node in self._nodes.items() if self._reports[index].tasks[0].phase != "failed"}
+        wanted = self._launcher.bundle()
+        return [
+            node["NodeID"]
+            for node in self._ray.nodes()
+            if node["Alive"]
+            and node["NodeID"] not in used
+            and all(node["Resources"].get(name, 0) >= amount for name, amount in wanted.items())
+        ]
+
+    def _note_failures(self, news: Sequence[News]) -> None:
+        if self._trying and any(isinstance(each, Failed) for each in news):
+            for index, report in self._reports.items():
+                if report.tasks[0].phase == "failed":
+                    self._again.setdefault(index, time.monotonic() + _AGAIN_S)
 
     def _take(self, index: int, ref: Any) -> list[News]:
         report = self._reports[index]
@@ -338,13 +397,14 @@ class RayLaunch:
 
     def settle(self) -> None:
         """End the actors of hosts that have not joined."""
-        for actor, report in zip(self._actors, self._reports, strict=True):
+        for index, report in self._reports.items():
             if any(task.phase != "joined" for task in report.tasks):
-                self._ray.kill(actor)
+                self._ray.kill(self._actors[index])
 
     def keep_trying(self) -> bool:
-        """Return False: an actor that has died is not started again."""
-        return False
+        """Ask again for hosts that fail, on any node that is free; return True."""
+        self._trying = True
+        return True
 
     def left(self) -> float | None:
         """Return None: Ray does not say."""
@@ -358,10 +418,10 @@ class RayLaunch:
             self._ended = True
         ray, util = self._ray, import_module("ray.util")
         errors = (ray.exceptions.RayError, ray.exceptions.GetTimeoutError)
-        stops = [actor.stop.remote(_END_S) for actor in self._actors]
+        stops = [actor.stop.remote(_END_S) for actor in self._actors.values()]
         with suppress(*errors):
             ray.wait(stops, num_returns=len(stops), timeout=_END_S + 1) if stops else None
-        for actor in self._actors:
+        for actor in self._actors.values():
             with suppress(*errors):
                 ray.kill(actor)
         with suppress(*errors):

@@ -221,8 +221,9 @@ def _advised(failed: Failed) -> Failed:
     if failed.advice:
         return failed
     advice = next((text for phrase, text in _ADVICE.items() if phrase in failed.reason), "")
-    advice = advice.format(host=failed.host) or f"try 'ssh -o BatchMode=yes {failed.host} true' in a terminal"
-    return Failed(failed.host, failed.reason, advice)
+    if not advice and failed.reason.startswith(("ssh ", "no connection")):
+        advice = "try 'ssh -o BatchMode=yes {host} true' in a terminal"
+    return Failed(failed.host, failed.reason, advice.format(host=failed.host))
 
 
 def make(where: str, count: int, options: Mapping[str, Any]) -> SSHLauncher:
