@@ -290,3 +290,15 @@ class Kit:
 
         wait_until(nothing, seconds)
         return found
+
+
+def sweep_as_the_next_program() -> None:
+    """Remove folders of sessions without a process: a program killed with its agents may leave them to the next."""
+    from monarch._procs.session_folder import sweep
+
+    base = Path(os.environ["XDG_RUNTIME_DIR"], f"monarch-{os.getuid()}")
+    with suppress(FileNotFoundError):
+        sweep(base)
+    # It goes with the last session.
+    with suppress(OSError):
+        base.rmdir()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import slurm
 import sshd
-from leaks import processes, session_folders, wait_until
+from leaks import processes, session_folders, sweep_as_the_next_program, wait_until
 from light import LIGHT
 from monarch._procs.agent.detached_records import RecordedHost, find, records
 from monarch.actor import shutdown_context
@@ -240,6 +243,38 @@ def test_program_that_dies_while_it_waits_leaves_nothing(run: Callable[..., Prog
     program = run(FIRST, "ssh:far", "0", "60", f'{{"ssh": "{silent}"}}', "")
     assert wait_until(lambda: "sleep" in processes().values(), ENDS)
     program.kill()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_kill_at_any_moment_leaves_nothing_after_the_lease(run: Callable[..., Program], seed: int) -> None:
+    """Of the program, the holder, the hosts' agents, or several of them; the fixture sees what is left."""
+    chance = random.Random(seed)
+    program = run(FIRST, "process:2", "0", "1", "{}", "")
+    time.sleep(chance.uniform(0, 2.5))
+    victims = [lambda: [program.process.pid], holders, agents]
+    for victim in chance.sample(victims, chance.choice([1, 1, 2, 3])):
+        for pid in victim()[: chance.choice([1, 2])]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.choice([0, 0, chance.uniform(0, 0.5)]))
+    program.kill()
+    assert wait_until(lambda: not records(), ENDS)
+    # A program killed after all other processes of its session.
+    sweep_as_the_next_program()
+
+
+def holders() -> list[int]:
+    return [record.pid for record, _ in records() if record is not None and record.alive()]
+
+
+def agents() -> list[int]:
+    return [
+        int(name.split("/")[1].split("-")[1])
+        for record, _ in records()
+        for host in (record.hosts if record is not None else [])
+        for name in sorted(session_folders())
+        if f"/{host.id}-" in name and name.count("/") == 1
+    ]
 
 
 def test_errors_of_launchers_are_told(run: Callable[..., Program], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import pytest
 
 import rays
-from leaks import processes, wait_until
+from leaks import processes, sweep_as_the_next_program, wait_until
 from light import LIGHT
 from monarch._procs.launch import ray as ray_launcher
-from monarch._procs.session_folder import sweep
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import RayJob, job_loads
 
@@ -142,16 +140,6 @@ def nothing_left(cluster: rays.RayCluster, path: Path, before: dict[int, str]) -
     assert wait_until(lambda: not processes().keys() - before.keys(), 15), processes().keys() - before.keys()
     # What is reserved is free again.
     assert finish(begin(path, text=GROUPS, cluster=cluster)) == ["set()"]
-
-
-def sweep_as_the_next_program() -> None:
-    """Remove folders of sessions without a process: a program killed with its agents may leave them to the next."""
-    base = Path(os.environ["XDG_RUNTIME_DIR"], f"monarch-{os.getuid()}")
-    with suppress(FileNotFoundError):
-        sweep(base)
-    # It goes with the last session.
-    with suppress(OSError):
-        base.rmdir()
 
 
 @needs_ray
