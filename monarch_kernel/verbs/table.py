@@ -82,7 +82,7 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
             {
                 "rank": rank,
                 **{label: point[label] for label in labels},
-                "host": procs.proc(rank).partition("/")[0],
+                "host": current_node().hosts.name_of(procs.host(rank)),
                 "pid": known.pid if known is not None else None,
                 "device": known.device if known is not None else "",
                 "memory": _size(known.memory) if known is not None else "",

@@ -37,6 +37,7 @@ def test_mesh_on_ssh_hosts_runs_cells(hosts: sshd.SSHHosts, notebook: Notebook, 
     home = "import os\nos.path.basename(os.environ['HOME'])"
     assert notebook.mesh(home).ok().shown == "[ranks 0-1] 'home1'\n[ranks 2-3] 'home2'"
     assert notebook.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-3] 4.0"
+    assert re.search(r"\n +3 +1 +1 +node2 +\d+", notebook.run("%mesh").ok().text)
     assert "mesh 'far' is down" in notebook.run("%mesh down far").ok().stream()
     notebook.run("%mesh use mesh").ok()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+
 from msgspec import msgpack
 
 from monarch._core.causes import Signaled
@@ -15,8 +16,8 @@ from monarch._wire import messages as m
 PROCS = Procs("abc124", "trainers", ("gpus",), 0, "h/p", Roster(0, ("h",), 2, (2,)))
 
 
-def lives_of() -> Lives:
-    lives = Lives(MeshTelemetry("abc124", "trainers", lambda: None, lambda: None), PROCS, "h")
+def lives_of(name_of: Callable[[str], str] = str) -> Lives:
+    lives = Lives(MeshTelemetry("abc124", "trainers", lambda: None, lambda: None), PROCS, name_of)
     lives.resized(1.0)
     return lives
 
@@ -49,10 +50,9 @@ def test_report_of_a_former_rank_does_not_count() -> None:
     assert (rank.pid, rank.figures.rss, rank.restarts) == (109, 0, 1)
 
 
-def test_the_mesh_is_described_once_for_all_processes_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr("monarch._telemetry.lives.gethostname", lambda: asked.append(1) or "here")
-    lives = lives_of()
+def test_the_mesh_is_described_once_for_all_processes_that_join() -> None:
+    asked: list[str] = []
+    lives = lives_of(lambda host: asked.append(host) or "here")
     for _ in range(100):
         lives.resized(2.0)
     assert len(asked) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from socket import gethostname
 from typing import NamedTuple
 
 from monarch._actors.actor import Actor
@@ -84,7 +83,7 @@ def _info(stopped: Stopped) -> DebugSessionInfo:
     coords = dict(procs.region().extent.point(stopped.rank)) if procs is not None else {}
     host = procs.host(stopped.rank) if procs is not None else ""
     return DebugSessionInfo(
-        _actor_of(stopped), stopped.rank, coords, gethostname() if host in ("", current_node().host) else host,
+        _actor_of(stopped), stopped.rank, coords, current_node().hosts.name_of(host or current_node().host),
         frame.function if frame is not None else None, frame.line if frame is not None else None,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from socket import gethostname
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,17 @@ class Hosts:
         """In order, hosts that pass messages on. Written by the threads that attach hosts, one at a time."""
         self.spreads: Spreads
         """Messages to many hosts. Set once, before anything is sent."""
+        self.names: dict[str, str] = {}
+        """Names of other hosts for people, by id. Written before a host is attached."""
         self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: its holders may read and write the buffers of its processes. Set before anything is sent."""
         self.lease = LEASE_S
         """Seconds of silence after which a host counts as lost."""
+
+    def name_of(self, host: str) -> str:
+        """Return the name of a host for people: that of its machine, or its id where that is all that is known."""
+        return gethostname() if host == self.host else self.names.get(host, host)
 
     def out_of_reach(self, host: str) -> m.Dead | None:
         """Return why a host is unreachable: lost or unknown; None if messages can be sent there.

@@ -366,7 +366,7 @@ class _Attachment:
                 listening.append(session.greet(route.address, keys, self._patience))
                 continue
             if each.host not in known.owner_address:
-                session.host_names[host_of(known.src)] = each.host
+                session.node.hosts.names[host_of(known.src)] = each.host
             if route.here:
                 session.attach_forwarded(known, [route.here[address] for address in local])
             listening.append(Listening(known.src, route.address, known.peer_address, known.public))

@@ -66,7 +66,7 @@ class Session:
             raise
         self.pid = os.getpid()
         self._local = LocalAgent(node, self.folder, self._local_agent_lost)
-        self._watch = HostWatch(node, lambda host: self.host_lost(host, HostLost(self.host_names.get(host, host))))
+        self._watch = HostWatch(node, lambda host: self.host_lost(host, HostLost(node.hosts.name_of(host))))
         self._lock = threading.RLock()
         """Held briefly by threads that listen, attach and release; the receiving thread drops lost hosts without it, in
         single operations, which are atomic."""
@@ -78,8 +78,6 @@ class Session:
         """Hosts whose agents were told to end. Single operations only."""
         self._users: Counter[str] = Counter()
         """The number of attachments of each host. Lock: ``_lock``."""
-        self.host_names: dict[str, str] = {}
-        """Names of hosts for messages, by host id. Written before a host is attached."""
         self.detached: dict[str, Any] = {}
         """Attached detached meshes, by host id: they outlive this session. Single operations only."""
         self._interfaces: dict[str, str] = {}

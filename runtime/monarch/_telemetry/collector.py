@@ -219,7 +219,7 @@ class Collector:
             return
         log = MeshTelemetry(uid, shared.procs.name, self.settle, self._hurry)
         self._logs[uid] = log
-        lives = self.lives[uid] = Lives(log, shared.procs, self._node.host)
+        lives = self.lives[uid] = Lives(log, shared.procs, self._node.hosts.name_of)
         lives.resized(when)
         shared.ended.subscribe(lambda: self.note(self._end, uid, shared.stopped or "stopped", time.time()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from socket import gethostname
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import msgpack, structs
@@ -32,12 +32,12 @@ class Lives:
     Args:
         log: of the mesh.
         procs: of the mesh.
-        home: id of this host, which the log calls by its name.
+        name_of: returns the name of a host by its id.
     """
 
-    def __init__(self, log: MeshTelemetry, procs: Procs, home: str) -> None:
+    def __init__(self, log: MeshTelemetry, procs: Procs, name_of: Callable[[str], str]) -> None:
         self.log = log
-        self._home = home
+        self._name_of = name_of
         self._procs = procs
         self._started = MeshStarted("", (), (), ())
         self._size: tuple[Any, ...] = ()
@@ -74,7 +74,7 @@ class Lives:
             # Asked for each process of a mesh that starts.
             return
         self._size = size
-        names = [gethostname() if host == self._home else host for host in procs.hosts]
+        names = [self._name_of(host) for host in procs.hosts]
         hosts = tuple(name for name in names for _ in range(procs.per_host))
         now = MeshStarted(procs.name, procs.labels, procs.sizes, hosts)
         if now != self._started:

@@ -231,7 +231,8 @@ def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tup
     try:
         for host in record.hosts:
             session.forget(host.id)
-            session.host_names[host.id] = host.name or host.id
+            if host.name and host.name not in host.address:
+                node.hosts.names[host.id] = host.name
             try:
                 known.append(_greet(session, record, host, keys, launch, local))
             except SpawnError as error:
