@@ -106,7 +106,6 @@ def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) ->
         "--on ssh:node1 --gpus 1 --opt colour": "expected NAME=VALUE",
         "--on ssh:node1 --hosts here --gpus 1": "expected a number of hosts",
         "--opt partition=gpu": "add --on WHERE",
-        "--on ssh:node1 --gpus 1 --keep 2h": "runs on this machine",
     }.items():
         assert what in notebook.run(f"%mesh up far {line}").reply["evalue"], line
 
