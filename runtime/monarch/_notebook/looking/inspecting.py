@@ -28,6 +28,8 @@ MOST = 500
 _WIDTH = 200
 _LONGEST = 20_000
 """Characters of a value that is copied."""
+_LONGEST_STRING = 4_000_000
+"""Characters of a string that a front end wants as it is, such as the rows of a table as JSON."""
 _MOST_KEPT = 50
 
 Path = Sequence[tuple[str, Any]]
@@ -83,13 +85,14 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
 
 
 @service("inspecting.evaluate_here", "probe")
-def evaluate_here(level: int, source: str, context: str) -> tuple[bool, tuple[Row, int] | str]:
+def evaluate_here(level: int, source: str, context: str, raw: bool = False) -> tuple[bool, tuple[Row, int] | str]:
     """Service: evaluate an expression, or run statements; return the value and its key, or the error.
 
     Args:
         level: of the frame; see ``scope_of``.
         source: the code.
         context: ``repl`` runs statements too; ``clipboard`` gives the whole text of a value.
+        raw: whether the text of a string is the string itself, and whole.
     """
 
     def read(scope: Scope) -> tuple[Row, int]:
@@ -101,7 +104,9 @@ def evaluate_here(level: int, source: str, context: str) -> tuple[bool, tuple[Ro
             _execute(scope, source)
             return ("", "", "", 0, 0, None, ""), 0
         row = _row("", value, None, source)
-        if context == "clipboard":
+        if raw and type(value) is str:
+            row = (row[0], _whole(value), *row[2:])
+        elif context == "clipboard":
             row = (row[0], portable(repr(value))[:_LONGEST], *row[2:])
         elif context == "repl" and value is None:
             row = (row[0], "", *row[2:])
@@ -252,6 +257,13 @@ def _row(name: str, value: Any, step: tuple[str, Any] | None, suffix: str) -> Ro
         indexed, named = 0, 0
     text = repr(value) if type(value) in (int, float, bool) else value_text(value, _WIDTH)
     return name, portable(text), class_of(value).__name__, indexed, named, step, suffix
+
+
+def _whole(value: str) -> str:
+    """Return a string as it can be sent; a part of it might mean something else."""
+    if len(value) > _LONGEST_STRING:
+        raise ValueError(f"the string has {len(value):,} characters; at most {_LONGEST_STRING:,} are sent")
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def _execute(scope: Scope, source: str) -> None:
