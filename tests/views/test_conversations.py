@@ -24,6 +24,7 @@ from monarch_kernel.views.protocol import (
     Snapshot,
     Targets,
 )
+from monarch_kernel.views.shown import MOST_CLIENTS
 
 BUSY = "import time\nwhile not stop_now:\n    time.sleep(0.02)"
 """A cell that runs until another cell, an interrupt or a kill ends it."""
@@ -92,6 +93,22 @@ def test_a_slice_has_a_widget_and_a_picture_of_its_own(book: Notebook, front: Fr
 
 def test_the_same_mesh_shown_again_has_the_same_widget(book: Notebook, front: Front) -> None:
     assert front.widget(book.run("mesh").ok()).name == front.widget(book.run("%mesh view").ok()).name
+
+
+def test_each_client_has_its_own_widget(own: Callable[..., Notebook]) -> None:
+    # VS Code knows no widgets from before its window was opened; other front ends restore them.
+    book = own()
+    book.run("%mesh up --procs 1").ok()
+    kind = "application/vnd.jupyter.widget-view+json"
+    names: list[str] = []
+    for client in range(MOST_CLIENTS + 1):
+        book.client.session.session = f"client-{client}"
+        first, again = (book.run("mesh").ok() for _ in range(2))
+        assert first.bundles[0][kind]["model_id"] == again.bundles[0][kind]["model_id"]
+        assert len(first.contents("comm_open")) >= 1 and not again.contents("comm_open")
+        names.append(first.bundles[0][kind]["model_id"])
+    assert len(set(names)) == len(names)
+    assert [each["comm_id"] for each in first.contents("comm_close")][:1] == names[:1]
 
 
 def test_a_widget_follows_a_cell_while_it_runs(book: Notebook, front: Front) -> None:
