@@ -64,9 +64,9 @@ class Editor:
         page.evaluate("options => { window.editor = new Editor(options); }", options)
         self.frame: Any = None
 
-    def open(self, saved: list[Any] | None = None, kernel: Any = None) -> Editor:
-        """Open a notebook with saved outputs, and with a kernel, by its model."""
-        self.page.evaluate("([saved, kernel]) => editor.open(saved, kernel)", [saved or [], kernel])
+    def open(self, saved: list[Any] | None = None, kernel: Any = None, widgets: Any = None) -> Editor:
+        """Open a notebook with saved outputs, and with a kernel, by its model, or with the saved state of widgets."""
+        self.page.evaluate("args => editor.open(...args)", [saved or [], kernel, widgets])
         self.frame = self.page.frames[1]
         return self
 
@@ -77,6 +77,14 @@ class Editor:
     def saved(self) -> list[Any]:
         """Return what a file of the notebook would have now."""
         return self.page.evaluate("editor.saved()")
+
+    def widgets(self) -> Any:
+        """Return the state of widgets that JupyterLab would save in the file; VS Code saves none."""
+        return self.page.evaluate("editor.widgets.manager.get_state({ drop_defaults: false })")
+
+    def restart(self) -> None:
+        """Restart the kernel."""
+        self.page.evaluate("editor.restart()")
 
     def theme(self, name: str, white_widgets: bool = False) -> None:
         """Choose one of VS Code's kinds of themes; older versions have white widgets in all of them."""

@@ -137,3 +137,27 @@ def test_progress_of_ranks_stays_in_one_line(window: Open) -> None:
     editor.page.evaluate("editor.kernel.interrupt()")
     editor.wait(lambda: not editor.is_running(number), "the cell ends")
     assert not editor.problems()
+
+
+def test_view_of_a_restarted_kernel_says_so_and_the_next_is_live(window: Open) -> None:
+    editor = window().start()
+    editor.run("%mesh up --procs 2")
+    number = editor.run("mesh")
+    editor.frame.locator(".mk-tile").nth(1).wait_for()
+    file, state = editor.saved(), editor.widgets()
+    editor.restart()
+    # VS Code leaves the old view where it is.
+    editor.cell(number).get_by_role("button", name="Dump stacks").click()
+    editor.cell(number).get_by_text("The kernel does not answer.").wait_for()
+    assert editor.frame.locator(".mk-title span").inner_text() == "2 ranks"
+    assert editor.cell(number).get_by_role("button", name="Kill").count() == 0
+    editor.shot("restarted")
+    editor.run("%mesh up --procs 1")
+    editor.run("mesh", number)
+    editor.cell(number).get_by_text("1 rank · up for").wait_for()
+    assert not editor.problems()
+    # A file with the state of its widgets, without a kernel.
+    offline = window().open(file, None, state)
+    offline.cell(number).get_by_text("Waiting for the kernel").wait_for()
+    assert offline.cell(number).locator(".monarch-static").is_visible()
+    assert not offline.problems()

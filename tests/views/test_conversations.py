@@ -17,6 +17,7 @@ from monarch_kernel.views.protocol import (
     Details,
     Done,
     Gone,
+    Heard,
     Logs,
     Meshes,
     Outputs,
@@ -126,6 +127,19 @@ def test_a_widget_follows_a_cell_while_it_runs(book: Notebook, front: Front) -> 
     assert widget.of(Done)[0].ok and "stopped" in widget.of(Done)[0].text
     widget.until(lambda: all(row.state == "idle" for row in widget.page.ranks.values()))
     assert widget.of(Patch)
+
+
+def test_a_view_is_told_that_it_was_heard_while_a_cell_runs(book: Notebook, front: Front) -> None:
+    widget = front.widget(book.run("mesh").ok())
+    widget.open()
+    widget.until(lambda: widget.page.ranks)
+    cell = book.send(f"%%mesh\n{BUSY}")
+    cell.until(lambda: any(each["msg_type"] == "execute_input" for each in cell.messages))
+    widget.say("alive")
+    widget.until(lambda: widget.of(Heard))
+    assert not cell.reply
+    book.interrupt()
+    cell.wait()
 
 
 def test_an_interrupt_of_one_rank_ends_its_cell(book: Notebook, front: Front) -> None:

@@ -3,13 +3,16 @@
 // VS Code runs the cells in its extension host, and shows their outputs in a frame, which has a kernel of its own for
 // the widgets: it gets a copy of each message of the real one, and what it sends goes to the real one.
 
-import { KernelMessage, ServerConnection } from '@jupyterlab/services';
+import { CommsOverSubshells, KernelMessage, ServerConnection } from '@jupyterlab/services';
 import { KernelConnection } from '@jupyterlab/services/lib/kernel/default';
 import { deserialize } from '@jupyterlab/services/lib/kernel/serialize';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
+const STATE = 'application/vnd.jupyter.widget-state+json';
 /** The mime types that are shown, the preferred ones first. */
 const ORDER = [WIDGET, 'text/html', 'image/svg+xml', 'image/png', 'text/plain'];
+/** Comms share the thread of the cells: VS Code knows no subshells. */
+const USUAL = { username: '', handleComms: true, commsOverSubshells: CommsOverSubshells.Disabled };
 const THEMES = {
   'vscode-light': { '--vscode-editor-background': '#ffffff', '--vscode-editor-foreground': '#3b3b3b' },
   'vscode-dark': { '--vscode-editor-background': '#1f1f1f', '--vscode-editor-foreground': '#cccccc' },
@@ -35,7 +38,7 @@ class Copy {
       }
     }
     const serverSettings = ServerConnection.makeSettings({ WebSocket: ProxySocket, wsUrl: 'ws://nowhere' });
-    this.kernel = new KernelConnection({ serverSettings, clientId, username: '', handleComms: true, model });
+    this.kernel = new KernelConnection({ serverSettings, clientId, model, ...USUAL });
     this.socket = socket;
     // The kernel is taken to have answered already.
     const original = this.kernel.requestKernelInfo.bind(this.kernel);
@@ -61,7 +64,8 @@ class Copy {
 
 /** Shows widgets in the frame. */
 class Widgets {
-  constructor(frame, copy, scripts) {
+  constructor(frame, copy, scripts, state) {
+    this.isSaved = Boolean(state);
     this.ready = new Map();
     this.errors = [];
     const loader = {
@@ -75,7 +79,7 @@ class Widgets {
         }
       }
     };
-    this.manager = new frame.vscIPyWidgets.WidgetManager(copy.kernel, undefined, loader, () => {}, undefined);
+    this.manager = new frame.vscIPyWidgets.WidgetManager(copy.kernel, undefined, loader, () => {}, state && { [STATE]: state });
     copy.kernel.iopubMessage.connect((_, message) => this.prime(message));
   }
 
@@ -101,7 +105,13 @@ class Widgets {
   async render(id, element) {
     try {
       const model = await this.wait(id).promise;
+      if (this.isSaved) {
+        model.comm_live = false;
+      }
       const view = await this.manager.create_view(model, { el: element });
+      if (this.isSaved) {
+        view.initialize({ model, el: element, options: {} });
+      }
       return await this.manager.display_view({ model_id: id, version_major: 2 }, view, { node: element });
     } catch (error) {
       this.errors.push(String(error));
@@ -181,8 +191,8 @@ class Editor {
     this.models = new Set();
   }
 
-  /** Open a notebook: with its saved outputs, and a kernel if there is one. */
-  async open(saved, model) {
+  /** Open a notebook: with its saved outputs, and a kernel if there is one, or else with saved widgets if it has some. */
+  async open(saved, model, state) {
     const frame = document.createElement('iframe');
     frame.src = 'webview.html';
     document.body.append(frame);
@@ -191,6 +201,8 @@ class Editor {
     this.theme(this.options.theme ?? 'vscode-light');
     if (model) {
       this.connect(model);
+    } else if (state) {
+      await this.restore(state);
     }
     for (const { code, outputs } of saved) {
       const cell = this.addCell(code);
@@ -198,6 +210,35 @@ class Editor {
         this.add(cell, output);
       }
     }
+  }
+
+  /** Show the widgets of a notebook file without a kernel. */
+  async restore(state) {
+    const model = { id: '', name: '' };
+    this.copy = new Copy(model, '', () => {});
+    this.widgets = new Widgets(this.frame, this.copy, this.options.scripts, state);
+    const metadata = { get: () => ({ [STATE]: state }) };
+    await this.widgets.manager.restoreWidgets({ metadata }, { loadKernel: false, loadNotebook: true });
+    for (const id of Object.keys(state.state)) {
+      this.models.add(id);
+      this.widgets.wait(id).resolve(this.widgets.manager.get_model(id));
+    }
+  }
+
+  /** Restart the kernel: its widgets end, and others may come. */
+  async restart() {
+    this.widgets.manager.dispose();
+    this.copy.kernel.dispose();
+    this.runs = [];
+    this.models.clear();
+    await this.kernel.restart();
+    this.attach();
+  }
+
+  /** Give the frame a kernel of its own. */
+  attach() {
+    this.copy = new Copy(this.kernel.model, this.kernel.clientId, data => this.forward(data));
+    this.widgets = new Widgets(this.frame, this.copy, this.options.scripts);
   }
 
   connect(model) {
@@ -218,12 +259,11 @@ class Editor {
     const wsUrl = baseUrl.replace(/^http/, 'ws');
     const serverSettings = ServerConnection.makeSettings({ baseUrl, wsUrl, token, appendToken: true, WebSocket: Tapped });
     const clientId = crypto.randomUUID();
-    this.copy = new Copy(model, clientId, data => this.forward(data));
-    this.kernel = new KernelConnection({ serverSettings, clientId, username: '', handleComms: true, model });
+    this.kernel = new KernelConnection({ serverSettings, clientId, model, ...USUAL });
+    this.attach();
     this.kernel.registerCommTarget('jupyter.widget', () => {});
     this.kernel.iopubMessage.connect((_, message) => this.hear(message));
     this.kernel.anyMessage.connect((_, { msg, direction }) => this.overhear(msg, direction));
-    this.widgets = new Widgets(this.frame, this.copy, this.options.scripts);
   }
 
   /** Send a message of the frame to the kernel. */
@@ -316,9 +356,11 @@ class Editor {
   }
 
   clear(cell) {
-    for (const output of cell.outputs) {
-      output.element.remove();
-      output.view?.then(view => view?.dispose());
+    for (const { element, view } of cell.outputs) {
+      Promise.resolve(view).then(made => {
+        made?.dispose();
+        element.remove();
+      });
     }
     cell.outputs = [];
   }
