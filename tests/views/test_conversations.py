@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dialogs import Dialog
 from fronts import Comm, Front
 from kernels import Cell, Notebook
 from monarch_kernel.views.details import short_stack
@@ -140,6 +141,25 @@ def test_a_view_is_told_that_it_was_heard_while_a_cell_runs(book: Notebook, fron
     assert not cell.reply
     book.interrupt()
     cell.wait()
+
+
+def test_closed_box_of_an_earlier_question_answers_nothing(book: Notebook, front: Front) -> None:
+    widget = front.widget(book.run("mesh").ok())
+    widget.open()
+    dialog = Dialog(book, "%%mesh [0:2]\nfor step in range(3):\n    breakpoint()\n    x = step")
+    assert dialog.prompt() == "(mesh ranks 0-1) "
+    assert "x = step" in dialog.ask("n")
+    widget.say("act", id=1, action="resume", ranks=[])
+    assert dialog.prompt() == "(mesh ranks 0-1) "
+    dialog.shown()
+    # VS Code closes the box of the question before, and answers that with nothing, which would repeat the step.
+    dialog.answer("")
+    assert dialog.ask("x") == "ranks 0-1: 0\n"
+    dialog.answer("c")
+    dialog.prompt()
+    dialog.answer("c")
+    dialog.cell.wait().ok()
+    assert not book.client.stdin_channel.msg_ready()
 
 
 def test_an_interrupt_of_one_rank_ends_its_cell(book: Notebook, front: Front) -> None:
