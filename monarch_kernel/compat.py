@@ -361,7 +361,8 @@ def ask(
             if reply is None:
                 continue
             # Some front ends name the question that they answer, which may be an earlier one.
-            answers: str | None = (reply.get("parent_header") or {}).get("msg_id")
+            header: dict[str, Any] = reply.get("parent_header") or {}
+            answers: str | None = header.get("msg_id")
             value = str(reply["content"]["value"])
             if answers is None and not value and left > 0 and time.monotonic() - begun < _REPLACED_S:
                 # VS Code closes the input box of an earlier question to show this one, and answers that with nothing.

@@ -94,8 +94,9 @@ class Frames:
         frame = self.frame(arguments.get("frameId"))
         source, context = str(arguments["expression"]), str(arguments.get("context") or "repl")
         _check(source)
-        raw = bool((arguments.get("format") or {}).get("rawString"))
-        row, key = await look(frame.proc, request(evaluate_in_frame, frame.level, source, context, raw))
+        shape: Message = arguments.get("format") or {}
+        asked = request(evaluate_in_frame, frame.level, source, context, bool(shape.get("rawString")))
+        row, key = await look(frame.proc, asked)
         return {"result": row[1], **self._described(frame, row, key, source)}
 
     async def set_variable(self, arguments: Message) -> Message:

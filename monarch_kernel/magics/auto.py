@@ -109,7 +109,7 @@ class Auto:
     def _is_hidden(self) -> bool:
         """Return whether the front end runs code of its own, such as that of a list of variables.
 
-        VS Code needs the output of such code, so it is not silent: it has no cell and no place in the history.
+        In VS Code, that code is not silent, since the output is wanted: it has no cell and no place in the history.
         """
         kernel: Any = getattr(self._shell, "kernel", None)
         parent: Any = (kernel.get_parent("shell") if kernel is not None else None) or {}
