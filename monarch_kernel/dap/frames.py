@@ -85,7 +85,8 @@ class Frames:
         """Return the variables of a frame, or the parts of a value, as a front end takes them."""
         start, most = arguments.get("start") or 0, arguments.get("count") or 0
         frame, root, key, path, _ = value
-        asked = request(children_in_frame, frame.level, root, key, list(path), start, most)
+        kind = str(arguments.get("filter") or "")
+        asked = request(children_in_frame, frame.level, root, key, list(path), start, most, kind)
         rows: list[Any] = await look(frame.proc, asked)
         return [self._variable(value, row) for row in rows if path or root == "kept" or self._is_shown(row[0])]
 

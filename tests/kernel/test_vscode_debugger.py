@@ -224,3 +224,21 @@ def test_run_by_line_steps_and_its_stop_lets_all_ranks_go_on(started: Notebook) 
     session.request("disconnect", restart=False)
     assert session.cell.wait().ok().shown == "[ranks 0-1] 0"
     late.wait().ok()
+
+
+def test_large_values_come_in_pages_of_named_and_indexed_parts(started: Notebook) -> None:
+    code = "%%mesh [0]\nweights = torch.arange(6.0).reshape(3, 2)\nmany = list(range(250))\nnone = rank * 0\nnone"
+    session = CodeDebugger(started, [code], 0, {0: [5]})
+    _, local = session.look(session.stopped(1)[0])
+    weights, many = local["weights"], local["many"]
+    assert (weights["indexedVariables"], many["indexedVariables"], many["namedVariables"]) == (3, 250, 0)
+    number = weights["variablesReference"]
+    named = session.variables(number, filter="named")
+    assert {"shape", "dtype"} <= named.keys() and not any(name.startswith("[") for name in named)
+    indexed = session.variables(number, filter="indexed", start=0, count=3)
+    assert list(indexed) == ["[0]", "[1]", "[2]"]
+    page = session.variables(many["variablesReference"], filter="indexed", start=200, count=50)
+    assert list(page) == [str(number) for number in range(200, 250)] and page["249"]["value"] == "249"
+    session.set_lines(0)
+    session.request("disconnect", restart=False)
+    session.cell.wait().ok()

@@ -6,8 +6,8 @@ import linecache
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import count, islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice, takewhile
 from typing import Any
 
 from monarch._actors.pausing.gate import gate
@@ -17,12 +17,13 @@ from monarch._core.text.tables import value_text
 from monarch._node.services.registry import service
 from monarch._notebook.complete import complete
 from monarch._notebook.looking.at_frame import Scope, look
-from monarch._notebook.looking.children import child_of, children_of, counts_of, replace_child
+from monarch._notebook.looking.children import ATTRIBUTE, Child, child_of, children_of, counts_of, replace_child
 from monarch._notebook.looking.writing import write_back, write_locals
 from monarch._notebook.show import bundle_of, portable
 from monarch._notebook.user_names import user_names
 
 LOCALS, GLOBALS, KEPT = "locals", "globals", "kept"
+INDEXED, NAMED = "indexed", "named"
 MOST = 500
 """Parts of a value in one answer, if the debugger names no number."""
 _WIDTH = 200
@@ -56,7 +57,9 @@ def forget_here() -> None:
 
 
 @service("inspecting.children_here", "probe")
-def children_here(level: int, root: str, key: int, path: Path, start: int, most: int) -> tuple[bool, list[Row] | str]:
+def children_here(
+    level: int, root: str, key: int, path: Path, start: int, most: int, kind: str = ""
+) -> tuple[bool, list[Row] | str]:
     """Service: return the parts of a value, or an error.
 
     Args:
@@ -66,6 +69,7 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
         path: the steps from there to the value; empty for the variables themselves.
         start: of the parts with an index, the first one.
         most: how many; 0 for the first 500.
+        kind: INDEXED or NAMED for the parts that have an index or a name; empty for both.
     """
 
     def read(scope: Scope) -> list[Row]:
@@ -74,10 +78,10 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
             rows = [_row(name, names[name], (root, name), name) for name in _shown(scope, root, names)]
             return rows[start : start + most] if most else rows
         value = _resolve(scope, root, key, path)
-        found = islice(children_of(value, start), most or MOST)
+        found = islice(_of_kind(value, start, kind), most or MOST)
         rows = [_row(each.name, each.value, each.step, each.suffix) for each in found]
         left = sum(counts_of(value)) - start - len(rows)
-        if not most and len(rows) == MOST and left > 0:
+        if not kind and not most and len(rows) == MOST and left > 0:
             rows.append(("…", f"{left:,} more", "", 0, 0, None, ""))
         return rows
 
@@ -247,6 +251,17 @@ def _resolve(scope: Scope, root: str, key: int, path: Path) -> Any:
     for step in rest:
         value = child_of(value, step)
     return value
+
+
+def _of_kind(value: Any, start: int, kind: str) -> Iterator[Child]:
+    """Return the parts of a value that have an index or a name; where some have an index, the others are attributes."""
+    has_indexed = counts_of(value)[0] > 0
+    found = children_of(value, start)
+    if kind == NAMED and has_indexed:
+        return takewhile(lambda each: each.step[0] == ATTRIBUTE, found)
+    if kind == INDEXED:
+        return (each for each in found if has_indexed and each.step[0] != ATTRIBUTE)
+    return found
 
 
 def _row(name: str, value: Any, step: tuple[str, Any] | None, suffix: str) -> Row:
