@@ -76,6 +76,10 @@ class Auto:
         except (HeaderError, MonarchError) as error:
             return f"automatic mode is on, but plain cells fail: {error}"
 
+    def header_of(self, cell: str) -> str | None:
+        """Return the header that a cell would get, as it is typed so far; None for cells of the notebook."""
+        return self.header if self.header is not None and _is_for_ranks(cell) else None
+
     def mark(self) -> None:
         """Show that a plain cell runs on ranks; nothing for other cells.
 
@@ -101,9 +105,10 @@ class Auto:
         self._marks = False
         if local is not None:
             return self._before(local)
-        if self.header is not None and _is_for_ranks(raw_cell) and not self._is_hidden():
+        header = self.header_of(raw_cell)
+        if header is not None and not self._is_hidden():
             self._marks = True
-            return self._before(f"%%mesh {self.header}\n{raw_cell}")
+            return self._before(f"%%mesh {header}\n{raw_cell}")
         return self._before(raw_cell)
 
     def _is_hidden(self) -> bool:
