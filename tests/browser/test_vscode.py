@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from browser.editor import Editor
+from browser.editor import FILES, Editor
 from browser.lab import Lab
 from leaks import Kit
 
@@ -27,6 +27,9 @@ INK = "element => getComputedStyle(element).color"
 @pytest.fixture
 def window(context: Any, lab: Lab, leaks: Kit) -> Iterator[Open]:
     """A function that opens a window; its kernels end with the test."""
+    missing = [path.name for path in FILES.values() if not path.exists()]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed; `make test-ts` installs the packages of the front end")
     pages: list[Any] = []
 
     def open_one(theme: str = "vscode-light") -> Editor:
