@@ -328,16 +328,6 @@ class Editor {
     return number;
   }
 
-  /** Run code of the editor itself; return what it prints. */
-  async hidden(code) {
-    const content = { code, silent: false, stop_on_error: false, allow_stdin: true, store_history: false };
-    const request = this.kernel.requestExecute(content, true);
-    let text = '';
-    request.onIOPub = message => (text += KernelMessage.isStreamMsg(message) ? message.content.text : '');
-    await request.done;
-    return text;
-  }
-
   add(cell, output) {
     output.element = this.frame.document.createElement('div');
     output.element.className = 'output';
