@@ -54,8 +54,9 @@ def load_ipython_extension(shell: Any) -> None:
         magics.views.install(shell.kernel, getattr(shell.kernel, "lane", None))
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
         print(
-            "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has Shift-Tab help on "
-            "names of ranks, and a stop button that ends a cell at a top-level await."
+            "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has ranks in the debugger "
+            "of the front end, buttons of views that act while a cell runs in every front end, Shift-Tab help on names "
+            "of ranks, and a stop button that ends a cell at a top-level await."
         )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from inspect import currentframe
 from io import StringIO
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -23,6 +25,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHELL: Any = InteractiveShell
 _RUN_CODE: CodeType = _SHELL.run_code.__code__
+_REPLACED_S = 2.0
+"""Seconds in which a front end closes the input box of an earlier question to show the next one."""
+_left_open: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
+"""By kernel, the message that runs a cell, and the input boxes of its questions without an answer that a front end may
+still show. Single operations, by the thread that asks."""
 _ASKING_MS = 20
 """Milliseconds between two looks whether an answer is still of interest."""
 _MOST_TRANSFORMS = 5000
@@ -306,7 +313,7 @@ def can_ask(kernel: Any, parent: Any = None) -> bool:
 
 
 def ask(
-    kernel: Any, prompt: str, wanted: Callable[[], bool], unanswered: Callable[[str, str], object] | None = None
+    kernel: Any, prompt: str, wanted: Callable[[], bool], unanswered: Callable[[str, str], bool] | None = None
 ) -> str | None:
     """Ask the person at the front end of the running cell, in the thread of the notebook.
 
@@ -315,7 +322,7 @@ def ask(
         prompt: shown before the answer.
         wanted: tells whether the answer is still of interest; asked all the time.
         unanswered: called if the question ends without an answer, with the id of the message that runs the cell and
-            that of the question.
+            that of the question; returns whether a page removes its input box.
 
     Returns:
         The answer; None if it is no longer of interest. The end of the input in a terminal is the answer ``EOF``.
@@ -332,26 +339,42 @@ def ask(
     sys.stdout.flush()
     sys.stderr.flush()
     socket, session = kernel.stdin_socket, kernel.session
+    ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
+    parent = kernel.get_parent("shell")
+    cell: str = parent.get("header", {}).get("msg_id", "")
+    before, left = _left_open.get(kernel, ("", 0))
+    # The end of a cell closes its boxes.
+    left = left if before == cell else 0
     while socket.poll(0):
         # Late answers to earlier questions.
         socket.recv_multipart()
-    ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
-    parent = kernel.get_parent("shell")
+        left -= 1
     asked = session.send(socket, "input_request", {"prompt": prompt, "password": False}, parent, ident=ident)
     question: str = asked["header"]["msg_id"]
+    begun = time.monotonic()
     answered = False
     try:
         while wanted():
-            if socket.poll(_ASKING_MS):
-                _, reply = session.recv(socket)
-                # Some front ends name the question that they answer, which may be an earlier one.
-                if reply is not None and reply.get("parent_header", {}).get("msg_id", question) == question:
-                    answered = True
-                    return str(reply["content"]["value"])
+            if not socket.poll(_ASKING_MS):
+                continue
+            _, reply = session.recv(socket)
+            if reply is None:
+                continue
+            # Some front ends name the question that they answer, which may be an earlier one.
+            header: dict[str, Any] = reply.get("parent_header") or {}
+            answers: str | None = header.get("msg_id")
+            value = str(reply["content"]["value"])
+            if answers is None and not value and left > 0 and time.monotonic() - begun < _REPLACED_S:
+                # VS Code closes the input box of an earlier question to show this one, and answers that with nothing.
+                left -= 1
+            elif answers in (None, question):
+                answered = True
+                return value
         return None
     finally:
-        if not answered and unanswered is not None:
-            unanswered(parent.get("header", {}).get("msg_id", ""), question)
+        if not answered and not (unanswered and unanswered(cell, question)):
+            left += 1
+        _left_open[kernel] = cell, max(0, left)
 
 
 def debugger_of(shell: Any) -> Callable[[bool], None]:

@@ -88,7 +88,7 @@ class Debugger:
         scopes = self.request("scopes", frameId=self.stack(thread)[frame]["id"])["scopes"]
         return next(each["variablesReference"] for each in scopes if each["name"] == name)
 
-    def variables(self, number: int, **options: int) -> dict[str, dict[str, Any]]:
+    def variables(self, number: int, **options: int | str) -> dict[str, dict[str, Any]]:
         """Return the parts of a value by name."""
         found = self.request("variables", variablesReference=number, **options)["variables"]
         return {each["name"]: each for each in found}

@@ -190,6 +190,10 @@ class Notebook:
         """Runs a cell to its end."""
         return self.send(code, **options).wait()
 
+    def hidden(self, code: str) -> Cell:
+        """Runs code of an editor itself, as VS Code's: it wants the output, and has no cell and no place in history."""
+        return self.run(code, cell_id="", store_history=False, allow_stdin=True)
+
     def mesh(self, body: str, line: str = "") -> Cell:
         """Runs a cell on ranks."""
         return self.run(f"%%mesh {line}\n{body}")

@@ -297,6 +297,15 @@ export interface Gone {
   reason: string;
 }
 
+/**
+ * Answer to Alive, of a kernel that answers while a cell runs too: a view that
+ * misses it says so.
+ */
+export interface Heard {
+  kind: 'heard';
+  uid: string;
+}
+
 /** A pinned rank, about once a second. */
 export interface Details {
   kind: 'details';
@@ -487,6 +496,7 @@ export type FromKernel =
   | Snapshot
   | Patch
   | Gone
+  | Heard
   | Details
   | Done
   | Meshes

@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import { ALIVE_SECONDS, VERSION } from './protocol';
-import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS } from './session';
+import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS, SILENT } from './session';
 import { patchOf, snapshotOf, TestChannel } from './testing';
 
 function live(uid = ''): [MeshSession, TestChannel] {
@@ -120,6 +120,46 @@ describe('MeshSession', () => {
     vi.advanceTimersByTime(ALIVE_SECONDS * 1000);
     expect(channel.kinds).toEqual(['open', 'alive', 'alive', 'close']);
     expect(channel.listeners).toBe(0);
+  });
+
+  test('says that the kernel is silent once it does not answer any more, and is live again when it does', () => {
+    vi.useFakeTimers();
+    const [session, channel] = live();
+    const turn = ALIVE_SECONDS * 1000;
+    // Some kernels answer when the running cell has ended.
+    vi.advanceTimersByTime(turn + LATE);
+    expect(session.link).toBe('live');
+    channel.tell({ kind: 'heard', uid: 'mesh-1' });
+    vi.advanceTimersByTime(turn - LATE);
+    channel.tell({ kind: 'heard', uid: 'mesh-1' });
+    vi.advanceTimersByTime(turn - 1);
+    expect(session.link).toBe('live');
+    vi.advanceTimersByTime(1 + LATE);
+    expect([session.link, session.reason, session.model.ranks.length]).toEqual(['lost', SILENT, 4]);
+    channel.tell({ kind: 'heard', uid: 'mesh-1' }, snapshotOf(5));
+    expect([session.link, session.model.ranks.length, channel.kinds.at(-1)]).toEqual(['live', 5, 'open']);
+    session.close();
+  });
+
+  test('says that the first answer has not come, as in a file with saved widgets', () => {
+    vi.useFakeTimers();
+    const channel = new TestChannel();
+    const session = new MeshSession(channel);
+    vi.advanceTimersByTime(LATE);
+    expect([session.link, session.slow]).toEqual(['connecting', true]);
+    channel.tell(snapshotOf(4));
+    expect([session.link, session.slow]).toEqual(['live', false]);
+    session.close();
+  });
+
+  test('is silent at once where the comm refuses messages', () => {
+    const [session, channel] = live();
+    channel.send = () => {
+      throw new Error('Cannot send');
+    };
+    session.act('interrupt', []);
+    expect([session.link, session.pending.size]).toEqual(['lost', 0]);
+    session.close();
   });
 
   test('keeps the last state when the kernel is gone', () => {

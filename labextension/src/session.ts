@@ -37,6 +37,9 @@ export const LATE = 10_000;
 /** What is said then. The kernel may have received it. */
 export const NOT_HEARD =
   'The connection to the kernel was lost before it answered. See whether it was done; try again.';
+/** What is said where the kernel has not answered in time. It may also be inside C code. */
+export const SILENT =
+  'The kernel does not answer. This is the last state that it sent; if it was restarted, run the cell again for a live view.';
 
 let lastAction = 0;
 
@@ -60,6 +63,13 @@ export class MeshSession {
   private readonly alive: ReturnType<typeof setInterval>;
   /** Whether this view has paused ranks and not resumed any since: some may pause later. */
   holds = false;
+  /** Whether the kernel has not answered the first question in time. */
+  slow = false;
+  /** Whether it says that it has heard this view, also while a cell runs. */
+  private answers = false;
+  /** Whether it has not answered since it was asked last. */
+  private silent = false;
+  private missed: ReturnType<typeof setTimeout> | undefined;
   private asked = false;
   private norms = false;
   private letsGo: ReturnType<typeof setTimeout> | undefined;
@@ -86,7 +96,8 @@ export class MeshSession {
       return;
     }
     this.asked = true;
-    this.channel.send({ kind: 'open', version: VERSION, uid: this.uid });
+    this.awaitAnswer();
+    this.send({ kind: 'open', version: VERSION, uid: this.uid });
     if (this.pinned >= 0) {
       this.sendPin();
     }
@@ -128,7 +139,7 @@ export class MeshSession {
   }
 
   private sendPin(): void {
-    this.channel.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms });
+    this.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms });
   }
 
   /** Do something with ranks; with all of the view if there are none. */
@@ -138,7 +149,7 @@ export class MeshSession {
     this.holds = action === 'pause' || (this.holds && action !== 'resume');
     this.show(null);
     const chosen = ranks.length ? ranks : [...this.members];
-    this.channel.send({ kind: 'act', id, action, ranks: chosen, uid: this.uid });
+    this.send({ kind: 'act', id, action, ranks: chosen, uid: this.uid });
     this.tell();
   }
 
@@ -178,16 +189,57 @@ export class MeshSession {
     clearInterval(this.alive);
     clearTimeout(this.letsGo);
     clearTimeout(this.gaveUp);
+    clearTimeout(this.missed);
     this.stop();
     this.handlers.clear();
     if (this.link !== 'lost') {
-      this.channel.send({ kind: 'close', uid: this.uid });
+      this.send({ kind: 'close', uid: this.uid });
+    }
+  }
+
+  /** Send a message. A comm of a kernel that was restarted refuses it in some front ends, and drops it in others. */
+  private send(message: FromView): void {
+    try {
+      this.channel.send(message);
+    } catch {
+      this.fallSilent();
     }
   }
 
   private sayAlive(): void {
-    if (this.link === 'live') {
-      this.channel.send({ kind: 'alive', uid: this.uid });
+    if (this.link === 'live' || this.silent) {
+      this.awaitAnswer();
+      this.send({ kind: 'alive', uid: this.uid });
+    }
+  }
+
+  private awaitAnswer(): void {
+    this.missed ??= setTimeout(() => {
+      this.missed = undefined;
+      if (this.answers) {
+        this.fallSilent();
+      } else if (this.link === 'connecting') {
+        this.slow = true;
+        this.tell();
+      }
+    }, LATE);
+  }
+
+  private fallSilent(): void {
+    if (!this.silent) {
+      this.silent = true;
+      this.lose(SILENT);
+    }
+  }
+
+  /** Note that the kernel is there. */
+  private hear(): void {
+    clearTimeout(this.missed);
+    this.missed = undefined;
+    this.slow = false;
+    if (this.silent) {
+      this.silent = false;
+      this.reopen();
     }
   }
 
@@ -196,7 +248,11 @@ export class MeshSession {
   }
 
   private handle(message: FromKernel): void {
+    this.hear();
     switch (message.kind) {
+      case 'heard':
+        this.answers = true;
+        break;
       case 'snapshot':
         if (this.isOurs(message.mesh.uid)) {
           this.asked = false;

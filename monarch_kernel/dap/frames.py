@@ -85,7 +85,8 @@ class Frames:
         """Return the variables of a frame, or the parts of a value, as a front end takes them."""
         start, most = arguments.get("start") or 0, arguments.get("count") or 0
         frame, root, key, path, _ = value
-        asked = request(children_in_frame, frame.level, root, key, list(path), start, most)
+        kind = str(arguments.get("filter") or "")
+        asked = request(children_in_frame, frame.level, root, key, list(path), start, most, kind)
         rows: list[Any] = await look(frame.proc, asked)
         return [self._variable(value, row) for row in rows if path or root == "kept" or self._is_shown(row[0])]
 
@@ -94,7 +95,9 @@ class Frames:
         frame = self.frame(arguments.get("frameId"))
         source, context = str(arguments["expression"]), str(arguments.get("context") or "repl")
         _check(source)
-        row, key = await look(frame.proc, request(evaluate_in_frame, frame.level, source, context))
+        shape: Message = arguments.get("format") or {}
+        asked = request(evaluate_in_frame, frame.level, source, context, bool(shape.get("rawString")))
+        row, key = await look(frame.proc, asked)
         return {"result": row[1], **self._described(frame, row, key, source)}
 
     async def set_variable(self, arguments: Message) -> Message:

@@ -155,7 +155,8 @@ class Session:
 
     async def _end(self, message: Message, forward: Forward) -> Any:
         self.end()
-        return await forward(message)
+        # ipykernel leaves a second one, as of a front end that has heard that its session ended, without an answer.
+        return await forward(message) if self._debugger.is_started else response(message)
 
     def end(self) -> None:
         """Let all ranks go on, and take the breakpoints of the session away."""

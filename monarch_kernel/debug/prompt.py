@@ -189,10 +189,12 @@ class Prompt:
         """Return whether a question about ranks that stood there is still of interest."""
         return not is_over() and not self._front_end.active and (_standing(uid), _held(uid)) == before
 
-    def _over(self, request: str, question: str) -> None:
-        """Remove the input box of a question that has no answer, or say what to do."""
-        if not self._close_box(request, question):
+    def _over(self, request: str, question: str) -> bool:
+        """Remove the input box of a question without an answer, or say what to do; return whether a page removes it."""
+        closes = self._close_box(request, question)
+        if not closes:
             print(_BOX, flush=True)
+        return closes
 
     def _shown(self, mesh: Mesh, focus: list[int]) -> str:
         return f"({mesh.name} {describe_ranks(focus)}) "

@@ -11,6 +11,7 @@ from monarch_kernel.compat import runs_cell
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import HERE, HeaderError
 from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.output.frontend import has_cells
 
 _LOCAL = ("%%", "%mesh", "%load_ext", "%reload_ext", "%unload_ext")
 """Beginnings of cells that run in the notebook."""
@@ -75,6 +76,10 @@ class Auto:
         except (HeaderError, MonarchError) as error:
             return f"automatic mode is on, but plain cells fail: {error}"
 
+    def header_of(self, cell: str) -> str | None:
+        """Return the header that a cell would get, as it is typed so far; None for cells of the notebook."""
+        return self.header if self.header is not None and _is_for_ranks(cell) else None
+
     def mark(self) -> None:
         """Show that a plain cell runs on ranks; nothing for other cells.
 
@@ -100,16 +105,22 @@ class Auto:
         self._marks = False
         if local is not None:
             return self._before(local)
-        if self.header is not None and _is_for_ranks(raw_cell) and not self._is_silent():
+        header = self.header_of(raw_cell)
+        if header is not None and not self._is_hidden():
             self._marks = True
-            return self._before(f"%%mesh {self.header}\n{raw_cell}")
+            return self._before(f"%%mesh {header}\n{raw_cell}")
         return self._before(raw_cell)
 
-    def _is_silent(self) -> bool:
-        """Return whether the front end runs code of its own, such as that of a list of variables."""
+    def _is_hidden(self) -> bool:
+        """Return whether the front end runs code of its own, such as that of a list of variables.
+
+        In VS Code, that code is not silent, since the output is wanted: it has no cell and no place in the history.
+        """
         kernel: Any = getattr(self._shell, "kernel", None)
-        parent: Any = kernel.get_parent("shell") if kernel is not None else None
-        return bool(parent and parent.get("content", {}).get("silent"))
+        parent: Any = (kernel.get_parent("shell") if kernel is not None else None) or {}
+        content: dict[str, Any] = parent.get("content") or {}
+        in_history = content.get("store_history", True) or has_cells(parent)
+        return bool(content.get("silent")) or not in_history
 
 
 def _is_for_ranks(cell: str) -> bool:

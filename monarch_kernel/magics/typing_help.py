@@ -87,13 +87,21 @@ class TypingHelp:
         place = place_of(code, cursor)
         if place is None:
             line = line_of(code, cursor)
-            return self._of_line(line, code, cursor) if line else None
+            if line:
+                return self._of_line(line, code, cursor)
+            header = self._header_of(code, cursor)
+            return self._of_code(header, code[:cursor], cursor) if header is not None else None
         if place.body is not None:
             return self._of_code(place.header, place.body, cursor)
         if not place.header:
             return None
         words, raw = words_of_header(self._magics, place.header)
         return _beginning_with(raw, words, code, cursor)
+
+    def _header_of(self, code: str, cursor: int) -> str | None:
+        """Return the header of a plain cell in automatic mode; None for other cells, and on lines of other magics."""
+        line = code[:cursor].rpartition("\n")[2].lstrip()
+        return None if line.startswith(("%", "!", "?")) else self._magics.auto.header_of(code)
 
     def _of_line(self, line: str, code: str, cursor: int) -> Completion:
         """Complete a ``%mesh`` line: a verb, its arguments, or code."""
@@ -131,6 +139,9 @@ class TypingHelp:
         cell = _CELL.match(code)
         if cell is not None and (place.body is None if place is not None else cursor >= cell.start("magic")):
             return bundle_of_cells()
+        header = self._header_of(code, cursor) if cell is None else None
+        if header is not None and line_of(code, cursor) is None:
+            return self._inspect_code(header, code[:cursor], code, cursor)
         if place is None or place.body is None:
             return self._inspect_line(code, cursor)
         return self._inspect_code(place.header, place.body, code, cursor)

@@ -11,6 +11,7 @@ from monarch_kernel.output.log import OutputLog
 from monarch_kernel.views.actions import Actions
 from monarch_kernel.views.details import Pinned, Pins, log_line
 from monarch_kernel.views.feed import Feeds, Source
+from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import (
     VERSION,
@@ -23,6 +24,7 @@ from monarch_kernel.views.protocol import (
     Done,
     FromView,
     Gone,
+    Heard,
     ListMeshes,
     Logs,
     Open,
@@ -43,6 +45,11 @@ class Place(Protocol):
 
     feeds: Feeds
     pins: Pins
+
+    @property
+    def lane(self) -> Lane | None:
+        """Return what takes messages while a cell runs; None if they wait for it."""
+        ...
 
     @property
     def actions(self) -> Actions:
@@ -151,6 +158,8 @@ class Conversation:
     def _alive(self, uid: str) -> None:
         if not self._place.feeds.heard(uid, self._speaker):
             self._open(uid)
+        elif self._place.lane is not None:
+            self._speaker.tell(Heard(uid))
 
     def _pin(self, message: Pin) -> None:
         uid = self._of(message.uid)

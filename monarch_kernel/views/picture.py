@@ -18,15 +18,21 @@ _STYLE = """
 .monarch-static{color-scheme:light;color:light-dark(#1f2933,#e6edf3);font-family:sans-serif;font-size:13px;\
 line-height:1.4}
 @media (prefers-color-scheme:dark){.monarch-static{color-scheme:dark}}
-[data-jp-theme-light="true"] .monarch-static,body.vscode-light .monarch-static{color-scheme:light}
-[data-jp-theme-light="false"] .monarch-static,body.vscode-dark .monarch-static{color-scheme:dark}
+[data-jp-theme-light="false"] .monarch-static,body.vscode-dark .monarch-static,\
+body.vscode-high-contrast .monarch-static{color-scheme:dark}
+[data-jp-theme-light="true"] .monarch-static,body.vscode-light .monarch-static,\
+body.vscode-high-contrast-light .monarch-static{color-scheme:light}
 .monarch-static table{border-collapse:separate;border-spacing:2px;display:inline-table;margin:4px 12px 4px 0}
 .monarch-static caption{caption-side:top;text-align:left;opacity:.75;white-space:nowrap}
 .monarch-static td{width:1.6em;height:1.6em;padding:0;text-align:center;border-radius:3px}
 .monarch-static div{margin:2px 0}
 .jp-OutputArea-child:has(+.jp-OutputArea-child .monarch-static)>.jupyter-widgets:not(:has(*)){display:none}
 """
-"""The last rule hides the text that JupyterLab shows in the place of a widget whose kernel has ended."""
+"""Of the picture. A page that names no theme has that of the browser.
+
+VS Code gives its light theme of high contrast the classes of both, so the light rule follows. The last rule hides the
+text that JupyterLab shows in the place of a widget whose kernel has ended.
+"""
 
 
 def class_of(uid: str) -> str:

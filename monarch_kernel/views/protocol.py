@@ -257,6 +257,12 @@ class Gone(_Struct, frozen=True, tag_field="kind", tag="gone"):
     reason: str
 
 
+class Heard(_Struct, frozen=True, tag_field="kind", tag="heard"):
+    """Answer to Alive, of a kernel that answers while a cell runs too: a view that misses it says so."""
+
+    uid: str
+
+
 class Details(_Struct, frozen=True, tag_field="kind", tag="details"):
     """A pinned rank, about once a second."""
 
@@ -406,7 +412,9 @@ class ReadOutputs(_Struct, frozen=True, tag_field="kind", tag="read_outputs"):
     """Asks for the output of the last cells, for a page that was not open all the time."""
 
 
-FromKernel: TypeAlias = Snapshot | Patch | Gone | Details | Done | Meshes | Logs | Targets | Outputs | PromptOver
+FromKernel: TypeAlias = (
+    Snapshot | Patch | Gone | Heard | Details | Done | Meshes | Logs | Targets | Outputs | PromptOver
+)
 FromView: TypeAlias = Open | Close | Alive | Pin | Act | ReadLogs | ReadTargets | ListMeshes | ReadOutputs
 
 decode = msgspec.json.Decoder(FromView).decode

@@ -26,6 +26,8 @@ EVERY_S = 5.0
 """Least seconds between two updates of a picture."""
 MOST = 16
 """Pictures that are updated, the newest; of one cell, the last."""
+MOST_CLIENTS = 4
+"""Clients that have a widget of a mesh, the newest: each page that opens the notebook is another one."""
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -77,8 +79,11 @@ class Shown:
         self._shell = shell
         self.views = views
         self._kernel = getattr(shell, "kernel", None)
-        self._widgets: dict[tuple[str, tuple[int, ...]], Any] = {}
-        """By mesh and ranks, the widget, which all cells that show it share. Notebook's thread only."""
+        self._widgets: dict[tuple[str, tuple[int, ...], str], Any] = {}
+        """By mesh, ranks and client, the widget, which all cells that show it share. Notebook's thread only.
+
+        VS Code knows no widgets from before it was opened, so each client has its own.
+        """
         self._lock = Lock()
         self._pictures: OrderedDict[str, Picture] = OrderedDict()
         """By cell. Guarded by ``_lock``."""
@@ -95,7 +100,7 @@ class Shown:
             print(text_of(state))
             return
         parent = self._kernel.get_parent("shell")
-        view, hint = self._view(procs, part)
+        view, hint = self._view(procs, part, parent)
         if not has_cells(parent):
             # A program or a terminal takes one of the forms.
             display({**view, **bundle_of(state, hint)})
@@ -107,16 +112,19 @@ class Shown:
         display(picture.bundle, picture.name)
         self._follow(parent["metadata"]["cellId"], picture)
 
-    def _view(self, procs: ProcMesh, part: Part) -> tuple[dict[str, Any], str]:
+    def _view(self, procs: ProcMesh, part: Part, parent: Any) -> tuple[dict[str, Any], str]:
         """Return the part of a bundle that shows the widget, and what is missing for it, if anything."""
         from monarch_kernel.views.widget import HINT, MeshView, is_built
 
         if not is_built():
             return {}, HINT
-        key = part.source.uid, part.ranks
+        key = part.source.uid, part.ranks, str(parent["header"]["session"])
         widget = self._widgets.get(key)
         if widget is None or widget.comm is None:
             widget = self._widgets[key] = MeshView(procs, self.views)
+            same = [each for each in self._widgets if each[:2] == key[:2]]
+            for each in same[:-MOST_CLIENTS]:
+                self._widgets.pop(each).close()
         return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}, ""
 
     # Pictures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from browser.lab import FLAGS, Book, Lab, find_browser, write_notebook
+from browser.lab import FLAGS, ROOT, Book, Lab, find_browser, write_notebook
 from leaks import Kit
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -37,7 +38,17 @@ def context(chromium: Any) -> Any:
 
 
 @pytest.fixture(scope="package")
-def lab(context: Any, spec: str) -> Iterator[Lab]:
+def built() -> None:
+    """Build the front end if its sources are newer."""
+    spec = importlib.util.spec_from_file_location("builder", ROOT / "labextension" / "builder.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.build("wheel", "editable")
+
+
+@pytest.fixture(scope="package")
+def lab(context: Any, spec: str, built: None) -> Iterator[Lab]:
     """The server."""
     # A short path: the socket paths of kernels are limited.
     with tempfile.TemporaryDirectory(prefix="lab") as folder:

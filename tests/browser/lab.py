@@ -56,6 +56,9 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
         self.token = secrets.token_hex(16)
+        self.pages = folder / "pages"
+        """Files that the server has below ``/static``, for pages of tests."""
+        self.pages.mkdir()
         names = ("config", "data", "runtime", "ipython", "settings", "workspaces")
         places = {name: folder / name for name in names}
         for place in (self.root, *places.values()):
@@ -83,6 +86,7 @@ class Lab:
         options = [
             "--no-browser", "--allow-root", "--ServerApp.port=0", f"--IdentityProvider.token={self.token}",
             f"--ServerApp.root_dir={self.root}", "--LabApp.expose_app_in_browser=True",
+            f"--ServerApp.extra_static_paths={self.pages}",
         ]  # fmt: skip
         self.log = folder / "server.log"
         with self.log.open("wb") as log:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from browser.lab import ARTEFACTS, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("built")]
 HERE = Path(__file__).parent
 FILES = {
     "page.html": HERE / "page.html",
@@ -31,16 +30,6 @@ seconds => new Promise(done => {
     requestAnimationFrame(step);
 })
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Build the front end if its sources are newer."""
-    spec = importlib.util.spec_from_file_location("builder", ROOT / "labextension" / "builder.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.build("wheel", "editable")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -87,8 +88,9 @@ def test_mode_may_name_ranks_and_meshes(notebook: Notebook) -> None:
     notebook.run("%mesh auto off").ok()
 
 
-def test_code_of_the_front_end_stays_in_the_notebook(auto: Notebook) -> None:
-    auto.run("from_front_end = 5", silent=True, store_history=False)
+@pytest.mark.parametrize("options", [{"silent": True}, {"cell_id": ""}])
+def test_code_of_the_front_end_stays_in_the_notebook(auto: Notebook, options: dict[str, Any]) -> None:
+    assert "auto:" not in auto.run("from_front_end = 5", store_history=False, **options).shown
     assert auto.run("%%here\nfrom_front_end").ok().shown == "5"
 
 

@@ -160,6 +160,19 @@ def test_tab_in_python_offers_names_of_the_notebook(book: Notebook) -> None:
     assert "%mesh" in words(book, "%mes") and "%%mesh" in words(book, "%%mes")
 
 
+def test_automatic_mode_offers_names_of_ranks_in_plain_cells(book: Notebook) -> None:
+    book.run("%mesh auto on [2]").ok()
+    try:
+        assert tab(book, "x = 1\nonly_") == ["x = 1\nonly_two"] and tab(book, "learning_r") == []
+        assert tab(book, "%%here\nlearning_r") == ["%%here\nlearning_rate"]
+        assert tab(book, "%mesh w|") == tab(book, "%mesh w") and "%timeit" in tab(book, "%timei")
+        answer = ask(book, "inspect_request", "y = only_two", 12)
+        assert answer["found"] and "int" in answer["data"]["text/plain"]
+    finally:
+        book.run("%mesh auto off").ok()
+    assert tab(book, "learning_r") == ["learning_rate"] and tab(book, "only_") == []
+
+
 def test_tab_skips_dead_and_blocked_ranks(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 2").ok()

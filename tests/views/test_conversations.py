@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dialogs import Dialog
 from fronts import Comm, Front
 from kernels import Cell, Notebook
 from monarch_kernel.views.details import short_stack
@@ -17,6 +18,7 @@ from monarch_kernel.views.protocol import (
     Details,
     Done,
     Gone,
+    Heard,
     Logs,
     Meshes,
     Outputs,
@@ -24,6 +26,7 @@ from monarch_kernel.views.protocol import (
     Snapshot,
     Targets,
 )
+from monarch_kernel.views.shown import MOST_CLIENTS
 
 BUSY = "import time\nwhile not stop_now:\n    time.sleep(0.02)"
 """A cell that runs until another cell, an interrupt or a kill ends it."""
@@ -94,6 +97,22 @@ def test_the_same_mesh_shown_again_has_the_same_widget(book: Notebook, front: Fr
     assert front.widget(book.run("mesh").ok()).name == front.widget(book.run("%mesh view").ok()).name
 
 
+def test_each_client_has_its_own_widget(own: Callable[..., Notebook]) -> None:
+    # VS Code knows no widgets from before its window was opened; other front ends restore them.
+    book = own()
+    book.run("%mesh up --procs 1").ok()
+    kind = "application/vnd.jupyter.widget-view+json"
+    names: list[str] = []
+    for client in range(MOST_CLIENTS + 1):
+        book.client.session.session = f"client-{client}"
+        first, again = (book.run("mesh").ok() for _ in range(2))
+        assert first.bundles[0][kind]["model_id"] == again.bundles[0][kind]["model_id"]
+        assert len(first.contents("comm_open")) >= 1 and not again.contents("comm_open")
+        names.append(first.bundles[0][kind]["model_id"])
+    assert len(set(names)) == len(names)
+    assert [each["comm_id"] for each in first.contents("comm_close")][:1] == names[:1]
+
+
 def test_a_widget_follows_a_cell_while_it_runs(book: Notebook, front: Front) -> None:
     widget = front.widget(book.run("mesh").ok())
     cell = book.send(f"%%mesh\n{BUSY}")
@@ -109,6 +128,38 @@ def test_a_widget_follows_a_cell_while_it_runs(book: Notebook, front: Front) -> 
     assert widget.of(Done)[0].ok and "stopped" in widget.of(Done)[0].text
     widget.until(lambda: all(row.state == "idle" for row in widget.page.ranks.values()))
     assert widget.of(Patch)
+
+
+def test_a_view_is_told_that_it_was_heard_while_a_cell_runs(book: Notebook, front: Front) -> None:
+    widget = front.widget(book.run("mesh").ok())
+    widget.open()
+    widget.until(lambda: widget.page.ranks)
+    cell = book.send(f"%%mesh\n{BUSY}")
+    cell.until(lambda: any(each["msg_type"] == "execute_input" for each in cell.messages))
+    widget.say("alive")
+    widget.until(lambda: widget.of(Heard))
+    assert not cell.reply
+    book.interrupt()
+    cell.wait()
+
+
+def test_closed_box_of_an_earlier_question_answers_nothing(book: Notebook, front: Front) -> None:
+    widget = front.widget(book.run("mesh").ok())
+    widget.open()
+    dialog = Dialog(book, "%%mesh [0:2]\nfor step in range(3):\n    breakpoint()\n    x = step")
+    assert dialog.prompt() == "(mesh ranks 0-1) "
+    assert "x = step" in dialog.ask("n")
+    widget.say("act", id=1, action="resume", ranks=[])
+    assert dialog.prompt() == "(mesh ranks 0-1) "
+    dialog.shown()
+    # VS Code closes the box of the question before, and answers that with nothing, which would repeat the step.
+    dialog.answer("")
+    assert dialog.ask("x") == "ranks 0-1: 0\n"
+    dialog.answer("c")
+    dialog.prompt()
+    dialog.answer("c")
+    dialog.cell.wait().ok()
+    assert not book.client.stdin_channel.msg_ready()
 
 
 def test_an_interrupt_of_one_rank_ends_its_cell(book: Notebook, front: Front) -> None:

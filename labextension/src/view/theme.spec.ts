@@ -69,3 +69,17 @@ test('a page may name its background in any way that browsers know', () => {
   expect(told).toEqual(['light']);
   drawn.mockRestore();
 });
+
+test.each([
+  ['vscode-light', 'light'],
+  ['vscode-dark', 'dark'],
+  ['vscode-high-contrast', 'dark'],
+  ['vscode-high-contrast-light vscode-high-contrast', 'light']
+])('a transparent page of VS Code has the theme of its class %s', (names, theme) => {
+  page = 'rgba(0, 0, 0, 0)';
+  document.body.className = names;
+  document.body.append(place);
+  stop = watchTheme(place, each => told.push(each));
+  expect(told).toEqual([theme]);
+  document.body.className = '';
+});

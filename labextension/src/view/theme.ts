@@ -17,6 +17,15 @@ export function addStyle(element: Node): void {
   }
 }
 
+/** Return the theme that VS Code names in its frames, whose pages are transparent. */
+function editorTheme(): Theme | undefined {
+  const kind = [...document.body.classList].filter(name => name.startsWith('vscode-'));
+  if (kind.includes('vscode-light') || kind.includes('vscode-high-contrast-light')) {
+    return 'light';
+  }
+  return kind.includes('vscode-dark') || kind.includes('vscode-high-contrast') ? 'dark' : undefined;
+}
+
 /** Return the theme behind an element: that of the first background that is not transparent. */
 export function themeOf(element: Element): Theme {
   for (let at: Element | null = element; at; at = parentOf(at)) {
@@ -24,6 +33,10 @@ export function themeOf(element: Element): Theme {
     if (parts.length >= 3 && (parts[3] ?? 1) > 0.5) {
       return luminance([parts[0], parts[1], parts[2]]) < 0.3 ? 'dark' : 'light';
     }
+  }
+  const named = editorTheme();
+  if (named) {
+    return named;
   }
   const schemes = getComputedStyle(document.documentElement).colorScheme;
   return schemes.includes('dark') && matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';

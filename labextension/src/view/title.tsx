@@ -13,6 +13,8 @@ export function Title({ session, trans }: Props) {
   const mesh = model.mesh!;
   const shape = mesh.labels.map((label, at) => `${mesh.sizes[at]} ${label}`).join(' × ');
   const age = duration(model.now() - mesh.started, trans);
+  // Where the kernel is silent, whether the mesh is up is unknown.
+  const isKnown = session.link !== 'lost' || Boolean(mesh.ended);
   return (
     <header class="mk-title">
       <h3>{mesh.name || trans.__('mesh')}</h3>
@@ -21,8 +23,8 @@ export function Title({ session, trans }: Props) {
           ? trans.__('%1 of %2', namedRanks(model.shown(), trans), mesh.hosts.length)
           : trans._n('1 rank', '%1 ranks', model.ranks.length)}
         {mesh.labels.length > 1 && !model.isPart && ` (${shape})`}
-        {' · '}
-        {mesh.ended ? trans.__('ran for %1', age) : trans.__('up for %1', age)}
+        {isKnown && ' · '}
+        {isKnown && (mesh.ended ? trans.__('ran for %1', age) : trans.__('up for %1', age))}
       </span>
     </header>
   );
@@ -47,7 +49,9 @@ export function statusText(session: MeshSession, trans: Trans): string {
     return reason || trans.__('The kernel no longer has this mesh.');
   }
   if (!model.mesh) {
-    return trans.__('Waiting for the kernel…');
+    return session.slow
+      ? trans.__('The kernel has not answered. If it has ended, run the cell again for a live view.')
+      : trans.__('Waiting for the kernel…');
   }
   if (model.mesh.ended) {
     return model.mesh.reason ? trans.__('The mesh has ended: %1', model.mesh.reason) : trans.__('The mesh has ended.');

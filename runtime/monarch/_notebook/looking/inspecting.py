@@ -6,8 +6,8 @@ import linecache
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import count, islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice, takewhile
 from typing import Any
 
 from monarch._actors.pausing.gate import gate
@@ -17,17 +17,20 @@ from monarch._core.text.tables import value_text
 from monarch._node.services.registry import service
 from monarch._notebook.complete import complete
 from monarch._notebook.looking.at_frame import Scope, look
-from monarch._notebook.looking.children import child_of, children_of, counts_of, replace_child
+from monarch._notebook.looking.children import ATTRIBUTE, Child, child_of, children_of, counts_of, replace_child
 from monarch._notebook.looking.writing import write_back, write_locals
 from monarch._notebook.show import bundle_of, portable
 from monarch._notebook.user_names import user_names
 
 LOCALS, GLOBALS, KEPT = "locals", "globals", "kept"
+INDEXED, NAMED = "indexed", "named"
 MOST = 500
 """Parts of a value in one answer, if the debugger names no number."""
 _WIDTH = 200
 _LONGEST = 20_000
 """Characters of a value that is copied."""
+_LONGEST_STRING = 4_000_000
+"""Characters of a string that a front end wants as it is, such as the rows of a table as JSON."""
 _MOST_KEPT = 50
 
 Path = Sequence[tuple[str, Any]]
@@ -54,7 +57,9 @@ def forget_here() -> None:
 
 
 @service("inspecting.children_here", "probe")
-def children_here(level: int, root: str, key: int, path: Path, start: int, most: int) -> tuple[bool, list[Row] | str]:
+def children_here(
+    level: int, root: str, key: int, path: Path, start: int, most: int, kind: str = ""
+) -> tuple[bool, list[Row] | str]:
     """Service: return the parts of a value, or an error.
 
     Args:
@@ -64,6 +69,7 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
         path: the steps from there to the value; empty for the variables themselves.
         start: of the parts with an index, the first one.
         most: how many; 0 for the first 500.
+        kind: INDEXED or NAMED for the parts that have an index or a name; empty for both.
     """
 
     def read(scope: Scope) -> list[Row]:
@@ -72,10 +78,10 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
             rows = [_row(name, names[name], (root, name), name) for name in _shown(scope, root, names)]
             return rows[start : start + most] if most else rows
         value = _resolve(scope, root, key, path)
-        found = islice(children_of(value, start), most or MOST)
+        found = islice(_of_kind(value, start, kind), most or MOST)
         rows = [_row(each.name, each.value, each.step, each.suffix) for each in found]
         left = sum(counts_of(value)) - start - len(rows)
-        if not most and len(rows) == MOST and left > 0:
+        if not kind and not most and len(rows) == MOST and left > 0:
             rows.append(("…", f"{left:,} more", "", 0, 0, None, ""))
         return rows
 
@@ -83,13 +89,14 @@ def children_here(level: int, root: str, key: int, path: Path, start: int, most:
 
 
 @service("inspecting.evaluate_here", "probe")
-def evaluate_here(level: int, source: str, context: str) -> tuple[bool, tuple[Row, int] | str]:
+def evaluate_here(level: int, source: str, context: str, raw: bool = False) -> tuple[bool, tuple[Row, int] | str]:
     """Service: evaluate an expression, or run statements; return the value and its key, or the error.
 
     Args:
         level: of the frame; see ``scope_of``.
         source: the code.
         context: ``repl`` runs statements too; ``clipboard`` gives the whole text of a value.
+        raw: whether the text of a string is the string itself, and whole.
     """
 
     def read(scope: Scope) -> tuple[Row, int]:
@@ -101,7 +108,9 @@ def evaluate_here(level: int, source: str, context: str) -> tuple[bool, tuple[Ro
             _execute(scope, source)
             return ("", "", "", 0, 0, None, ""), 0
         row = _row("", value, None, source)
-        if context == "clipboard":
+        if raw and type(value) is str:
+            row = (row[0], _whole(value), *row[2:])
+        elif context == "clipboard":
             row = (row[0], portable(repr(value))[:_LONGEST], *row[2:])
         elif context == "repl" and value is None:
             row = (row[0], "", *row[2:])
@@ -244,6 +253,17 @@ def _resolve(scope: Scope, root: str, key: int, path: Path) -> Any:
     return value
 
 
+def _of_kind(value: Any, start: int, kind: str) -> Iterator[Child]:
+    """Return the parts of a value that have an index or a name; where some have an index, the others are attributes."""
+    has_indexed = counts_of(value)[0] > 0
+    found = children_of(value, start)
+    if kind == NAMED and has_indexed:
+        return takewhile(lambda each: each.step[0] == ATTRIBUTE, found)
+    if kind == INDEXED:
+        return (each for each in found if has_indexed and each.step[0] != ATTRIBUTE)
+    return found
+
+
 def _row(name: str, value: Any, step: tuple[str, Any] | None, suffix: str) -> Row:
     try:
         indexed, named = counts_of(value)
@@ -252,6 +272,13 @@ def _row(name: str, value: Any, step: tuple[str, Any] | None, suffix: str) -> Ro
         indexed, named = 0, 0
     text = repr(value) if type(value) in (int, float, bool) else value_text(value, _WIDTH)
     return name, portable(text), class_of(value).__name__, indexed, named, step, suffix
+
+
+def _whole(value: str) -> str:
+    """Return a string as it can be sent; a part of it might mean something else."""
+    if len(value) > _LONGEST_STRING:
+        raise ValueError(f"the string has {len(value):,} characters; at most {_LONGEST_STRING:,} are sent")
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def _execute(scope: Scope, source: str) -> None:
