@@ -1,10 +1,28 @@
-"""The start of programs whose ranks need no torch: on hosts that share no fork server, each zygote would import it."""
+"""Hosts whose ranks need no torch: where hosts share no fork server, each zygote would import it, in 2 s of CPU."""
 
 from __future__ import annotations
 
-LIGHT = """
+import pytest
+
+
+TORCH = (
+    "torch",
+    "monarch._tensors.collectives.waiting",
+    "monarch._tensors.collectives.world",
+    "monarch._tensors.own_gpu",
+)
+LIGHT = f"""
 import monarch._session.local_agent as _client
-for _name in ("torch", "monarch._tensors.collectives.waiting", "monarch._tensors.collectives.world"):
+for _name in {TORCH}:
     _client.PRELOAD.remove(_name)
 _client.LATER.clear()
 """
+"""The start of a program."""
+
+
+def light_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the zygotes of hosts that this process gets from launchers import no torch."""
+    from monarch._session import launching
+
+    monkeypatch.setattr(launching, "PRELOAD", [name for name in launching.PRELOAD if name not in TORCH])
+    monkeypatch.setattr(launching, "LATER", [])
