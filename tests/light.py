@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-
 TORCH = (
     "torch",
     "monarch._tensors.collectives.waiting",
@@ -26,3 +25,7 @@ def light_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(launching, "PRELOAD", [name for name in launching.PRELOAD if name not in TORCH])
     monkeypatch.setattr(launching, "LATER", [])
+
+
+IDLE = "from monarch._session import launching\nlaunching.LATER = []"
+"""A cell after which the zygotes of hosts import nothing more when they are idle, for which no test waits."""
