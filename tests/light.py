@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 TORCH = (
     "torch",
@@ -17,6 +20,15 @@ for _name in {TORCH}:
 _client.LATER.clear()
 """
 """The start of a program."""
+
+
+def leave_out_torch() -> None:
+    """Have the zygotes of this process import no torch, which has started none yet."""
+    from monarch._session import local_agent
+
+    for name in TORCH:
+        local_agent.PRELOAD.remove(name)
+    local_agent.LATER.clear()
 
 
 def light_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
