@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
 from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop import Stopped, uninterrupted
+from monarch_kernel.calls.stop import uninterrupted
+from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines

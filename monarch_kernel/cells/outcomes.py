@@ -20,12 +20,12 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError
 from monarch_kernel.calls.running import Run
-from monarch_kernel.calls.stop import Stopped
+from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.grammar.header import Header
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text

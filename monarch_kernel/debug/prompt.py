@@ -19,7 +19,7 @@ from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.pausing import positions, resumed, where
 from monarch_kernel.debug.stepping import STEPS
 from monarch_kernel.debug.waiting import Wait
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _LOOK = 0.25
 """Seconds between two looks whether the cell has ended, if nobody says so."""

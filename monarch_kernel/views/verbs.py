@@ -9,7 +9,8 @@ from typing import Any
 from monarch._kernel_api import telemetry_of
 from monarch_kernel.compat import display_line
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.frontend import has_cells
 from monarch_kernel.views.feed import Source
 from monarch_kernel.views.picture import text_of

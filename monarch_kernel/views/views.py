@@ -16,7 +16,9 @@ from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.meshes.choosing import choose, ranks_in
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.verbs.config import header_defaults
