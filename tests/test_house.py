@@ -40,6 +40,7 @@ FLOORS = [
     "__main__",
 ]
 KERNEL_FLOORS = [
+    "kernel_like",
     "compat",
     "grammar",
     "source",

@@ -11,6 +11,7 @@ from monarch_kernel.compat import runs_cell
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import HERE, HeaderError
 from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.kernel_like import kernel_of, request_of
 
 _LOCAL = ("%%", "%mesh", "%load_ext", "%reload_ext", "%unload_ext")
 """Beginnings of cells that run in the notebook."""
@@ -107,9 +108,7 @@ class Auto:
 
     def _is_silent(self) -> bool:
         """Return whether the front end runs code of its own, such as that of a list of variables."""
-        kernel: Any = getattr(self._shell, "kernel", None)
-        parent: Any = kernel.get_parent("shell") if kernel is not None else None
-        return bool(parent and parent.get("content", {}).get("silent"))
+        return bool(request_of(kernel_of(self._shell)).get("content", {}).get("silent"))
 
 
 def _is_for_ranks(cell: str) -> bool:

@@ -49,6 +49,7 @@ from monarch_kernel.grammar.one_line import is_code
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
+from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.magics.auto import Auto
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
@@ -358,7 +359,7 @@ class MeshMagics(Magics):
     def _attach_streams(self) -> Streams:
         node = open_node()
         if self._streams is None or need_session(node).output.on_blocks != self._streams.take:
-            self._streams = Streams(node, getattr(self.shell, "kernel", None))
+            self._streams = Streams(node, kernel_of(self.shell))
             self._streams.begin()
             self._streams.attach(need_session(node).output)
             self._announcing.attach()
