@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -120,8 +121,13 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+@functools.cache
+def imports_of(path: Path) -> list[Import]:
     """Every import in a file, also those in functions and those by a constant name through importlib."""
+    return [*found_imports(path)]
+
+
+def found_imports(path: Path) -> Iterator[Import]:
     name = module_name(path)
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
 
