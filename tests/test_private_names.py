@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sources import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [ROOT / "runtime" / "monarch", ROOT / "monarch_kernel"]
 
@@ -47,11 +49,7 @@ def is_private(name: str) -> bool:
 
 @functools.cache
 def files() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-        for source in SOURCES
-        for path in sorted(source.rglob("*.py"))
-    }
+    return {str(path.relative_to(ROOT)): parsed(path) for source in SOURCES for path in sorted(source.rglob("*.py"))}
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
