@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 
 class Publisher(Protocol):
-    """What sends messages to all front ends."""
+    """The sender of messages to all front ends."""
 
     @property
     def session(self) -> Any:
