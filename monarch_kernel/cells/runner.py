@@ -29,7 +29,7 @@ from monarch_kernel.source.gutter import lines_above
 
 @dataclass(frozen=True)
 class Hooks:
-    """What rooms above this one do for a cell."""
+    """Functions of rooms above this one, called for each cell."""
 
     breakpoints: Callable[[Mesh], object]
     """Tells new ranks of a mesh its breakpoints."""
@@ -52,7 +52,7 @@ class CellRunner:
         outcomes: shows how cells ended.
         restarts: reminds the user of replaced ranks.
         preempting: moves ranks off hosts that are taken back.
-        hooks: what rooms above do for a cell.
+        hooks: functions of rooms above.
     """
 
     def __init__(
