@@ -30,6 +30,7 @@ def load_ipython_extension(shell: Any) -> None:
     from monarch_kernel.cells.advice import NotebookAdvice
     from monarch_kernel.cells.errors import install
     from monarch_kernel.cells.faults import install as install_hook
+    from monarch_kernel.kernel_like import kernel_of, own_kernel
     from monarch_kernel.magics.mesh import MeshMagics
     from monarch_kernel.magics.typing_help import install as install_help
     from monarch_kernel.views.shown import install as install_views
@@ -50,9 +51,11 @@ def load_ipython_extension(shell: Any) -> None:
     install_hook(magics.streams)
     shell.monarch_help = install_help(shell, magics)
     install_views(shell, magics.shown)
-    if getattr(shell, "kernel", None) is not None:
-        magics.views.install(shell.kernel, getattr(shell.kernel, "lane", None))
-    if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
+    kernel = kernel_of(shell)
+    own = own_kernel(kernel)
+    if kernel is not None:
+        magics.views.install(kernel, own.lane if own is not None else None)
+    if before is None and own is None:
         print(
             "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has ranks in the debugger "
             "of the front end, buttons of views that act while a cell runs in every front end, Shift-Tab help on names "

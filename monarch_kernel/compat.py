@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.kernel_like import Kernel, Publisher
+
 _Kernel = TypeVar("_Kernel", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -157,7 +159,7 @@ def group_skipped_files(debugger: Any, grouped: Callable[[list[str]], list[str]]
         debugger.kernel_modules = grouped(files)
 
 
-def publish(kernel: Any, kind: str, content: dict[str, Any], parent: Any, topic: str = "") -> None:
+def publish(kernel: Publisher, kind: str, content: dict[str, Any], parent: Any, topic: str = "") -> None:
     """Send a message to all frontends, from any thread, and even after the end of its cell.
 
     Args:
@@ -225,12 +227,12 @@ def captures(publisher: Any) -> bool:
     return isinstance(publisher, import_module("IPython.core.displaypub").CapturingDisplayPublisher)
 
 
-def publish_packed(kernel: Any, kind: str, content: bytes, topic: str) -> None:
+def publish_packed(kernel: Publisher, kind: str, content: bytes, topic: str) -> None:
     """Send a message whose content is JSON already to all front ends, from any thread; it belongs to no cell."""
     kernel.session.send(kernel.iopub_socket, kind, content, ident=topic.encode())
 
 
-def peeked(kernel: Any, message: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def peeked(kernel: Kernel, message: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header of a raw message on the shell channel, and the content of one of a comm; empty if invalid."""
     session = kernel.session
     try:
@@ -243,18 +245,19 @@ def peeked(kernel: Any, message: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
 
 
-def deserialized(kernel: Any, message: Any) -> tuple[Any, Any]:
+def deserialized(kernel: Kernel, message: Any) -> tuple[Any, Any]:
     """Return the identities of a raw message, and its parts; it can be done once."""
     idents, frames = kernel.session.feed_identities(message, copy=False)
     return idents, kernel.session.deserialize(frames, content=True, copy=False)
 
 
-def publish_status(kernel: Any, status: str, parent: Any) -> None:
+def publish_status(kernel: Kernel, status: str, parent: Any) -> None:
     """Tell all front ends that the kernel is ``busy`` or ``idle`` with a message, from any thread."""
-    kernel._publish_status(status, "shell", parent=parent)
+    inside: Any = kernel
+    inside._publish_status(status, "shell", parent=parent)
 
 
-async def reply_while_busy(kernel: Any, kind: str, message: Any) -> None:
+async def reply_while_busy(kernel: Kernel, kind: str, message: Any) -> None:
     """Answer a question about the kernel in the thread of the shell channel, which owns the socket."""
     idents, request = deserialized(kernel, message)
     publish_status(kernel, "busy", request)
@@ -262,7 +265,7 @@ async def reply_while_busy(kernel: Any, kind: str, message: Any) -> None:
     publish_status(kernel, "idle", request)
 
 
-def watch_output(kernel: Any, take: Callable[[str, dict[str, Any], dict[str, Any]], None]) -> None:
+def watch_output(kernel: Kernel, take: Callable[[str, dict[str, Any], dict[str, Any]], None]) -> None:
     """Call a function with each message to all front ends, in the thread that sends it.
 
     Args:
@@ -286,19 +289,19 @@ def watch_output(kernel: Any, take: Callable[[str, dict[str, Any], dict[str, Any
     session.send = watched
 
 
-def open_comm(kernel: Any, request: dict[str, Any]) -> None:
+def open_comm(kernel: Kernel, request: dict[str, Any]) -> None:
     """Open a comm as a front end asks, in this thread."""
     kernel.comm_manager.comm_open(None, None, request)
 
 
-def give_to_comm(kernel: Any, request: dict[str, Any]) -> None:
+def give_to_comm(kernel: Kernel, request: dict[str, Any]) -> None:
     """Give a message to its comm in this thread, without the events of a cell, which belong to the notebook's."""
     comm = kernel.comm_manager.get_comm(request["content"]["comm_id"])
     if comm is not None and comm._msg_callback is not None:
         comm._msg_callback(request)
 
 
-def can_ask(kernel: Any, parent: Any = None) -> bool:
+def can_ask(kernel: Kernel | None, parent: Any = None) -> bool:
     """Return whether the front end of a cell answers questions.
 
     Args:
@@ -313,7 +316,10 @@ def can_ask(kernel: Any, parent: Any = None) -> bool:
 
 
 def ask(
-    kernel: Any, prompt: str, wanted: Callable[[], bool], unanswered: Callable[[str, str], bool] | None = None
+    kernel: Kernel | None,
+    prompt: str,
+    wanted: Callable[[], bool],
+    unanswered: Callable[[str, str], bool] | None = None,
 ) -> str | None:
     """Ask the person at the front end of the running cell, in the thread of the notebook.
 
@@ -339,7 +345,8 @@ def ask(
     sys.stdout.flush()
     sys.stderr.flush()
     socket, session = kernel.stdin_socket, kernel.session
-    ident = kernel._get_shell_context_var(kernel._shell_parent_ident)
+    inside: Any = kernel
+    ident = inside._get_shell_context_var(inside._shell_parent_ident)
     parent = kernel.get_parent("shell")
     cell: str = parent.get("header", {}).get("msg_id", "")
     before, left = _left_open.get(kernel, ("", 0))

@@ -53,7 +53,7 @@ _SLOW_COLLECTION = 0.1
 """Seconds of CPU of a garbage collection after which later ones leave out what it has looked through."""
 _BROWSER = "browser"
 _LATER = 6
-"""Files that begin before the first one with a browser."""
+"""Files that begin before those with a browser."""
 _SLOWEST = ("engine", "procs", "notebooks", "chaos", "kernel", "tensors", "actors", "telemetry", "views")
 """Folders, by seconds per file; the rest is quick."""
 _start: Snapshot | None = None
@@ -75,7 +75,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests by ``tiers.txt``, before ``-m`` chooses.
 
     Begins with the folders whose files take longest, so that at the end no process waits long for another.
-    Files with a browser are set apart: two at once slow each other down.
     """
     mark(items, rules(LIST.read_text()))
     rank = {name: at for at, name in enumerate(_SLOWEST)}
@@ -84,16 +83,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (item for item in items if _folder(item) != _BROWSER), key=lambda item: rank.get(_folder(item), len(rank))
     )
     files = [[*each] for _, each in groupby(others, key=lambda item: item.path)]
-    apart = [[*each] for _, each in groupby(browser, key=lambda item: item.path)]
-    every = max(1, len(files) // 2 // max(1, len(apart)))
-    for at, each in enumerate(apart):
-        # Not first, when each process imports torch.
-        files.insert(_LATER + at * (every + 1), each)
+    # Not first, when each process imports torch.
+    files.insert(_LATER, browser)
     items[:] = [item for each in files for item in each]
 
 
 def _folder(item: pytest.Item) -> str:
     return item.path.parent.name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives one process all files with a browser: a second server and browser take 10 s, and two slow each other."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            folder, _, _ = file.rpartition("/")
+            return folder if folder.endswith(f"/{_BROWSER}") else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sources import parsed
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -54,7 +56,7 @@ def modules_of(node: ast.AST) -> list[str]:
 def imported(folder: Path) -> Iterator[str]:
     """The top-level packages of others that the source in a folder imports."""
     for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             yield from (module.partition(".")[0] for module in modules_of(node))
 
 

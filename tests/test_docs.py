@@ -14,6 +14,7 @@ import pytest
 
 from monarch._core import causes
 from monarch._wire import messages
+from sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "runtime" / "monarch"
@@ -110,7 +111,7 @@ def members_of_classes() -> dict[str, set[str]]:
     members: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for path in [*PACKAGE.rglob("*.py"), *(ROOT / "monarch_kernel").rglob("*.py")]:
-        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for each in ast.walk(parsed(path)):
             if isinstance(each, ast.ClassDef):
                 names = members.setdefault(each.name, set())
                 bases.setdefault(each.name, set()).update(ast.unparse(base).split("[")[0] for base in each.bases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "runtime" / "monarch"
@@ -40,6 +43,7 @@ FLOORS = [
     "__main__",
 ]
 KERNEL_FLOORS = [
+    "kernel_like",
     "compat",
     "grammar",
     "source",
@@ -119,8 +123,13 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+@functools.cache
+def imports_of(path: Path) -> list[Import]:
     """Every import in a file, also those in functions and those by a constant name through importlib."""
+    return [*found_imports(path)]
+
+
+def found_imports(path: Path) -> Iterator[Import]:
     name = module_name(path)
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
 
@@ -155,7 +164,7 @@ def imports_of(path: Path) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child, typing_only, deferred or inside)
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")), False, False)
+    yield from walk(parsed(path), False, False)
 
 
 def place(path: Path, found: Import) -> str:
@@ -359,7 +368,7 @@ def test_a_public_module_says_what_it_exports(module: str) -> None:
 
 def test_node_is_small() -> None:
     path = PACKAGE / "_node" / "node.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     node = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Node")
     attributes = {
         each.attr
@@ -376,7 +385,7 @@ def test_node_is_small() -> None:
 def test_kernel_uses_public_modules_and_its_list_of_the_others() -> None:
     wrong: list[str] = []
     for path in KERNEL:
-        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for each in ast.walk(parsed(path)):
             modules = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
             modules += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
             for module in modules:
@@ -388,7 +397,7 @@ def test_kernel_uses_public_modules_and_its_list_of_the_others() -> None:
 def test_list_of_the_kernel_is_the_same_for_type_checkers() -> None:
     from monarch import _kernel_api
 
-    tree = ast.parse(Path(_kernel_api.__file__).read_text(encoding="utf-8"))
+    tree = parsed(Path(_kernel_api.__file__))
     block = next(each for each in tree.body if isinstance(each, ast.If))
     typed = {
         alias.asname or alias.name: (each.module, alias.name)

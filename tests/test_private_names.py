@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sources import parsed
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = [ROOT / "runtime" / "monarch", ROOT / "monarch_kernel"]
 
@@ -47,11 +49,7 @@ def is_private(name: str) -> bool:
 
 @functools.cache
 def files() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-        for source in SOURCES
-        for path in sorted(source.rglob("*.py"))
-    }
+    return {str(path.relative_to(ROOT)): parsed(path) for source in SOURCES for path in sorted(source.rglob("*.py"))}
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
@@ -90,6 +88,11 @@ def foreign(trees: dict[str, ast.Module]) -> list[tuple[str, int, str]]:
     return [(file, line, name) for file, tree in trees.items() for line, name in used(tree) if name not in own]
 
 
+@functools.cache
+def foreign_here() -> list[tuple[str, int, str]]:
+    return foreign(files())
+
+
 def names_of_others() -> set[str]:
     """The private names that the compat modules use and do not define themselves."""
     own = rooms(files())
@@ -98,7 +101,7 @@ def names_of_others() -> set[str]:
 
 
 def test_private_names_of_others_are_in_compat_modules() -> None:
-    wrong = [f"{file}:{line}: {name}" for file, line, name in foreign(files()) if file not in COMPAT]
+    wrong = [f"{file}:{line}: {name}" for file, line, name in foreign_here() if file not in COMPAT]
     assert not wrong, "\n".join(wrong)
 
 
@@ -111,7 +114,7 @@ def test_own_names_do_not_hide_names_of_others() -> None:
 
 
 def test_compat_modules_are_needed() -> None:
-    assert {file for file, _, _ in foreign(files())} == set(COMPAT)
+    assert {file for file, _, _ in foreign_here()} == set(COMPAT)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from monarch._node.services import registry
 from monarch._services import SERVICES
+from sources import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "runtime").rglob("*.py"), *(ROOT / "monarch_kernel").rglob("*.py")])
@@ -83,7 +84,7 @@ def test_declared_signatures_are_those_of_the_functions() -> None:
 def test_no_function_of_this_package_is_named_by_a_string() -> None:
     named: list[str] = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
             text = node.value

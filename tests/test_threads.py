@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sources import parsed
 from state import KNOWN_THREADS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +41,7 @@ def name_of(path: Path) -> str:
 
 @functools.cache
 def trees() -> list[tuple[str, ast.Module]]:
-    return [(name_of(path), ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES]
+    return [(name_of(path), parsed(path)) for path in SOURCES]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from monarch._kernel_api import (
     Activity,
     Announce,
     Answers,
-    CellError,
     Command,
     Ending,
     Free,
@@ -40,15 +39,11 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.calls.running import STOPPED, Running, Task
+from monarch_kernel.calls.stopped import Stopped, activity_of_left
 
 _COST = (
     "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
 )
-_REPLACED = (
-    "replaced by a new process (ignored interrupts); its variables and actor state are lost",
-    "replaced by new processes (ignored interrupts); their variables and actor state are lost",
-)
-"""Of one rank, and of several."""
 _ANNOUNCED = (
     "ignored interrupts, so a new process replaces it now; its variables and actor state are lost",
     "ignored interrupts, so new processes replace them now; their variables and actor state are lost",
@@ -59,113 +54,6 @@ SUSPENDED = ("T", "t")
 """Letters of suspended processes in /proc."""
 _STATES = {**dict.fromkeys(SUSPENDED, Activity.SUSPENDED), "D": Activity.DEVICE}
 """The activity of a silent process, by its state letter in /proc."""
-
-
-class Stopped:
-    """How each rank was stopped, by its rank in the mesh.
-
-    Args:
-        endings: how the call ended, by rank.
-        left: what each rank that still runs is doing.
-        doomed: processes to replace.
-    """
-
-    def __init__(self, endings: dict[int, Ending], left: dict[int, str], doomed: list[str]) -> None:
-        self._endings = endings
-        self._freed: dict[int, Freed] = {}
-        """The operations that freed ranks were waiting in."""
-        self.left = left
-        """The activity of each rank that still runs."""
-        self.doomed = doomed
-        self.cleaning: set[int] = set()
-        """Ranks that still run and clean up."""
-        self.notes: list[str] = []
-        """Other calls that were stopped or go on."""
-        self.died: dict[int, str] = {}
-        """How ranks died of the interrupt, or before it."""
-        self.waited: dict[int, str] = {}
-        """The calls that ranks which had not begun were waiting for."""
-        self.generation = 0
-        """The newest generation of process groups that a rank reported before it was freed."""
-        self.cut = False
-        """Whether process groups were aborted; a rank that was in something else stays there."""
-        self.timeout: float | None = None
-        """The timeout that ran out, if that was the reason."""
-        self.stuck = ""
-        """Why the cell waited; empty if that is unknown."""
-        self.errors: dict[int, CellError] = {}
-        """Errors from before the stop, by rank."""
-
-    def note_freed(self, rank: int, freed: Freed) -> None:
-        """Record that a rank was freed, unless something else ended it."""
-        if self._endings.get(rank) in (Ending.INTERRUPTED, Ending.FREED):
-            self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
-            self._freed[rank] = freed
-
-    def add(self, other: Stopped) -> None:
-        """Add another stop of the same cell."""
-        self._endings.update(other._endings)
-        self._freed.update(other._freed)
-        self.died.update(other.died)
-        self.left.update(other.left)
-        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
-
-    def end_also(self, freed: list[int]) -> None:
-        """Note that the cell has ended on all ranks since; these were freed from a collective because of others."""
-        for rank in self.ranks(Ending.LEFT):
-            self._endings[rank] = Ending.INTERRUPTED
-        self.left = {}
-        others = [rank for rank in freed if rank not in self._endings]
-        if others:
-            self.notes.append(f"{describe_ranks(others)} waited for {_them(self._endings)} in a collective")
-
-    def ranks(self, ending: Ending) -> list[int]:
-        """Return the ranks with this ending."""
-        return sorted(rank for rank, each in self._endings.items() if each is ending)
-
-    def text(self) -> str:
-        """Describe how each rank was stopped."""
-        groups: dict[str, list[int]] = {}
-        for rank, ending in sorted(self._endings.items(), key=lambda each: (each[1].value, each[0])):
-            groups.setdefault(self._meaning(rank, ending), []).append(rank)
-        parts = [
-            f"{describe_ranks(ranks)}: {_plural(text) if len(ranks) > 1 else text}" for text, ranks in groups.items()
-        ]
-        head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
-        if self._endings and all(each is Ending.LEFT for each in self._endings.values()):
-            head = "not stopped yet"
-        text = f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
-        return f"{text}\n{self.stuck}" if self.stuck else text
-
-    def outcome(self) -> str:
-        """Describe in one line what became of the cell."""
-        if not self.left:
-            return "the cell was stopped on its ranks"
-        return f"the notebook no longer waits for the cell, which still runs on {describe_ranks(sorted(self.left))}"
-
-    def _meaning(self, rank: int, ending: Ending) -> str:
-        if ending is Ending.RESTARTED:
-            return _REPLACED[0]
-        if ending is Ending.LEFT:
-            return self.left[rank]
-        if rank in self.died:
-            return f"{self.died[rank]} during the stop; variables are lost, and %mesh heal starts new processes"
-        if rank in self.waited:
-            return self.waited[rank]
-        if self._freed.get(rank) is Freed.COLLECTIVE:
-            return "stopped in a collective by closing its connections"
-        if self._freed.get(rank) is Freed.CONNECTION:
-            return "stopped by closing the connection that it was waiting for"
-        return "stopped by an interrupt"
-
-
-def _them(ranks: Collection[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"
-
-
-def _plural(text: str) -> str:
-    """Return what a line says of several ranks."""
-    return _REPLACED[1] if text == _REPLACED[0] else text
 
 
 def stop_ranks(
@@ -395,8 +283,11 @@ class _StopRun:
                     cleaning.add(task.rank)
                 elif task.proc not in self._spared:
                     self._calls.leave(task.port, task.proc)
+                does = activity_of_left(
+                    self._ladder.activity(number), self._doing.get(number), self._pids.get(number, 0)
+                )
                 more = _COST if self._calls.is_left(task.port, task.proc) else ""
-                left.setdefault(task.rank, self._does(number) + more)
+                left.setdefault(task.rank, does + more)
             elif ending is Ending.RESTARTED:
                 doomed.append(task.proc)
             else:
@@ -422,31 +313,3 @@ class _StopRun:
         if stopped.cut:
             node = current_node()
             spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.generation)
-
-    def _does(self, number: int) -> str:
-        """Describe what a rank that still runs is doing."""
-        thread_state = self._doing.get(number)
-        where = (
-            f" ({thread_state.call} at line {thread_state.line})"
-            if thread_state is not None and thread_state.call and thread_state.line
-            else ""
-        )
-        activity = self._ladder.activity(number)
-        if activity is Activity.CLEANING and thread_state is not None:
-            what = "in its except or finally code" if thread_state.handles else "running, past its except code"
-            at = f" at {thread_state.place}" if thread_state.place else ""
-            return f"still {what}{at}; Stop again to abort it"
-        if activity is Activity.PYTHON:
-            return "keeps running after each interrupt"
-        if activity is Activity.WAITING:
-            return f"waiting for a lock, a socket or another thread{where}, which interrupts cannot end"
-        if activity is Activity.SUSPENDED:
-            pid = self._pids.get(number, 0)
-            return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"
-        if activity is Activity.DEVICE:
-            return "waiting in the OS kernel for a disk or a device; stops when that is done"
-        if activity is Activity.UNKNOWN:
-            return "does not answer, and neither does its host agent"
-        if activity is Activity.SILENT:
-            return "still inside a C call that holds the GIL; stops when it returns"
-        return f"still inside a C call{where}; stops when it returns"

@@ -1,1 +1,1 @@
-"""The outcome of a cell on ranks: results, errors with hints, Stop, handles and dry runs."""
+"""A cell on ranks: how it runs, and its outcome: results, errors with hints, Stop, handles and dry runs."""

@@ -10,7 +10,8 @@ from monarch._kernel_api import Advice, describe_ranks, state_of
 from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
 from monarch_kernel.grammar.ranks import slice_text
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 
 _FILE = re.compile(r"(?P<file>[^\s\"'(]*ipykernel_\d+/\d+\.py|<ipython-input-[^>]+>)(?::(?P<line>\d+))?")
 

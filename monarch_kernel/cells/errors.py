@@ -17,11 +17,13 @@ from typing import Any, Protocol
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
 from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop import Stopped, uninterrupted
+from monarch_kernel.calls.stop import uninterrupted
+from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
 from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.kernel_like import kernel_of, own_kernel, request_of
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 from monarch_kernel.source.cell import CellSyntaxError
@@ -98,7 +100,8 @@ def _show(
         return
     lines = [_with_cells(shell, _headline(kind, error)) + _hint(notebook.hints, error)]
     if isinstance(error, asyncio.CancelledError):
-        if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
+        kernel = own_kernel(kernel_of(shell))
+        if kernel is None or not kernel.stopped_await:
             # Cancelled by the user's own code.
             shell.showtraceback((kind, error, tb))
             return
@@ -220,11 +223,10 @@ def _is_internal(name: str) -> bool:
 
 def stop_calls(notebook: Notebook, shell: Any) -> Stopped | None:
     """Stop the calls of the running cell; None if it has none."""
-    kernel = getattr(shell, "kernel", None)
+    kernel = kernel_of(shell)
     if kernel is None:
         return None
-    parent: dict[str, Any] = kernel.get_parent("shell") or {}
-    cell: str = parent.get("header", {}).get("msg_id", "")
+    cell: str = request_of(kernel).get("header", {}).get("msg_id", "")
     futures = notebook.calls_of(cell)
     if not futures:
         notebook.stopping.stop_functions(notebook.ops_of(cell))

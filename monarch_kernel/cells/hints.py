@@ -10,7 +10,8 @@ from typing import Any
 from monarch._kernel_api import CellError, ask_soon, defines, describe_ranks, request, split_proc, targets_of
 from monarch.exceptions import ActorError
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import missing_name
 
 _LOST_GPU = re.compile(

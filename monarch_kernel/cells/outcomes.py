@@ -20,12 +20,13 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError
 from monarch_kernel.calls.running import Run
-from monarch_kernel.calls.stop import Stopped
+from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.grammar.header import Header
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.kernel_like import kernel_of, request_of
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
@@ -114,8 +115,7 @@ class Outcomes:
     def previewer(self, mesh: Mesh | None, total: int) -> Callable[[Run], None]:
         """Return a function that shows the errors of ranks while others still run."""
         streams = self._streams()
-        kernel = getattr(self._shell, "kernel", None)
-        parent = kernel.get_parent("shell") if kernel is not None else None
+        parent = request_of(kernel_of(self._shell))
 
         def show(run: Run) -> None:
             # The stop reports the ranks that it interrupted or freed, and those that waited for them.

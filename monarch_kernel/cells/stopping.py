@@ -25,9 +25,11 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.calls.record import Ahead, Calls
 from monarch_kernel.calls.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
-from monarch_kernel.calls.stop import SUSPENDED, Stopped, stop_ranks, uninterrupted
+from monarch_kernel.calls.stop import SUSPENDED, stop_ranks, uninterrupted
+from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.calls.waits import titles_text
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.render import CellStopped
 from monarch_kernel.output.streams import Streams
 

@@ -34,7 +34,7 @@ from monarch_kernel.dap.sources import Sources
 from monarch_kernel.dap.standing import Standing
 from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.spawned import all_procs, extra, procs_of, title
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 Forward = Callable[[Message], Awaitable[Any]]
 _NAMES = ("threadId", "frameId", "variablesReference", "srcFrameId")

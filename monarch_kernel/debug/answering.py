@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from monarch._kernel_api import Answering, Position, state_of, stops
 from monarch_kernel.debug.places import placed
 from monarch_kernel.debug.waiting import Wait
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 
 class MeshAnswering(Answering):

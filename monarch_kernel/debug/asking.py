@@ -10,6 +10,7 @@ from typing import Any
 from monarch._kernel_api import frame_of, in_thread, open_node, split_proc, state_of
 from monarch_kernel.compat import can_ask
 from monarch_kernel.debug.prompt import ELSEWHERE, Prompt
+from monarch_kernel.kernel_like import kernel_of, own_kernel
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.late import id_of
 from monarch_kernel.output.streams import Streams
@@ -37,10 +38,10 @@ class Asking:
 
     def ask(self, uid: str) -> str:
         """Ask what stopped ranks are to do if the running cell waits for their mesh; return what to say otherwise."""
-        kernel: Any = getattr(self._shell, "kernel", None)
-        parent = getattr(kernel, "running", None)
+        kernel = own_kernel(kernel_of(self._shell))
+        parent = kernel.running if kernel is not None else None
         found = [each for each in list(self._meshes.by_name.values()) if state_of(each.procs).procs.uid == uid]
-        if parent is None:
+        if kernel is None or parent is None:
             return _ADVICE
         if not found or not can_ask(kernel, parent) or not _waits():
             return ELSEWHERE

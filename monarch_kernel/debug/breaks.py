@@ -24,7 +24,8 @@ from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.spawned import procs_of, uids
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 
 _CELL = re.compile(r"(?:cell\s*)?\[?(\d+)\]?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*")

@@ -11,7 +11,7 @@ from monarch.exceptions import MonarchError
 from monarch_kernel.debug.answering import MeshAnswering
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.ranks import ranks_in_words
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _HELP = f"""{HELP}
 break PLACE, breaks, clear [N]

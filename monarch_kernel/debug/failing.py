@@ -21,7 +21,8 @@ from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.prompt import STANDING, Prompt
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.render import MeshCellError
 
 

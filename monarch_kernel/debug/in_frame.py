@@ -24,7 +24,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.grammar.header import Header, HeaderError
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError

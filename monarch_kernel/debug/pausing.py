@@ -24,7 +24,8 @@ from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.places import placed
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 
 _IDLE = "idle; pauses at the beginning of its next call"
 _PAUSING = "in a call; pauses when it returns,"

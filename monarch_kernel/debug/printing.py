@@ -10,7 +10,7 @@ from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _WITH_VALUE = {"--on", "--up"}
 

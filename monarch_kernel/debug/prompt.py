@@ -19,7 +19,8 @@ from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.pausing import positions, resumed, where
 from monarch_kernel.debug.stepping import STEPS
 from monarch_kernel.debug.waiting import Wait
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.kernel_like import Kernel, kernel_of
+from monarch_kernel.meshes.mesh import Mesh
 
 _LOOK = 0.25
 """Seconds between two looks whether the cell has ended, if nobody says so."""
@@ -99,7 +100,7 @@ class Prompt:
     def look(self, mesh: Mesh, ranks: list[int]) -> None:
         """Ask what to look at in paused ranks, or in failed ones."""
         print(where(mesh, ranks))
-        kernel = getattr(self._shell, "kernel", None)
+        kernel = kernel_of(self._shell)
         if not can_ask(kernel):
             print(_UNSEEN)
             return
@@ -138,7 +139,7 @@ class Prompt:
 
     def _talk(self, mesh: Mesh, uid: str, is_over: Callable[[], bool], told: dict[str, Stopped]) -> None:
         """Show stops, and carry out commands, as long as ranks are stopped."""
-        kernel = getattr(self._shell, "kernel", None)
+        kernel = kernel_of(self._shell)
         commands, chosen = Commands(mesh, self._verb), list[int]()
         while not is_over():
             Wait(is_over).wait(_GRACE)
@@ -182,7 +183,7 @@ class Prompt:
             told = {**told, **_standing(uid)} if word in STEPS else told
             self._told = list(told.values())
 
-    def _ask(self, kernel: Any, prompt: str, wanted: Callable[[], bool]) -> str | None:
+    def _ask(self, kernel: Kernel | None, prompt: str, wanted: Callable[[], bool]) -> str | None:
         return ask(kernel, prompt, wanted, self._over)
 
     def _may_ask(self, is_over: Callable[[], bool], uid: str, before: tuple[dict[str, Stopped], set[str]]) -> bool:

@@ -11,7 +11,7 @@ from monarch_kernel.debug.answering import MeshAnswering
 from monarch_kernel.debug.pausing import Pausing, positions, resumed
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 STEPS = ("next", "step", "until", "finish")
 

@@ -24,7 +24,8 @@ from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.debug.places import innermost
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.verbs.who import HEADERS, PATIENCE, table_of, tables_bundle
 from monarch_kernel.verbs.who_lines import lines_of
 

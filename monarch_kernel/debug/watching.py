@@ -21,7 +21,7 @@ from monarch_kernel.debug.grouped import grouped, grouped_lines
 from monarch_kernel.debug.pausing import Pausing
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _PATIENCE = 6.0
 """Seconds for ranks to evaluate the name."""

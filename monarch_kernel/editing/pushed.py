@@ -8,7 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from monarch._kernel_api import is_alike
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 
 
 class Pushed:

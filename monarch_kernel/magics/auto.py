@@ -11,6 +11,7 @@ from monarch_kernel.compat import runs_cell
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import HERE, HeaderError
 from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.output.frontend import has_cells
 
 _LOCAL = ("%%", "%mesh", "%load_ext", "%reload_ext", "%unload_ext")
@@ -116,8 +117,7 @@ class Auto:
 
         In VS Code, that code is not silent, since the output is wanted: it has no cell and no place in the history.
         """
-        kernel: Any = getattr(self._shell, "kernel", None)
-        parent: Any = (kernel.get_parent("shell") if kernel is not None else None) or {}
+        parent = request_of(kernel_of(self._shell))
         content: dict[str, Any] = parent.get("content") or {}
         in_history = content.get("store_history", True) or has_cells(parent)
         return bool(content.get("silent")) or not in_history

@@ -13,7 +13,7 @@ from monarch_kernel.grammar.offers import Offer
 from monarch_kernel.grammar.parsers import PARSERS
 from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.magics.paths import paths
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.remote_names import variables
 
 

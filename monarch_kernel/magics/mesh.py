@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
-from contextlib import nullcontext
 from typing import Any
 
 # IPython does not type the decorator.
@@ -20,14 +18,13 @@ from monarch._kernel_api import (
     open_node,
 )
 from monarch.exceptions import MonarchError
-from monarch_kernel.calls.running import Run
-from monarch_kernel.calls.stop import Stopped
 from monarch_kernel.calls.waits import unended_lines
 from monarch_kernel.cells.dry_run import dry_run
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.outcomes import Outcomes
+from monarch_kernel.cells.runner import CellRunner, Hooks, named
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, run_nested, set_debugger
+from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, set_debugger
 from monarch_kernel.debug.announcing import Announcing
 from monarch_kernel.debug.asking import Asking
 from monarch_kernel.debug.breaks import Breaks
@@ -46,23 +43,21 @@ from monarch_kernel.debug.stepping import Stepping
 from monarch_kernel.debug.variables import Variables
 from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
-from monarch_kernel.grammar.header import HERE, Header, HeaderError, parse
+from monarch_kernel.grammar.header import Header, HeaderError, parse
 from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.one_line import is_code
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
+from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.magics.auto import Auto
-from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.growing import Growing
+from monarch_kernel.meshes.choosing import choose, ranks_in
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.preempting import Preempting
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.variables import provide_variables
-from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.source.cell import read
-from monarch_kernel.source.gutter import lines_above
 from monarch_kernel.verbs.checkpoints import Saving
 from monarch_kernel.verbs.config import Config, header_defaults
 from monarch_kernel.verbs.detaching import Detaching
@@ -139,10 +134,18 @@ class MeshMagics(Magics):
         self.shown = Shown(shell, self.views)
         self._verbs.actions.update(Watching(shell, self.meshes, self.shown).verbs())
         self._verbs.actions.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
-        self._growing = Growing()
         self._preempting = Preempting(self.meshes, shell.user_ns, lambda: self._attach_streams().place().write)
         self.meshes.on_added = self._added
-        self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
+        restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
+        hooks = Hooks(
+            breakpoints=self.breaks.bind,
+            files=self._starting.sync_code,
+            begins=lambda name: self.front_end.begin(shell, name),
+            wait=self._prompt.wait,
+        )
+        self._runner = CellRunner(
+            shell, self._attach_streams, self.stopping, self._outcomes, restarts, self._preempting, hooks
+        )
         self._verbs.actions.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._starting.down, lambda: self._attach_streams().place().write)
         self._verbs.actions.update(self.keeping.verbs())
@@ -184,10 +187,6 @@ class MeshMagics(Magics):
     def _added(self, mesh: Mesh) -> None:
         provide_variables(mesh)
         self._preempting.watch(mesh)
-
-    def _is_shown(self, uid: str) -> bool:
-        """Return whether the prompt of a cell, or the debugger of the front end, shows the stops of a mesh."""
-        return uid in self._prompt.speaks_for or self.front_end.active
 
     def waits_for(self) -> set[str]:
         """Return the uids of the meshes that the running cell waits for; from any thread."""
@@ -232,47 +231,16 @@ class MeshMagics(Magics):
             return self._run_in_frame(mesh, actors, header, cell)
         if header.force:
             raise HeaderError("--force is for cells with --in-frame")
-        if header.here:
-            self._run_here(cell)
-        if mesh is not None:
-            self.stopping.say_finishing(mesh)
-            self._restarts.remind(mesh, ranks_in(choose(actors, header)))
-            mesh.check_groups_left()
-            self._preempting.wait(mesh)
-            self._growing.grow(mesh)
-            mesh.define()
-            self.breaks.bind(mesh)
-        with naming_deaths(mesh):
-            run, displays = self._start(mesh, actors, header, cell)
-        if header.nowait:
-            return self._outcomes.handle(mesh, header, run, displays, len(actors))
-        self._attach_streams().calls.name(run.futures, run.name)
-        stopped: Stopped | None = None
-        try:
-            until = None if header.timeout is None else time.monotonic() + header.timeout
-            if not self._prompt.wait(mesh, run, until):
-                stopped = self.stopping.stop_cell(mesh, run)
-                stopped.timeout = header.timeout
-            elif run.missing():
-                # A rank died, so the cell has failed; the others need not go on.
-                run.interrupt()
-            else:
-                stopped = self.stopping.outcome_by_hand(run)
-        except KeyboardInterrupt:
-            stopped = self.stopping.stop_cell(mesh, run)
-        displays.close()
-        self._outcomes.finish(mesh, len(actors), header, run, stopped, not self._is_assigned)
-        return None
+        return self._runner.run(mesh, actors, header, cell, not self._is_assigned)
 
     def _run_in_frame(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> None:
         """Run a cell in the selected frame of paused ranks."""
         __tracebackhide__ = True
         if mesh is None:
             raise HeaderError(f"--in-frame: expected a mesh of ranks, got a mesh of actors: {header.name}")
-        name = f"cell [{self.shell.displayhook.prompt_count}]"
         ranks = sorted(ranks_in(choose(actors, header)))
         running = InFrame(self.shell, self._attach_streams, lambda failure: self._outcomes.show_errors(failure, True))
-        running.run(mesh, ranks, header, name, read(self.shell, cell, name, lines_above(self.shell, cell)))
+        running.run(mesh, ranks, header, *named(self.shell, cell))
 
     def _run_dry(self, header: Header, cell: str) -> None:
         """Simulate a cell, with the variables of the ranks if there is a mesh."""
@@ -284,8 +252,7 @@ class MeshMagics(Magics):
                 raise HeaderError(f"--dry-run: expected a mesh of ranks, got a mesh of actors: {header.name}")
             views = choose(actors, header)
         self._attach_streams()
-        name = f"cell [{self.shell.displayhook.prompt_count}]"
-        dry_run(self.shell, views, header, name, read(self.shell, cell, name, lines_above(self.shell, cell)))
+        dry_run(self.shell, views, header, *named(self.shell, cell))
 
     def run_program(self, words: list[str]) -> Any:
         """``%mesh run``: run a torchrun script on the ranks of a mesh."""
@@ -317,11 +284,6 @@ class MeshMagics(Magics):
         name = mesh.name if mesh is not None else header.name
         return f"{describe_ranks(ranks_in(choose(actors, header)), len(actors))} of {name}"
 
-    def _run_here(self, cell: str) -> None:
-        """Run a cell in the notebook too; raise if it fails, so that the ranks do not run it."""
-        if not run_nested(self.shell, f"{HERE}\n{cell}").success:
-            raise HeaderError("the cell failed in the notebook, so the ranks have not run it")
-
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""
         actors = self.shell.user_ns.get(name) if name is not None else None
@@ -329,29 +291,6 @@ class MeshMagics(Magics):
             return None, actors
         mesh = self.meshes.get(name, self.actor_names)
         return mesh, mesh.cells
-
-    def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:
-        # The number that the notebook shows; the shell's own counter may be at the next cell already.
-        name = f"cell [{self.shell.displayhook.prompt_count}]"
-        source = read(self.shell, cell, name, lines_above(self.shell, cell))
-        if mesh is not None:
-            self._starting.sync_code(mesh)
-        self.front_end.begin(self.shell, name)
-        views = choose(actors, header)
-        streams = self._attach_streams()
-        count = sum(len(view) for view in views)
-        displays = Displays(self.shell, count, len(actors), header.quiet, streams)
-        hidden = header.quiet or not header.stream
-        try:
-            with streams.hiding(not header.quiet) if hidden else nullcontext():
-                preview = None if header.quiet else self._outcomes.previewer(mesh, len(actors))
-                run = Run(name, source, views, displays.port, mesh is None, preview)
-        except BaseException:
-            displays.close()
-            raise
-        if mesh is not None:
-            mesh.replaced.last_cell = name
-        return run, displays
 
     def verbs(self) -> list[str]:
         """Return the verbs of ``%mesh``."""
@@ -420,7 +359,7 @@ class MeshMagics(Magics):
     def _attach_streams(self) -> Streams:
         node = open_node()
         if self._streams is None or need_session(node).output.on_blocks != self._streams.take:
-            self._streams = Streams(node, getattr(self.shell, "kernel", None))
+            self._streams = Streams(node, kernel_of(self.shell))
             self._streams.begin()
             self._streams.attach(need_session(node).output)
             self._announcing.attach()

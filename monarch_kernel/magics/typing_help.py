@@ -29,7 +29,8 @@ from monarch_kernel.grammar.wanted import wanted
 from monarch_kernel.magics.candidates import Candidates
 from monarch_kernel.magics.header_words import words_of_header
 from monarch_kernel.magics.mesh import MeshMagics
-from monarch_kernel.meshes.registry import Mesh, choose
+from monarch_kernel.meshes.choosing import choose
+from monarch_kernel.meshes.mesh import Mesh
 
 PATIENCE = 0.4
 """Seconds to wait for a rank: help that comes later is of no use."""

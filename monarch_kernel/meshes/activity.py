@@ -14,7 +14,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.meshes.asking import ask_vitals
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 
 class Busy(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from monarch._kernel_api import Dead, advice, current_node, describe, describe_all, describe_ranks, state_of
 from monarch.exceptions import DeviceMeshError
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _CALL = re.compile(r"^\S+\.inside\.run_in_actor\(\)")
 """The call of a cell inside actors."""

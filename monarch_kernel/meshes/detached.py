@@ -9,8 +9,8 @@ from typing import Any
 from monarch._kernel_api import DetachedMesh, HostMesh, duration_text, keep, parse_duration
 from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe, Step
-from monarch_kernel.meshes.registry import Mesh
 from monarch_kernel.source.definitions import Defined
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from monarch._kernel_api import axes_text, describe_ranks
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 
 class Growing:

@@ -29,8 +29,9 @@ from monarch._kernel_api import (
     take_variables,
 )
 from monarch.exceptions import MonarchError
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import HEAL
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.registry import Meshes
 
 SHRINK, CHECKPOINT = "shrink", "checkpoint"
 _MARGIN_S = 2.0

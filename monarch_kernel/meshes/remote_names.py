@@ -10,7 +10,7 @@ from monarch._kernel_api import ask_soon, describe_ranks, is_list, names_here, r
 from monarch.exceptions import ActorError, SerializationError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _MOST = 12
 """Names that are listed."""

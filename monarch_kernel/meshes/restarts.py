@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 from threading import Lock
 
 from monarch._kernel_api import current_node, describe_ranks, in_thread
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
 
 

@@ -10,7 +10,7 @@ from monarch.exceptions import ActorError, MonarchError, SerializationError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.joining import is_plain, is_tensor, join
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.remote_names import explain, one_line, unpicklable
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, cost_of, current_node, tell_taken
 from monarch_kernel.compat import captures, publish
+from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, is_apart, merged_bundle
 from monarch_kernel.output.frontend import overwrites_displays
 from monarch_kernel.output.owners import without_code
@@ -69,7 +70,7 @@ class Displays:
         self._quiet = quiet
         self._streams = streams
         self._lines = streams.output
-        self._kernel = getattr(shell, "kernel", None)
+        self._kernel = kernel_of(shell)
         self._publisher = shell.display_pub
         """Of the running cell; ``%%capture`` replaces it."""
         # The current cell; it may have ended when a display arrives.

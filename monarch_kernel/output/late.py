@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from monarch._kernel_api import Excerpt
+from monarch_kernel.kernel_like import Kernel
 from monarch_kernel.output.frontend import shows_late_output
 
 _KEPT = 1 << 20
@@ -24,7 +25,7 @@ class Late:
         running: the running cells, by message id; read only.
     """
 
-    def __init__(self, kernel: Any, running: Mapping[str, Any]) -> None:
+    def __init__(self, kernel: Kernel | None, running: Mapping[str, Any]) -> None:
         self._kernel = kernel
         self._running = running
         # Guarded by _lock: the output of each cell by stream, and the cell that asked for it last.

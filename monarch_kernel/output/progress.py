@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch.exceptions import CallTimeoutError
 from monarch_kernel.compat import display_line
+from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.output.frontend import overwrites_displays
 
 _LOOK = 0.05
@@ -26,8 +27,8 @@ class Progress:
     def __init__(self, shell: Any) -> None:
         self._begun = time.perf_counter()
         self._width = 0
-        kernel = getattr(shell, "kernel", None)
-        self._in_place = overwrites_displays(kernel, kernel.get_parent("shell") if kernel is not None else None)
+        kernel = kernel_of(shell)
+        self._in_place = overwrites_displays(kernel, request_of(kernel))
         self._display: Any = None
 
     @property

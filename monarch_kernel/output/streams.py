@@ -28,6 +28,7 @@ from monarch._kernel_api import (
 from monarch_kernel.calls.record import Ahead, Calls
 from monarch_kernel.calls.waits import wait_lines
 from monarch_kernel.compat import capturing_streams, publish
+from monarch_kernel.kernel_like import Kernel, request_of
 from monarch_kernel.output.diagnosing import Diagnosing
 from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays
 from monarch_kernel.output.late import Late, id_of
@@ -88,7 +89,7 @@ class Streams:
         kernel: ipykernel's kernel; None in a terminal, where lines are printed.
     """
 
-    def __init__(self, node: Node, kernel: Any) -> None:
+    def __init__(self, node: Node, kernel: Kernel | None) -> None:
         self._node = node
         self._kernel = kernel
         self._owners = Owners()
@@ -169,13 +170,13 @@ class Streams:
 
     def end(self) -> str:
         """Record the end of a cell; return the id of a display of it that is empty now, or nothing."""
-        cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        cell = id_of(request_of(self._kernel))
         self._told = {each for each in self._told if each[0] != cell}
         return self._waiting.end(cell, self._running.pop(cell, None))
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
         """Record that the current cell has reported its wait for these calls."""
-        cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        cell = id_of(request_of(self._kernel))
         self._told.update((cell, call.port) for call in calls)
 
     def stuck(self, calls: Sequence[Gather[Any]]) -> str:
@@ -327,7 +328,8 @@ class Streams:
             old = self._cell(parent)
             new = self._cells[id_of(parent)] = _CellOutput()
             new.number = old.number
-        publish(self._kernel, "clear_output", {"wait": wait}, parent)
+        if self._kernel is not None:
+            publish(self._kernel, "clear_output", {"wait": wait}, parent)
         return old
 
     def cut(self, parent: Any, old: _CellOutput) -> None:
@@ -350,7 +352,7 @@ class Streams:
         port = _port_of(source)
         if port in self.hidden or (blocks and blocks[-1].stream in self._captured.get(port, ())):
             return
-        parent = self._owners.get(port) or self._kernel.get_parent("shell")
+        parent = self._owners.get(port) or request_of(self._kernel)
         if self.calls.has_handle(port):
             parent = self._late.owner(parent)
             if parent is None:
@@ -385,7 +387,8 @@ class Streams:
                 self._send_display(kind, content, parent)
 
     def _send_display(self, kind: str, content: dict[str, Any], parent: Any) -> None:
-        publish(self._kernel, kind, content, parent)
+        if self._kernel is not None:
+            publish(self._kernel, kind, content, parent)
 
     def left_out(self, source: Any, rank: int, count: int) -> None:
         """Count bytes of a rank that were left out because it printed too fast."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from monarch_kernel.kernel_like import kernel_of, request_of
+
 
 def typed(shell: Any) -> str:
     """Return the running cell, as typed; empty if it is not known."""
-    kernel: Any = getattr(shell, "kernel", None)
+    kernel = kernel_of(shell)
     if kernel is None:
         history: list[str] = shell.history_manager.input_hist_raw
         return history[-1] if history else ""
-    parent: dict[str, Any] = kernel.get_parent("shell") or {}
-    content: dict[str, Any] = parent.get("content") or {}
+    content: dict[str, Any] = request_of(kernel).get("content") or {}
     return str(content.get("code", ""))
 
 

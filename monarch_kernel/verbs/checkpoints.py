@@ -25,7 +25,8 @@ from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import death_error
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import explain, one_line, reason, variables
 
 _KEEP = 2

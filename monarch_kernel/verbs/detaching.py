@@ -22,8 +22,9 @@ from monarch._kernel_api import (
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.detached import Book, DetachedRecipe, fields_of, is_lost
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.registry import Meshes
 
 
 class Detaching:

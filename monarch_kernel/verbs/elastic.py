@@ -9,7 +9,8 @@ from monarch._kernel_api import axes_text, describe_ranks, state_of
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.source.definitions import names_in
 
 

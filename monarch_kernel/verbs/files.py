@@ -22,7 +22,8 @@ from monarch._kernel_api import (
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 
 _PIECE = 8 << 20
 """Bytes of one message."""

@@ -10,7 +10,8 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.activity import busy_ranks
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
 from monarch_kernel.verbs.elastic import new_lines
 

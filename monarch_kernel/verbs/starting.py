@@ -11,8 +11,9 @@ from monarch_kernel.compat import display
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.verbs.config import up_words

@@ -16,7 +16,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.meshes.activity import Busy, busy_ranks, dead_text, vitals_of
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 _MOST = 40
 """Rows of a table."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from monarch._kernel_api import ask_soon, is_dict, shared_gpus, state_of, visible_gpus
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Mesh
 
 _CROWD = 8
 """Ranks per core from which on a mesh is called slow."""

@@ -31,7 +31,9 @@ from monarch_kernel.grammar.header import parse as parse_header
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.activity import busy_ranks, dead_text
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.meshes.choosing import choose, ranks_in
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
 from monarch_kernel.verbs.who_actors import HEADERS as ACTORS
 from monarch_kernel.verbs.who_actors import actors_on

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from monarch._kernel_api import ActorMesh, format_ranks, state_of
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 
 HEADERS = ("actors", "class", "mesh", "ranks", "failed")
 

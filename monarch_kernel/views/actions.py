@@ -9,7 +9,7 @@ from monarch._kernel_api import peek_here as peek
 from monarch.exceptions import MonarchError
 from monarch_kernel.debug.pausing import paused, resumed
 from monarch_kernel.grammar.header import HeaderError
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.verbs.elastic import healed
 from monarch_kernel.verbs.interrupt import Interrupting
 from monarch_kernel.verbs.kill import Killing

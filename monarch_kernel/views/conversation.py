@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.views.actions import Actions
 from monarch_kernel.views.details import Pinned, Pins, log_line

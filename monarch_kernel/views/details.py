@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from monarch._kernel_api import Peek, PeekedTensor, ask_soon, current_node, is_tuple, peek_here, request, state_of
 from monarch.exceptions import MonarchError
-from monarch_kernel.meshes.registry import Mesh
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.log import Line, OutputLog
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import Details, LogLine, TensorRow

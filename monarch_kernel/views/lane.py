@@ -11,9 +11,10 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from monarch_kernel.compat import deserialized, give_to_comm, open_comm, peeked, publish_status, reply_while_busy
+from monarch_kernel.kernel_like import OwnKernel
 
 Handler = Callable[[Any], None]
 """Takes a message; never waits for the notebook."""
@@ -27,17 +28,6 @@ _AGAIN = 3
 """Attempts to read the states of widgets, which the running cell may change meanwhile."""
 
 
-class BusyKernel(Protocol):
-    """The Monarch kernel, of which views need to know whether a cell runs."""
-
-    running: Any
-    """The request that the notebook's thread runs; None if it is idle."""
-
-    def say_busy(self) -> None:
-        """Tell front ends that the running cell goes on."""
-        ...
-
-
 class Lane:
     """The way around the running cell.
 
@@ -45,7 +35,7 @@ class Lane:
         kernel: of the notebook.
     """
 
-    def __init__(self, kernel: BusyKernel) -> None:
+    def __init__(self, kernel: OwnKernel) -> None:
         self._kernel = kernel
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._started = False

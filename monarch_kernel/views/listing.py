@@ -7,7 +7,8 @@ import traceback
 
 from monarch._kernel_api import records, state_of, telemetry_of
 from monarch.exceptions import MonarchError
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.views.others import Counts, Others, counts
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import VERSION, FromKernel, MeshSummary

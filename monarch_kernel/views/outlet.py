@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from monarch_kernel.compat import publish_packed
+from monarch_kernel.kernel_like import Kernel
 from monarch_kernel.views.protocol import FromKernel
 
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +38,7 @@ class Outlet:
         custom: whether it is the comm of a widget, whose messages of other kinds are the widget's own.
     """
 
-    def __init__(self, kernel: Any, comm: str, custom: bool = False) -> None:
+    def __init__(self, kernel: Kernel, comm: str, custom: bool = False) -> None:
         self._kernel = kernel
         self.comm = comm
         head = f'{{"comm_id":{json.dumps(comm)},"data":'

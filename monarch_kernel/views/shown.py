@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from monarch._kernel_api import ProcMesh, open_node
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import display, publish
+from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.output.frontend import has_cells
 from monarch_kernel.views.current import set_views
 from monarch_kernel.views.feed import Source
@@ -78,7 +79,7 @@ class Shown:
     def __init__(self, shell: Any, views: Views) -> None:
         self._shell = shell
         self.views = views
-        self._kernel = getattr(shell, "kernel", None)
+        self._kernel = kernel_of(shell)
         self._widgets: dict[tuple[str, tuple[int, ...], str], Any] = {}
         """By mesh, ranks and client, the widget, which all cells that show it share. Notebook's thread only.
 
@@ -167,8 +168,9 @@ class Shown:
             if bundle == picture.bundle:
                 return
             picture.bundle = bundle
-        content = {"data": bundle, "metadata": {}, "transient": {"display_id": picture.name}}
-        publish(self._kernel, "update_display_data", content, picture.parent)
+        if self._kernel is not None:
+            content = {"data": bundle, "metadata": {}, "transient": {"display_id": picture.name}}
+            publish(self._kernel, "update_display_data", content, picture.parent)
 
     def close(self) -> None:
         """Follow nothing more."""

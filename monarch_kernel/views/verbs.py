@@ -9,7 +9,9 @@ from typing import Any
 from monarch._kernel_api import telemetry_of
 from monarch_kernel.compat import display_line
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.kernel_like import kernel_of
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.frontend import has_cells
 from monarch_kernel.views.feed import Source
 from monarch_kernel.views.picture import text_of
@@ -46,7 +48,7 @@ class Watching:
     def top(self, words: list[str]) -> None:
         """Show the ranks of a mesh as text, until it is interrupted."""
         source = telemetry_of(self._mesh("top", words).procs)
-        kernel = getattr(self._shell, "kernel", None)
+        kernel = kernel_of(self._shell)
         try:
             if kernel is None:
                 _in_terminal(source)

@@ -16,7 +16,10 @@ from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.kernel_like import Kernel
+from monarch_kernel.meshes.choosing import choose, ranks_in
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.verbs.config import header_defaults
@@ -64,7 +67,7 @@ class Views:
         self._others = Others()
         self._listing = Listing(meshes, self._others)
         self._records = CellRecords()
-        self.kernel: Any = None
+        self.kernel: Kernel | None = None
         """ipykernel's kernel; None in a terminal. Set once, by the kernel's start, like the next."""
         self.lane: Lane | None = None
         self._shown: dict[str, Source] = {}
@@ -72,7 +75,7 @@ class Views:
 
     # The kernel
 
-    def install(self, kernel: Any, lane: Lane | None) -> None:
+    def install(self, kernel: Kernel, lane: Lane | None) -> None:
         """Take messages of panels, and record the output of cells.
 
         Args:
@@ -91,7 +94,7 @@ class Views:
         if WIDGETS not in kernel.comm_manager.targets:
             kernel.comm_manager.register_target(WIDGETS, _open_widgets)
 
-    def _opened(self, kernel: Any, lane: Lane, comm: str) -> Handler:
+    def _opened(self, kernel: Kernel, lane: Lane, comm: str) -> Handler:
         conversation = Conversation(self, Outlet(kernel, comm))
 
         def take(request: Any) -> None:
@@ -103,7 +106,7 @@ class Views:
 
         return take
 
-    def _opened_by(self, kernel: Any, comm: Any) -> None:
+    def _opened_by(self, kernel: Kernel, comm: Any) -> None:
         """Take a comm that came on the usual way, in kernels of others."""
         conversation = Conversation(self, Outlet(kernel, comm.comm_id))
 
@@ -198,8 +201,7 @@ class Views:
 
     def _actors(self, name: str) -> ActorMesh | None:
         """Return the actors in the notebook's variable of a name, in which a cell may run too."""
-        shell = getattr(self.kernel, "shell", None)
-        found: Any = shell.user_ns.get(name) if shell is not None else None
+        found: Any = self.kernel.shell.user_ns.get(name) if self.kernel is not None else None
         return found if is_actor_mesh(found) else None
 
     def outputs(self) -> list[CellOutputs]:

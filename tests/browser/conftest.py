@@ -57,23 +57,34 @@ def lab(context: Any, spec: str, built: None) -> Iterator[Lab]:
         server.close()
 
 
+@pytest.fixture(scope="package")
+def kept() -> list[Book]:
+    """The page of an earlier test, which is as a new one: to load JupyterLab again takes 4 s of CPU."""
+    return []
+
+
 @pytest.fixture
-def opened(context: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]:
-    """A function that opens a notebook in a new page; its kernel ends with the test."""
-    pages: list[Any] = []
+def opened(context: Any, lab: Lab, kept: list[Book], leaks: Kit) -> Iterator[Callable[..., Book]]:
+    """A function that opens a notebook in a page of its own; its kernel ends with the test."""
+    books: list[Book] = []
 
     def open_one(*cells: str, kernel: str = "monarch", name: str = "") -> Book:
-        page = context.new_page()
-        pages.append(page)
         if not name:
             name = f"book{len(list(lab.root.iterdir()))}.ipynb"
             write_notebook(lab.root / name, cells, kernel)
-        return Book(page, lab).open(name)
+        if kept:
+            books.append(kept.pop())
+            return books[-1].show(name)
+        books.append(Book(context.new_page(), lab))
+        return books[-1].open(name)
 
     # The server and the browser start before the test.
     leaks.rebase()
     yield open_one
-    for page in pages:
-        page.close()
+    for book in books:
+        if not kept and book.clear():
+            kept.append(book)
+        else:
+            book.page.close()
     lab.end_kernels()
     leaks.rebase()

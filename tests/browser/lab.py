@@ -139,15 +139,34 @@ class Book:
     def __init__(self, page: Any, lab: Lab) -> None:
         self.page = page
         self.lab = lab
+        self.used_up = False
+        """Whether the page is no longer like a new one, in a way that ``clear`` does not see."""
 
     def open(self, name: str) -> Book:
-        """Open a notebook of the server's folder, and wait for its kernel."""
+        """Load the page with a notebook of the server's folder, and wait for its kernel."""
         # In a new workspace, so that no other notebook is open.
         space = secrets.token_hex(4)
         self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{name}?token={self.lab.token}")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=GUARD * 1000)
-        self.until("book.sessionContext.session?.kernel?.status === 'idle'")
+        self._ready()
+        self.evaluate("window.loadedOnce = true")
         return self
+
+    def show(self, name: str) -> Book:
+        """Open a notebook of the server's folder in the loaded page, and wait for its kernel."""
+        self.evaluate("app.commands.execute('docmanager:open', {path: args[0]}).then(() => null)", name)
+        self._ready()
+        return self
+
+    def _ready(self) -> None:
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=GUARD * 1000)
+        self.until("book?.sessionContext?.session?.kernel?.status === 'idle'")
+
+    def clear(self) -> bool:
+        """Close all notebooks; return whether the page is then like a new one, which the next test can use."""
+        if self.used_up or self.page.is_closed() or not self.page.evaluate("window.loadedOnce === true"):
+            return False
+        self.page.evaluate(_CLEAR)
+        return not self.page.locator(".jp-Dialog, .jp-Tooltip, .Toastify__toast, .lm-Menu").count()
 
     def evaluate(self, expression: str, *args: Any) -> Any:
         """Return the value of a JavaScript expression, where ``app`` is JupyterLab and ``book`` the notebook."""
@@ -221,4 +240,11 @@ class Book:
             self.page.wait_for_timeout(50)
 
 
+_CLEAR = """async () => {
+    const app = window.jupyterapp;
+    [...app.shell.widgets('main')].forEach(widget => widget.dispose());
+    await app.commands.execute('monarch:show-meshes');
+    app.shell.collapseRight();
+}"""
+"""Closes what tests open, and shows in the panel the ranks, not the logs."""
 _NONE_RUNS = "[...book.content.model.cells].every(cell => (cell.executionState ?? 'idle') === 'idle')"

@@ -38,6 +38,7 @@ class Panel:
 
     def start(self) -> None:
         """Turn it on, and wait until it shows the variables of the kernel."""
+        self.book.used_up = True
         self.page.locator(".jp-DebuggerBugButton").first.click()
         self.page.locator(".jp-DebuggerBugButton[aria-pressed='true']").wait_for(timeout=30_000)
         self.page.locator(".cm-breakpoint-gutter").first.wait_for(timeout=30_000)

@@ -102,6 +102,7 @@ def test_ranks_are_paused_and_resumed_by_buttons_and_commands(quiet: Any) -> Non
     button("Resume").click()
     book.wait(lambda: "resumed ranks 0-3" in view.locator(".mk-note").inner_text(), "the new answer")
     book.page.clock.install()
+    book.used_up = True
     book.evaluate("app.commands.execute('monarch:pause-ranks')")
     view.locator(".mk-tile.mk-paused").nth(3).wait_for()
     book.evaluate("app.commands.execute('monarch:resume-ranks')")
@@ -375,6 +376,8 @@ def test_page_that_is_opened_again_has_theme_panel_and_moving_picture(quiet: Any
         again.wait(lambda: views.evaluate_all("all => all.every(e => e.className === 'mk-view mk-dark')"), "the theme")
         assert views.count() == 2
         again.shot("reopened-dark")
+        # The page may have drawn the notebook before it has made it the current one.
+        again.until("book?.content")
         assert "2 idle" in again.said(1)
         again.run(2)
         again.idle()

@@ -128,16 +128,16 @@ def test_quiet_shows_nothing_and_keeps_results(notebook: Notebook) -> None:
 
 
 FAST = """
-from monarch_kernel.magics import mesh as magics
+from monarch_kernel.cells import runner
 
-class Fast(magics.Run):
+class Fast(runner.Run):
     def __init__(self, *args):
         super().__init__(*args)
         # All output of the ranks arrives before anything else happens here.
         for future in self.futures:
             future.exception(30)
 
-magics.Run, run = Fast, magics.Run
+runner.Run, run = Fast, runner.Run
 """
 
 
@@ -145,7 +145,7 @@ magics.Run, run = Fast, magics.Run
 def test_output_options_hold_when_ranks_are_fast(notebook: Notebook, how: str) -> None:
     notebook.run(FAST).ok()
     cell = notebook.mesh("for number in range(100): print('word', number)\n1", how).ok()
-    notebook.run("magics.Run = run").ok()
+    notebook.run("runner.Run = run").ok()
     assert cell.said() == ({} if how == "--quiet" else {f"word {number}": ALL for number in range(100)})
 
 

@@ -16,12 +16,14 @@ import kube
 import sshd
 from kernels import Notebook
 from leaks import Kit, processes, wait_until
+from light import IDLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(sshd.why_none()), reason=sshd.why_none() or "none")]
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.SSHHosts]:
+def hosts(tmp_path_factory: pytest.TempPathFactory, notebook: Notebook) -> Iterator[sshd.SSHHosts]:
+    notebook.run(IDLE).ok()
     made = sshd.SSHHosts(tmp_path_factory.mktemp("ssh"))
     yield made
     made.close()

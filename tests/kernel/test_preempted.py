@@ -15,6 +15,7 @@ import pytest
 import sshd
 from kernels import Cell, Notebook
 from leaks import Kit, processes, wait_until
+from light import IDLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(sshd.why_none()), reason=sshd.why_none() or "none")]
 
@@ -24,7 +25,8 @@ Up = Callable[..., Cell]
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sshd.SSHHosts]:
+def hosts(tmp_path_factory: pytest.TempPathFactory, notebook: Notebook) -> Iterator[sshd.SSHHosts]:
+    notebook.run(IDLE).ok()
     made = sshd.SSHHosts(tmp_path_factory.mktemp("ssh"), 3)
     yield made
     made.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from light import light_hosts
 from monarch._procs.os import posix
 from small_agents import Agent
 
@@ -40,6 +41,12 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs of this test have their own fork server: the first starts it, and it ends with the last."""
     # Python ignores this variable, but could read it: fork servers differ by all variables of this prefix.
     monkeypatch.setenv("PYTHON_OF_THIS_TEST", secrets.token_hex(4))
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts that this test gets from launchers import no torch before a rank does."""
+    light_hosts(monkeypatch)
 
 
 @pytest.fixture

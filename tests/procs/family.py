@@ -8,9 +8,13 @@ import signal
 import subprocess
 import sys
 from multiprocessing import shared_memory
+from pathlib import Path
 
-import monarch._session.local_agent as client
 from monarch.actor import Actor, endpoint, this_host
+
+# It runs as a program.
+sys.path.append(str(Path(__file__).parents[1]))
+from light import leave_out_torch
 
 SLEEP = ["sleep", "1000"]
 
@@ -66,10 +70,7 @@ class Parent(Actor):
 
 
 def main() -> None:
-    # Nothing here needs torch.
-    for name in ("torch", "monarch._tensors.collectives.waiting", "monarch._tensors.collectives.world"):
-        client.PRELOAD.remove(name)
-    client.LATER.clear()
+    leave_out_torch()
     procs = this_host().spawn_procs({"gpus": 2})
     parents = procs.spawn("parents", Parent)
     pids = [value for _, value in parents.pid.call().get()]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from light import LIGHT
 from monarch._procs.os.oom import OomWatch
 from monarch._procs.session_folder import restore_folder
 from monarch._wire.tcp import LEASE_S
@@ -376,7 +377,8 @@ def test_out_of_memory_kills_are_counted_once(tmp_path: Path) -> None:
 # Disk
 
 FULL = (
-    START
+    LIGHT
+    + START
     + """
 print(use(2))
 try:

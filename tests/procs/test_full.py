@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from light import LIGHT
 from monarch._core.causes import CellRef
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
 from monarch._procs.rank.cell_marker import Mark, take_mark
@@ -165,7 +166,8 @@ def test_full_disk_leaves_checkpoint_before(program: Callable[..., Any], flags: 
 
 
 STARTED = (
-    MOUNTED
+    LIGHT
+    + MOUNTED
     + """
 from monarch._node.current import current_node
 class A(Actor):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit
+from light import LIGHT
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.hostnames import HostEntry, expand_names, read_hostfile
 from monarch._procs.launch.interface import Environment, Queued
@@ -91,7 +92,7 @@ def test_plugins_are_launchers(program: Callable[..., Any], tmp_path: Path) -> N
     assert program(PLUGIN, PYTHONPATH=str(tmp_path)).ok() == "{'hosts': 2} True\n"
 
 
-def test_simulated_hosts_come_from_a_launcher(host: Any, leaks: Kit) -> None:
+def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit) -> None:
     launched = launch_hosts(make_launcher("process:2"), parts={"a": 1, "b": 1})
     assert [mesh.sizes for mesh in launched.meshes.values()] == [{"hosts": 1}] * 2
     for mesh in launched.meshes.values():
@@ -106,6 +107,13 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, leaks: Kit) -> None:
         WorkerHosts(2, addresses=["127.0.0.1", "192.0.2.1"])
     # This program listens for hosts from now on.
     leaks.rebase()
+
+
+def test_light_hosts_import_no_torch() -> None:
+    """Tests of hosts would take twice as long."""
+    text = "import importlib, sys\nfor name in _client.PRELOAD + _client.LATER: importlib.import_module(name)\n"
+    command = [sys.executable, "-c", f"{LIGHT}{text}print('torch' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_agent_of_a_launcher_ends_if_no_program_connects(leaks: Kit) -> None:

@@ -20,7 +20,11 @@ from light import LIGHT
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import SSHJob, job_loads
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(sshd.why_none()), reason=sshd.why_none() or "none")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(sshd.why_none()), reason=sshd.why_none() or "none"),
+    pytest.mark.usefixtures("light"),
+]
 
 USE = """
 import os, sys, threading, time

@@ -17,6 +17,7 @@ import pexpect
 import pytest
 
 from leaks import session_folders, wait_until
+from light import LIGHT
 from monarch._core.telemetry import events as e
 from monarch._core.telemetry.events import RankState
 from monarch._core.telemetry.model import MeshModel
@@ -29,7 +30,8 @@ from monarch._telemetry.serving import MOST_ENTRIES, Caption, Server, caption, s
 pytestmark = pytest.mark.slow
 
 TOP = ["-m", "monarch", "top"]
-TRAIN = """
+# Each starts a fork server of its own.
+TRAIN = f"""{LIGHT}
 import sys
 from monarch import log_metric
 from monarch.actor import Actor, endpoint, this_host
@@ -39,7 +41,7 @@ class Trainer(Actor):
     def step(self):
         log_metric("loss", 0.25, step=7)
 
-mesh = this_host().spawn_procs(per_host={"gpus": 2}, name="trainers")
+mesh = this_host().spawn_procs(per_host={{"gpus": 2}}, name="trainers")
 mesh.spawn("trainer", Trainer).step.call().get()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -363,6 +365,9 @@ while not current_node().part(collector.Collector)._calls.asleep:
 # From here on, a thread that nobody wakes outlives the session.
 collector.UNWATCHED = 3600.0
 shutdown_context().get(timeout=60)
+deadline = time.monotonic() + 20
+while threading.active_count() > 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
 print([thread.name for thread in threading.enumerate()])
 """
 
