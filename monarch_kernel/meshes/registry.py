@@ -248,7 +248,7 @@ class Mesh:
         filled: list[tuple[int, int]] = []
         self.record_ended()
         for rank in sorted(tuple(self._bare)):
-            # First, since the rank may be replaced again meanwhile. What fails would fail again the next time.
+            # First, since the rank may be replaced again meanwhile. A definition that fails would fail again.
             self._bare.discard(rank)
             try:
                 if rank < len(self.procs):
