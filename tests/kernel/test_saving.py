@@ -119,7 +119,7 @@ def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path
 
 @pytest.mark.slow
 def test_damaged_checkpoint_says_what_it_has_changed(book: Notebook, tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     book.mesh("net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\none = torch.ones(3)").ok()
     book.mesh("for each in net.parameters(): each.data.fill_(1.0)\ndel each").ok()
