@@ -72,7 +72,7 @@ class Mesh:
         of verbs and view actions, as a whole."""
         self.checked = recipe.env.get(CHECK_COLLECTIVES.variable) == "1"
         """Whether collectives are compared, as far as this notebook knows. Written by the threads of verbs."""
-        self.replaced = Replaced(state_of(procs).procs.uid, len(procs), lambda rank: self.on_replaced(self, rank))
+        self.replaced = Replaced(state_of(procs).procs.uid, len(procs), self._replaced)
         self.restarted: str | None = None
         """The last cell of the mesh that a restart has replaced, empty if it had none; None without a restart."""
         self._bare: set[int] = set()
@@ -153,11 +153,15 @@ class Mesh:
         Returns:
             The new ranks, each with the number of cells whose definitions it ran.
         """
-        self._bare.update(self.dead())
         lost = self.hosts.lost()
         with self.changing():
             heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
         return self._fill(define)
+
+    def _replaced(self, rank: int) -> None:
+        """Note a new process, whoever has replaced the old one: a rank may also die while a heal has begun."""
+        self._bare.add(rank)
+        self.on_replaced(self, rank)
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
@@ -170,7 +174,6 @@ class Mesh:
 
     def kill(self, ranks: list[int]) -> list[tuple[int, int]]:
         """Kill the processes of ranks and start new ones; return what ``heal`` returns."""
-        self._bare.update(ranks)
         procs = state_of(self.procs).procs
         with self.changing():
             replace_procs(current_node(), [procs.proc(rank) for rank in ranks], _KILLING)
@@ -218,6 +221,8 @@ class Mesh:
 
     def define(self) -> None:
         """Run the definitions on ranks that lack them."""
+        # A dead rank lacks them again once it is replaced.
+        self._bare.difference_update(self.dead() if self._bare else ())
         if self._bare:
             self._fill(True)
 
@@ -226,14 +231,14 @@ class Mesh:
         filled: list[tuple[int, int]] = []
         self.record_ended()
         for rank in sorted(tuple(self._bare)):
+            # First, since the rank may be replaced again meanwhile. A definition that fails would fail again.
+            self._bare.discard(rank)
             try:
                 if rank < len(self.procs):
                     filled.append((rank, self._define(rank) if define else 0))
-            except Exception:
-                # It would fail in the same way the next time.
-                self._bare.discard(rank)
+            except KeyboardInterrupt:
+                self._bare.add(rank)
                 raise
-            self._bare.discard(rank)
         return filled
 
     def _define(self, rank: int) -> int:

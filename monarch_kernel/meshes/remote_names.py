@@ -69,7 +69,7 @@ def reason(error: BaseException, total: int) -> str:
 
 def missing_name(error: NameError) -> str:
     """Return the undefined name; pickling keeps only the text of Python's own error."""
-    found = re.search(r"name '(\w+)'", str(error))
+    found = re.search(r"(?:name|variable) '(\w+)'", str(error))
     return error.name or (found[1] if found else "")
 
 

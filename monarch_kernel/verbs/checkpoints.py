@@ -109,14 +109,20 @@ class Saving:
         except DeviceMeshError as error:
             raise death_error(error, mesh) from None
         ranks = list(answers.values())
-        print(f"restored mesh {mesh.name!r} from {folder}")
+        is_some = any(restored or partly for restored, _, partly in ranks)
+        print(f"restored mesh {mesh.name!r} from {folder}" if is_some else
+              f"nothing of mesh {mesh.name!r} was restored from {folder}")  # fmt: skip
         for kind in (STATEFUL, TENSOR, VALUE):
-            groups = _by_ranks([{name: "" for name, how in restored.items() if how == kind} for restored, _ in ranks])
+            groups = _by_ranks([{name: "" for name, how in restored.items() if how == kind} for restored, *_ in ranks])
             if groups:
                 print(f"  {kind}: {', '.join(name + where for (name, _), where in groups.items())}")
-        failed = _by_ranks([failed for _, failed in ranks])
-        if failed:
-            print("not restored (unchanged):")
+        titles = (
+            "not restored (unchanged):",
+            "restored in part: some tensors have values of the checkpoint, others not:",
+        )
+        for title, failed in zip(titles, (_by_ranks([each[at] for each in ranks]) for at in (1, 2)), strict=True):
+            if failed:
+                print(title)
             for (name, why), where in failed.items():
                 print(f"  {name}{where}: {why}")
 

@@ -11,7 +11,10 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.remote_names import one_line
 from monarch_kernel.source.definitions import names_in
+
+_LOST = "; other variables are lost"
 
 
 class Elastic:
@@ -76,12 +79,20 @@ class Elastic:
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
         bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
         copying = arguments.copy_from is not None and bool(bare)
+        if copying and source is None:
+            # Not from a rank that lacks the variables itself, since an earlier heal has replaced it.
+            lacking = {*bare, *mesh.replaced.after}
+            source = next((rank for rank in range(len(mesh.cells)) if rank not in lacking), None)
         if not new and not copying:
             if not again:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
-        copied = mesh.copy(bare, source, variables) if copying else None
-        print_new(mesh, new, "" if copying else "; other variables are lost")
+        try:
+            copied = self._copy(mesh, bare, source, variables) if copying else None
+        except BaseException:
+            print_new(mesh, new, _LOST)
+            raise
+        print_new(mesh, new, "" if copying else _LOST)
         if copied is not None:
             names, left = copied
             if not variables and not left:
@@ -90,6 +101,19 @@ class Elastic:
             print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
                 print(f"not copied: {name} ({why})")
+
+    def _copy(
+        self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Copy variables to new ranks; see ``Mesh.copy``."""
+        try:
+            with one_line(mesh, "%mesh heal --copy-from"):
+                return mesh.copy(ranks, source, variables)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may lack; "
+                f"%mesh heal --copy-from {'peer' if source is None else source} copies them"
+            ) from None
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
         """Return the mesh, and the variables to copy."""
@@ -179,7 +203,7 @@ def _heal_stopped(mesh: Mesh) -> str:
 def healed(mesh: Mesh) -> list[str]:
     """Replace dead ranks, with the definitions of cells, and describe it in lines."""
     new, again = _heal(mesh, True)
-    lines = [*filter(None, [again]), *new_lines(mesh, new, "; other variables are lost")]
+    lines = [*filter(None, [again]), *new_lines(mesh, new, _LOST)]
     return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
 
 

@@ -217,6 +217,28 @@ def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any, lat
     assert x.sum().item() == 28
 
 
+def break_groups() -> None:
+    from monarch._groups.rendezvous import local_rendezvous
+
+    local_rendezvous().spoil("a test has broken it")
+
+
+def has_groups_of_tensors() -> bool:
+    """Make the next groups of this rank; return whether those of tensors are among them."""
+    from monarch._groups.convening import ensure_world
+
+    return bool(ensure_world().apart)
+
+
+def test_groups_of_tensors_are_made_when_all_ranks_have_halted(mesh: Any) -> None:
+    """A rank that goes on with them would wait for others that have halted, and never come."""
+    x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
+    assert x.sum().item() == 28
+    mesh.execute(break_groups)
+    assert mesh.execute(has_groups_of_tensors).values() == [False] * 4
+    assert x.sum().item() == 28
+
+
 def test_healing_goes_on_though_groups_break_while_they_are_made(leaks: Any) -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
     pids = mesh.execute(os.getpid).values()

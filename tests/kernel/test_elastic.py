@@ -64,7 +64,7 @@ def test_heal_copies_the_variables_of_a_peer(mortal: Notebook) -> None:
     # Only the named variables, from any rank.
     mortal.mesh(KILL.format(ranks=[3]))
     text = mortal.run("%mesh heal mesh --copy-from peer mine losses").ok().stream()
-    assert "copied from a live rank: losses, mine" in text
+    assert "copied from rank 1: losses, mine" in text
     assert mortal.mesh("'net' in globals(), mine", "[3]").ok().shown == "[rank 3] (False, 1)"
 
 
@@ -81,7 +81,7 @@ def test_heal_error_names_the_problem(mortal: Notebook) -> None:
     cell = mortal.run("%mesh heal --copy-from 3")
     assert cell.status == "error" and "that rank is dead; name a live one" in cell.text
     cell = mortal.run("%mesh heal --copy-from 0 nothing")
-    assert cell.status == "error" and "has no variable 'nothing'" in cell.text
+    assert cell.status == "error" and "no rank has a variable 'nothing'" in cell.text
 
 
 def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:

@@ -92,6 +92,35 @@ def test_heal_replaces_a_dead_rank(mortal: Notebook) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_die_while_a_heal_begins_are_told(mortal: Notebook) -> None:
+    """They get the definitions, and such a source of a copy is an error."""
+    mortal.mesh("def area(r):\n    return r * r\n\nkept = rank").ok()
+    mortal.mesh("import os; os.getpid()", "--out pids").ok()
+    mortal.run(
+        "import os, signal, time\nimport monarch_kernel.meshes.registry as registry\nreal = registry.heal_mesh\n"
+        "def kills(rank):\n    mesh = get_ipython().magics_manager.registry['MeshMagics'].meshes.get(None)\n"
+        "    def heal_mesh(procs, **options):\n        registry.heal_mesh = real\n"
+        "        os.kill(list(pids.values())[rank], signal.SIGKILL)\n"
+        "        while rank not in mesh.dead(): time.sleep(0.01)\n"
+        "        return real(procs, **options)\n"
+        "    registry.heal_mesh = heal_mesh"
+    ).ok()
+    mortal.run("kills(3)").ok()
+    healed = mortal.run("%mesh heal").ok().stream()
+    assert "rank 3 of mesh 'mesh': a new process, with definitions of" in healed, healed
+    assert mortal.mesh("area(2), 'kept' in globals()", "[3]").ok().shown == "[rank 3] (4, False)"
+    mortal.mesh(KILL.format(ranks=[1]))
+    mortal.run("kills(2)").ok()
+    cell = mortal.run("%mesh heal --copy-from 2 kept")
+    assert cell.status == "error" and "rank 2 did not survive" in cell.text, cell.text
+    assert all(f"rank {rank} of mesh 'mesh': a new process" in cell.stream() for rank in (1, 2)), cell.stream()
+    # A peer is a rank that has its variables.
+    text = mortal.run("%mesh heal --copy-from peer kept").ok().stream()
+    assert "copied from rank 0: kept" in text, text
+    assert mortal.mesh("area(2), kept").ok().shown == "[ranks 0-3] (4, 0)"
+
+
+@pytest.mark.slow
 def test_definitions_are_listed_and_dropped(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
     assert "has defined anything yet" in mortal.run("%mesh definitions").ok().stream()

@@ -118,6 +118,40 @@ def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_damaged_checkpoint_says_what_it_has_changed(book: Notebook, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    book.mesh("net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\none = torch.ones(3)").ok()
+    book.mesh("for each in net.parameters(): each.data.fill_(1.0)\ndel each").ok()
+    book.run(f"%mesh checkpoint {tmp_path} net one --wait").ok()
+    book.mesh("for each in net.parameters(): each.data.fill_(2.0)\ndel each").ok()
+    version = tmp_path / "v000001"
+    files = {path: path.read_bytes() for path in version.glob("*.distcp")}
+    values = "sorted({each.mean().item() for each in net.parameters()})"
+    for path, content in files.items():
+        path.write_bytes(content[:-1])
+    said = book.run(f"%mesh restore {tmp_path}").ok().stream()
+    assert f"not restored (unchanged):\n  net: the checkpoint {version} is damaged: __" in said, said
+    assert book.mesh(values).ok().shown == "[ranks 0-3] [2.0]"
+    for path, content in files.items():
+        path.write_bytes(content)
+    places = FileSystemReader(version).read_metadata().storage_data
+    (place,) = (each for index, each in places.items() if index.fqn.startswith("net.3.weight"))
+    with open(version / place.relative_path, "r+b") as file:
+        file.seek(place.offset)
+        file.write(bytes(place.length))
+    said = book.run(f"%mesh restore {tmp_path}").ok().stream()
+    assert "  tensors: one\nrestored in part: " in said and "others not:\n  net: the checkpoint" in said, said
+    assert book.mesh(values).ok().shown == "[ranks 0-3] [1.0, 2.0]"
+    for path in files:
+        path.write_bytes(b"")
+    said = book.run(f"%mesh restore {tmp_path} one").ok().stream()
+    assert said.startswith("nothing of mesh 'mesh' was restored from ") and "  one (rank 3): the checkpoint" in said, (
+        said
+    )
+
+
+@pytest.mark.slow
 def test_checkpoint_is_written_while_cells_run(book: Notebook, tmp_path: Path) -> None:
     book.mesh("x = torch.ones(1000)").ok()
     cell = book.run(f"%mesh checkpoint {tmp_path}/run x").ok()

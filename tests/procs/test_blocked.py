@@ -16,7 +16,16 @@ from collections.abc import Callable
 import pytest
 
 from leaks import wait_until
-from monarch._procs.os.blocked import Blocked, Wait, blocked, cpu_of_family, cpu_shares, process_state, ran_on_cpu
+from monarch._procs.os.blocked import (
+    Blocked,
+    Wait,
+    blocked,
+    cpu_of_family,
+    cpu_shares,
+    is_ending,
+    process_state,
+    ran_on_cpu,
+)
 
 
 def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[Blocked], bool]) -> bool:
@@ -81,6 +90,18 @@ def test_process_state_matches_the_kernel(number: int, letter: str) -> None:
         process.kill()
         process.wait()
     assert process_state(process.pid) == ""
+
+
+def test_killed_process_is_ending_before_it_is_gone() -> None:
+    for _ in range(5):
+        code = "import time; data = bytearray(b'x') * (100 << 20); print(flush=True); time.sleep(60)"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            assert not is_ending(process.pid)
+            process.kill()
+            # Twice, since the kernel takes the signal a moment before it notes the exit.
+            assert is_ending(process.pid) or is_ending(process.pid)
+        assert not is_ending(process.pid)
 
 
 def test_cpu_times_are_those_of_one_thread() -> None:

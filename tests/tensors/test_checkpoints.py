@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -183,6 +184,17 @@ def test_only_leftovers_of_attempts_are_removed(tmp_path: Path) -> None:
     with pytest.raises(DeviceMeshError, match=r"version v000003 of .* was abandoned"):
         given_up.commit(2)
     assert in_folder(tmp_path) == ["latest.mine", "notes.txt", "v000001", "v000001.tmp", "v000002", "v12"]
+
+
+def test_lock_of_a_full_disk_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    version = NewVersion(str(tmp_path), "ab")
+    with pytest.raises(DeviceMeshError, match="another process is writing a checkpoint"):
+        NewVersion(str(tmp_path), "cd")
+    version.abandon()
 
 
 def test_checkpoint_copies_in_call_order(procs: Any, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from leaks import wait_until
 from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import interface_of
 
@@ -28,6 +30,31 @@ def test_only_connections_of_tcp_are_shut_down() -> None:
             assert a.recv(1) == b.recv(1) == b""
             near.send(b"1")
             assert far.recv(1) == b"1"
+
+
+def test_writes_fail_later_than_reads_end() -> None:
+    """A thread of gloo that cannot write would not wake the thread that waits for it."""
+    before = open_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a = socket.create_connection(server.getsockname())
+        b = server.accept()[0]
+        near = {each for each in open_sockets() - before if each[0] == a.fileno()}
+        with b:
+            with a:
+                assert shut_down(near) == 1 and shut_down(near) == 0
+                assert a.recv(1) == b""
+                a.send(b"1")
+                b.send(b"1")
+                b.send(b"2")
+                assert b.recv(1) == b"1"
+            # Its descriptor is closed, and the other end does not know yet.
+            b.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                b.recv(1)
+            b.settimeout(20)
+            with suppress(ConnectionResetError):
+                assert b.recv(1) == b""
+    assert wait_until(lambda: not open_sockets() - before)
 
 
 def test_reused_descriptor_is_left_alone() -> None:

@@ -135,6 +135,42 @@ class Member(Actor):
         return backend_of(dist.group.WORLD, "cpu") is not old
 
     @endpoint
+    def use_while_the_first_rank_is_replaced(self) -> None:
+        """Wait for a generation which a process was asked to begin that is no longer the first rank."""
+        from monarch._groups.convening import renew
+
+        self.own.asked = "another process"
+        promise = self.own.expect().promise
+        assert promise is not None
+        renew(self.own.procs(), self.own.roster + 1)
+        promise.get(10)
+
+    @endpoint
+    def spoil_before_there_are_connections(self) -> str:
+        """What a use of the group raises if a rank died when this one had only begun to join."""
+        from monarch._groups.breaking import spoil
+        from monarch.exceptions import GroupError
+
+        form, begun = self.own._form, threading.Event()
+
+        def form_late(*args: Any) -> None:
+            begun.set()
+            assert wait_until(lambda: self.own.broken)
+            form(*args)
+
+        self.own._form = form_late  # pyright: ignore[reportAttributeAccessIssue]
+        thread = threading.Thread(target=lambda: begun.wait(20) and spoil(REASON))
+        thread.start()
+        try:
+            self.ensure()
+        except GroupError as error:
+            return str(error)
+        finally:
+            thread.join(20)
+            del self.own._form
+        return "used the group"
+
+    @endpoint
     def ignore_calls_to_generations(self) -> None:
         """Makes this rank one that no generation can form with, as if it had died on the way."""
         self.own.join = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
@@ -201,6 +237,17 @@ def test_spoiled_generation_frees_the_rank_that_convenes(procs: Callable[..., An
     members = procs(2).spawn("member", Member)
     members.slice(gpus=1).ignore_calls_to_generations.call_one().get(60)
     assert members.slice(gpus=0).spoil_while_the_others_are_awaited.call_one().get(60) == REASON
+
+
+def test_replacement_of_the_first_rank_frees_ranks_that_asked_it(member: Any) -> None:
+    with pytest.raises(ActorError, match="were replaced, added or removed; the next use of the group recreates it"):
+        member.use_while_the_first_rank_is_replaced.call_one().get(60)
+    assert member.total.call_one().get(60) == 1.0
+
+
+def test_generation_may_be_spoiled_before_it_has_connections(member: Any) -> None:
+    assert member.spoil_before_there_are_connections.call_one().get(60) == REASON
+    assert member.total.call_one().get(60) == 1.0
 
 
 def test_use_waits_until_old_groups_are_left(member: Any) -> None:

@@ -61,7 +61,8 @@ def ensure_world(patience: float = _PATIENCE) -> World:
     elif procs.proc(0) == node.proc:
         convene(procs, expected.newer_than)
     else:
-        tell_proc(node, procs.proc(0), convene, procs, expected.newer_than)
+        own.asked = procs.proc(0)
+        tell_proc(node, own.asked, convene, procs, expected.newer_than)
     world = expected.promise.get(patience)
     own.note_use(world)
     return world
@@ -190,7 +191,11 @@ def renew(procs: Procs, roster: int) -> None:
         # A mesh that was resized has another size.
         set_mesh_variables()
     if node.config.procs == procs and own.roster < roster:
-        own.spoil(f"ranks of {procs.name} were replaced, added or removed; the next use of the group recreates it")
+        reason = f"ranks of {procs.name} were replaced, added or removed; the next use of the group recreates it"
+        own.spoil(reason)
+        if own.asked not in ("", procs.proc(0)):
+            # Nobody answers for the process that was asked, whose death this one may never hear of now.
+            own.settle(None, GroupError(reason, mesh=procs.name))
 
 
 def tell_of_new_ones(procs: Procs) -> None:

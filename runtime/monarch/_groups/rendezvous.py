@@ -68,6 +68,8 @@ class Rendezvous:
         """Of the threads that wait for the groups. Lock: ``lock``."""
         self._joining = False
         """Whether a generation is being formed. Lock: ``lock``."""
+        self.asked = ""
+        """The process that this one has asked last to begin a generation. Written by threads of calls, as a whole."""
         self._sockets: set[tuple[int, int]] | None = None
         """The connections before the current formation; newer ones are cut if it cannot succeed. Lock for writing:
         ``lock``."""
@@ -103,6 +105,11 @@ class Rendezvous:
             if world is self.world:
                 self._note_use()
 
+    def works(self, number: int) -> bool:
+        """Return whether the connections of a generation are there, and it is the newest one."""
+        world = self.world
+        return world is not None and not world.broken and self.generation == number
+
     def is_used_by(self, src: str, port: int) -> bool:
         """Return whether a running call uses this generation, and it works."""
         return self.world is not None and not self.broken and self.calls.used(src, port, -1) == self.generation
@@ -120,7 +127,7 @@ class Rendezvous:
     @property
     def is_forming(self) -> bool:
         """Return whether this rank makes its part of a generation."""
-        return self._sockets is not None
+        return self._joining or self._sockets is not None
 
     def procs(self) -> Procs:
         """Return the processes of this rank's mesh."""
@@ -297,7 +304,8 @@ class Rendezvous:
 
         with self.lock:
             world, before = self.world, self._sockets
-            if world is not None or before is not None:
+            # It may have no connections to cut yet.
+            if world is not None or before is not None or self._joining:
                 self.broken = self.broken or reason
         if world is not None:
             self.on_broken()

@@ -73,7 +73,7 @@ def _is_plain(value: Any) -> bool:
 
 
 @service("variables.load", "actor")
-def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Bring variables back from a version.
 
     Args:
@@ -82,15 +82,20 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
         names: of variables; none for all that the version has.
 
     Returns:
-        How each restored variable came back, and why each other one did not; those are unchanged.
+        How each restored variable came back; why each other one did not, and is unchanged; and why some came back in
+        part only.
     """
-    from monarch._tensors.checkpoints.restores import Version
+    from monarch._tensors.checkpoints.restores import DamagedError, Version
 
-    version = Version(folder)
-    table, apart = _table_of(version, namespace.point.rank)
+    try:
+        version = Version(folder)
+        table, apart = _table_of(version, namespace.point.rank)
+    except DamagedError as error:
+        return {}, dict.fromkeys(names or ["all variables"], str(error)), {}
     saved = {name.partition(".")[0] for name in (*table, *apart)}
     restored: dict[str, str] = {}
     failed: dict[str, str] = {}
+    partly: dict[str, str] = {}
     for name in names or sorted(saved):
         try:
             if name not in saved:
@@ -98,9 +103,11 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
             if any(_is_of(name, each) for each in apart):
                 raise NotRestored("it differed between ranks, and this rank is not in the checkpoint")
             restored[name] = _restore(namespace, version, name, {k: v for k, v in table.items() if _is_of(name, k)})
+        except DamagedError as error:
+            (partly if error.changed else failed)[name] = str(error)
         except Exception as error:
             failed[name] = str(error) if isinstance(error, NotRestored) else f"{type(error).__name__}: {error}"
-    return restored, failed
+    return restored, failed, partly
 
 
 def _is_of(name: str, part: str) -> bool:

@@ -33,7 +33,7 @@ from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
 from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
-from monarch._engine.rank.replaying import run_op
+from monarch._engine.rank.replaying import REPLAY, run_op
 from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
 from monarch._engine.rank.shield import shield
 from monarch._groups.breaking import give_up_everywhere
@@ -446,6 +446,10 @@ class Executor(Actor):
         if failed and (failure := self._failure_before(region, entry)) is not None:
             self._fail_op(region, entry, failure)
             return True
+        if known.template.kind == REPLAY and not self.meshes.works():
+            # A recorded step that has changed tensors before its first collective could not run again.
+            give_up_everywhere(self.meshes.generation)
+            return False
         held = self.values
         try:
             if known.template.kind == LOAD:

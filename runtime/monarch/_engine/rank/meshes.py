@@ -49,6 +49,10 @@ class RankMeshes:
             found = self._meshes[region] = self._made(region)
         return found
 
+    def works(self) -> bool:
+        """Return whether the process groups of the newest mesh have their connections."""
+        return not self.generation or local_rendezvous().works(self.generation)
+
     def device(self) -> str:
         """Return the type of the device of this rank."""
         return self.of(region_of_view()).device_type

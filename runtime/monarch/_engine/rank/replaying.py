@@ -72,6 +72,8 @@ _ready: dict[int, _Ready] = {}
 """By uid of the recording. Used by the thread of the executor."""
 _refused: dict[int, str] = {}
 """Why there is no graph, likewise."""
+REPLAY = "replay"
+"""Kind of the op that runs a recorded step."""
 PREPARE = "prepare"
 """The number of a message that only makes the graph."""
 
@@ -109,7 +111,7 @@ def _forget(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: An
     return []
 
 
-OPERATIONS["replay"] = _replay
+OPERATIONS[REPLAY] = _replay
 OPERATIONS["forget"] = _forget
 
 

@@ -14,7 +14,7 @@ from monarch._engine.encoding import Template, find_op
 from monarch._engine.layout import Layout
 from monarch._engine.lines import lines
 from monarch._engine.rank.program import Program, Slot, Step
-from monarch._engine.rank.replaying import PREPARE, describe
+from monarch._engine.rank.replaying import PREPARE, REPLAY, describe
 from monarch._engine.recording.captured import Captured
 from monarch._engine.recording.guards import check_of
 from monarch._engine.recording.places import Place
@@ -203,7 +203,7 @@ class Recording:
             tuple(slots[number] for number in self._outputs),
             {op.line: str(lines[op.line]) for op in self.ops},
         )
-        return Template("replay", (), (program,), {}, tuple(self._written()))
+        return Template(REPLAY, (), (program,), {}, tuple(self._written()))
 
     def _written(self) -> list[int]:
         """Return the inputs that the step may change, also by views of them."""

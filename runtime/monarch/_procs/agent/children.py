@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from monarch._core.causes import Cause, CellRef, Exited, Signaled, Stopped
-from monarch._procs.os.blocked import cpu_shares, process_state
+from monarch._procs.os.blocked import cpu_shares, is_ending, process_state
 from monarch._procs.os.oom import OomWatch
 from monarch._procs.os.orphans import can_mark
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
@@ -213,6 +213,14 @@ class Children:
         return [self.by_proc[proc] for proc in procs if proc in self.by_proc]
 
     def states(self, procs: Iterable[str]) -> dict[str, tuple[str, int, float, float]]:
-        """Return the state of each process, as its letter in /proc, its pid, and its seconds with and without a CPU."""
+        """Return the state of each process, as its letter in /proc, its pid, and its seconds with and without a CPU.
+
+        The letter of one that was killed or exits is ``X``, as once it is dead.
+        """
         started = [child for child in self.get(procs) if child.pid]
-        return {child.proc: (process_state(child.pid), child.pid, *cpu_shares(child.pid)) for child in started}
+        return {child.proc: (_state(child.pid), child.pid, *cpu_shares(child.pid)) for child in started}
+
+
+def _state(pid: int) -> str:
+    letter = process_state(pid)
+    return "X" if letter not in ("", "Z", "X") and is_ending(pid) else letter

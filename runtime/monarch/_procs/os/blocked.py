@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import signal
 import struct
 import threading
 import time
@@ -14,6 +15,9 @@ from typing import NamedTuple
 _POLLFD = struct.Struct("ihh")
 _MOST_POLLED = 64
 _MOST_SELECTED = 1024
+_PF_EXITING = 0x4
+_KILLED = 1 << (signal.SIGKILL - 1)
+"""SIGKILL among the pending signals of a process."""
 
 
 class Wait(Enum):
@@ -165,6 +169,22 @@ def process_state(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process is on its way out: it exits, or was killed and has not had a CPU since.
+
+    Its letter in /proc is that of a live one until then, which takes long if it has much memory or the machine is busy.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            if int(file.read().rpartition(")")[2].split()[6]) & _PF_EXITING:
+                return True
+        with open(f"/proc/{pid}/status") as file:
+            pending = [line.split()[1] for line in file if line.startswith(("SigPnd:", "ShdPnd:"))]
+    except (OSError, IndexError, ValueError):
+        return False
+    return any(int(each, 16) & _KILLED for each in pending)
 
 
 class Call(Enum):

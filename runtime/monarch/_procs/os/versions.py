@@ -22,6 +22,7 @@ _LEFT = re.compile(r"v\d{6,}\.[0-9a-f]+\.(writing|removing)|latest\.[0-9a-f]+")
 _COMPLETE = ".metadata"
 """The last file written to a version."""
 _LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def versions_in(path: str) -> list[str]:
@@ -167,6 +168,9 @@ def _lock(path: str) -> tuple[int, bool]:
     except OSError as error:
         if error.errno in _LOCKLESS:
             return lock, False
+        if error.errno in _FULL:
+            # It is locked, without a note of its owner. The writer of the files tells how much room they need.
+            return lock, True
         os.close(lock)
         raise
 

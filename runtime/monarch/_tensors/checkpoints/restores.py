@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +21,22 @@ _SHOWN = 8
 """Keys that an error lists."""
 
 
+class DamagedError(OSError):
+    """A file of a checkpoint cannot be read.
+
+    Args:
+        text: what is wrong.
+        changed: how many tensors had been read in place by then.
+    """
+
+    def __init__(self, text: str, changed: int = 0) -> None:
+        super().__init__(text)
+        self.changed = changed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.changed)
+
+
 class Version:
     """A version on disk, read by this rank alone.
 
@@ -30,7 +47,10 @@ class Version:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._reader = FileSystemReader(folder)
-        self._metadata = self._reader.read_metadata()
+        try:
+            self._metadata = self._reader.read_metadata()
+        except Exception as error:
+            raise _damaged(folder, ".metadata cannot be read", error) from error
         self.known: dict[str, Any] = self._metadata.state_dict_metadata
         """Metadata of each key."""
 
@@ -69,13 +89,36 @@ class Version:
         check_keys(self.folder, {key: self.tensor_size(key) for key in self.known}, wanted, names)
 
     def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the wanted keys: tensors into the given ones; other values are returned by key."""
+        """Read the wanted keys: tensors into the given ones; other values are returned by key.
+
+        Raises:
+            DamagedError: a file is missing, too short, or cannot be read. Tensors are unchanged by the first two.
+        """
         planner = _Planner()
         planner.state_dict = dict(wanted)
         planner.metadata = self._metadata
+        plan = planner.create_local_plan()
+        self._check_files(plan.items)
         self._reader.set_up_storage_reader(self._metadata, False)
-        self._reader.read_data(planner.create_local_plan(), planner).wait()
+        try:
+            self._reader.read_data(plan, planner).wait()
+        except Exception as error:
+            raise _damaged(self.folder, "a file cannot be read", error, planner.changed) from error
         return planner.values
+
+    def _check_files(self, items: Iterable[ReadItem]) -> None:
+        """Check that the files are as long as they were, before a tensor is changed."""
+        needed: dict[str, int] = {}
+        for item in items:
+            place = self._metadata.storage_data[item.storage_index]
+            needed[place.relative_path] = max(needed.get(place.relative_path, 0), place.offset + place.length)
+        for name, size in needed.items():
+            try:
+                found = os.stat(os.path.join(self.folder, name)).st_size
+            except OSError as error:
+                raise _damaged(self.folder, f"{name} cannot be opened", error) from error
+            if found < size:
+                raise _damaged(self.folder, f"{name} has {found:,} bytes of at least {size:,}")
 
     def load(self, state: Any) -> None:
         """Read a state into another one, in place; top-level objects with ``load_state_dict`` get theirs.
@@ -144,11 +187,24 @@ class _Planner(DefaultLoadPlanner):
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.values: dict[str, Any] = {}
+        self.changed = 0
+        """How many parts of tensors were read."""
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Count a part of a tensor that was read in place."""
+        self.changed += 1
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Take a value."""
         where = None if torch.cuda.is_available() else "cpu"
         self.values[read_item.dest_index.fqn] = torch.load(value, map_location=where, weights_only=False)
+
+
+def _damaged(folder: str, what: str, error: Exception | None = None, changed: int = 0) -> DamagedError:
+    # torch advises other options of its own function in the further lines.
+    lines = f"{type(error).__name__}: {error}".splitlines() if error is not None else []
+    why = f" ({lines[0]})" if lines else ""
+    return DamagedError(f"the checkpoint {folder} is damaged: {what}{why}; restore another version of it", changed)
 
 
 def put(state: Any, path: Path, value: Any) -> None:

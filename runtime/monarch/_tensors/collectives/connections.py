@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+
+_MOMENT_S = 0.2
+"""Seconds between the two ends of a connection that is shut down."""
+_ending: dict[int, socket.socket] = {}
+"""Connections that were shut down for reading only, by inode. Any thread, in single operations."""
 
 
 def open_sockets() -> set[tuple[int, int]]:
@@ -26,7 +34,12 @@ def open_sockets() -> set[tuple[int, int]]:
 
 
 def shut_down(sockets: set[tuple[int, int]]) -> int:
-    """Shut down TCP connections of this process in both directions, without closing their descriptors.
+    """Shut down TCP connections of this process, without closing their descriptors.
+
+    They end for reading at once, and in both directions a moment later. If a thread of gloo finds that it cannot write
+    when it begins a transfer that its peer has just asked for, it ends without waking the thread that waits for the
+    transfer, which then waits for half an hour. The end of its input wakes all. By the later moment, the peer's
+    process, which is freed in the same way, has no thread that could write any more.
 
     Args:
         sockets: as from ``open_sockets``; other kinds than TCP are left alone.
@@ -34,26 +47,44 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
     Returns:
         The number of connections.
     """
-    count = 0
+    ending: dict[int, socket.socket] = {}
     for number, inode in sockets:
         try:
-            # Its number may be another file's by now; the copy is of the file being checked.
+            # Its number may be another file's by now; the copy is of the file being checked. It also keeps the
+            # connection when gloo closes the descriptor.
             copy = os.dup(number)
         except OSError:
             continue
+        connection: socket.socket | None = None
         try:
-            if os.fstat(copy).st_ino != inode:
+            if os.fstat(copy).st_ino != inode or inode in _ending:
                 os.close(copy)
                 continue
-            with socket.socket(fileno=copy) as connection:
-                if _is_tcp(connection):
-                    connection.getpeername()
-                    connection.shutdown(socket.SHUT_RDWR)
-                    count += 1
+            connection = socket.socket(fileno=copy)
+            if _is_tcp(connection):
+                connection.getpeername()
+                connection.shutdown(socket.SHUT_RD)
+                ending[inode] = connection
+                continue
         except OSError:
             # Not connected, or no longer.
-            continue
-    return count
+            pass
+        if connection is not None:
+            connection.close()
+    if ending:
+        _ending.update(ending)
+        threading.Thread(target=_end, args=(ending,), name="monarch-cut", daemon=True).start()
+    return len(ending)
+
+
+def _end(connections: dict[int, socket.socket]) -> None:
+    """End connections in both directions, for processes that have not been told to free their threads."""
+    time.sleep(_MOMENT_S)
+    for inode, connection in connections.items():
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        _ending.pop(inode, None)
 
 
 def _is_tcp(any_socket: socket.socket) -> bool:

@@ -6,7 +6,7 @@ after a Stop has closed the connections of its groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -33,8 +33,8 @@ class Former(NamedTuple):
     ranks: tuple[int, ...]
     backend: str
     group: Any
-    purpose: str | None
-    """None for a group of the user's code, and empty for one of the mesh that user code may have."""
+    is_of_mesh: bool
+    """Whether the mesh has made it, rather than the user's code."""
 
 
 class Formers:
@@ -53,17 +53,19 @@ class Formers:
         self.count = 0
         """How many groups torch had named by numbers."""
 
-    def note(self, purposes: Mapping[int, str]) -> None:
+    def note(self, of_mesh: Container[int], apart: Container[int]) -> None:
         """Note the groups of this process, which are about to be destroyed.
 
         Args:
-            purposes: by the identity of a group that the mesh has made, its purpose.
+            of_mesh: identities of the groups that the mesh has made.
+            apart: identities of groups of which no other code knows. They get no new connections: the ranks that use
+                one agree first on what each has run.
         """
         self.default, self.others, self.count = default_group(), {}, group_count()
         for group, name in group_names():
-            if group is not self.default:
+            if group is not self.default and id(group) not in apart:
                 ranks = tuple(dist.get_process_group_ranks(group))
-                self.others[name] = Former(name, ranks, backends_of(group), group, purposes.get(id(group)))
+                self.others[name] = Former(name, ranks, backends_of(group), group, id(group) in of_mesh)
 
     def take(self) -> Formers:
         """Return the noted groups, and forget them here."""

@@ -154,9 +154,7 @@ class World:
             for former in formers.renew_others(
                 texts, lambda each: self._make_subgroup(each.ranks, each.backend, f"{self.token} {each.name}")
             ):
-                if former.purpose:
-                    self.apart[former.purpose, former.ranks] = former.group
-                elif former.purpose is not None and len(former.ranks) < self.place.size:
+                if former.is_of_mesh and len(former.ranks) < self.place.size:
                     # That of all ranks is the default group, also where the mesh had more ranks before.
                     self.groups[former.ranks] = former.group
         begin_again(formers.renewed)
@@ -301,11 +299,10 @@ def leave(world: World, formers: Formers) -> None:
     """
     group = default_group()
     if group is not None and group is world.groups.get(tuple(range(world.place.size))):
-        own = map(id, world.groups.values())
         # Abort first, since destroying waits for work in progress.
         world.free("the process group was destroyed; use the group again")
         with as_it_is():
-            formers.note({id(each): purpose for (purpose, _), each in world.apart.items()} | dict.fromkeys(own, ""))
+            formers.note(set(map(id, world.groups.values())), set(map(id, world.apart.values())))
             dist.destroy_process_group()
 
 
