@@ -97,13 +97,13 @@ def test_ranks_that_die_while_a_heal_begins_are_told(mortal: Notebook) -> None:
     mortal.mesh("def area(r):\n    return r * r\n\nkept = rank").ok()
     mortal.mesh("import os; os.getpid()", "--out pids").ok()
     mortal.run(
-        "import os, signal, time\nimport monarch_kernel.meshes.registry as registry\nreal = registry.heal_mesh\n"
+        "import os, signal, time\nimport monarch_kernel.meshes.mesh as meshes\nreal = meshes.heal_mesh\n"
         "def kills(rank):\n    mesh = get_ipython().magics_manager.registry['MeshMagics'].meshes.get(None)\n"
-        "    def heal_mesh(procs, **options):\n        registry.heal_mesh = real\n"
+        "    def heal_mesh(procs, **options):\n        meshes.heal_mesh = real\n"
         "        os.kill(list(pids.values())[rank], signal.SIGKILL)\n"
         "        while rank not in mesh.dead(): time.sleep(0.01)\n"
         "        return real(procs, **options)\n"
-        "    registry.heal_mesh = heal_mesh"
+        "    meshes.heal_mesh = heal_mesh"
     ).ok()
     mortal.run("kills(3)").ok()
     healed = mortal.run("%mesh heal").ok().stream()
