@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -214,16 +215,20 @@ class Member(Actor):
         self.ensure()
         here = current.get()
         assert here is not None
+        waits: list[bool] = []
         ended: list[Any] = []
 
         def ask() -> None:
+            while not waits:
+                # The start of this thread is a wait too.
+                time.sleep(0.001)
             ended.append(free(here[0].key, here[1].src, here[1].port, REASON, self.own.generation + number))
 
         thread = threading.Thread(target=ask)
         thread.start()
         # A wait that is neither a sleep nor in a condition.
         while not ended:
-            pass
+            waits.append(True) if not waits else None
         thread.join(20)
         return ended[0].name
 
