@@ -221,7 +221,7 @@ class Member(Actor):
         ended: list[Any] = []
 
         def ask() -> None:
-            while not waits or is_between_calls(frame_of(waits[0])):
+            while not waits or (frame := frame_of(waits[0])) is None or is_between_calls(frame):
                 time.sleep(0.001)
             ended.append(free(here[0].key, here[1].src, here[1].port, REASON, self.own.generation + number))
 
