@@ -131,7 +131,8 @@ class Detaching:
             book = msgspec.json.decode(detached.book, type=Book)
         except msgspec.DecodeError:
             # A program detached it, or a notebook that died in its first cell.
-            book = Book(Recipe(detached.name, {}))
+            hosts = str(detached.on_count or "")
+            book = Book(Recipe(detached.name, {}, hosts=hosts, on=detached.on, options=detached.options))
         cells = [actors for actors in detached.actors if state_of(actors).cls is Namespace]
         if not cells and (detached.problems or not detached.procs):
             raise HeaderError(
