@@ -149,7 +149,7 @@ class Detaching:
             namespaces = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
             namespaces.initialized.get()
         recipe.take_over(detached)
-        recipe.axes = recipe.axes or dict(procs.sizes)
+        recipe.axes = recipe.axes or dict(list(procs.sizes.items())[state_of(procs).procs.host_axes :])
         mesh = Mesh(recipe, procs, namespaces, detached.end)
         mesh.definitions.cells.extend(book.definitions)
         return mesh

@@ -14,6 +14,8 @@ import pytest
 from kernels import Notebook
 from leaks import processes, wait_until
 from monarch._procs.agent.detached_records import find, records
+from monarch.actor import shutdown_context
+from monarch.job import attach, keep
 
 pytestmark = pytest.mark.slow
 
@@ -173,5 +175,15 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     assert "[rank 1] 10" in second.mesh("print(x)").ok().text
     assert "is down" in second.run("%mesh down").ok().text
     assert not records()
+    # One that a program has made is restarted on hosts of its launcher, too.
+    keep("m", 60, on="process:2").leave()
+    assert "it has no ranks yet" in second.run("%mesh attach m").text
+    kept = attach("m")
+    kept.hosts.spawn_procs({"procs": 1}).initialized.get()
+    kept.leave()
+    assert "attached mesh 'm': hosts=2, procs=1" in second.run("%mesh attach m").ok().text
+    assert "restarted (variables cleared): hosts=2, procs=1" in second.run("%mesh restart m").ok().text
+    assert "is down" in second.run("%mesh down").ok().text
+    shutdown_context().get(30)
     for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", "omit --hosts 2")):
         assert problem in second.run(f"%mesh up m {options} --procs 1 --keep 1h").text

@@ -405,6 +405,7 @@ def test_hosts_of_ssh_are_kept(run: Callable[..., Program], tmp_path: Path, reve
         second = run(SECOND, "end")
         second.until("done")
         assert "0 {'hosts': 2} [{'hosts': 2, 'gpus': 2}]" in second.said and pids in second.said
+        assert second.process.wait(ENDS) == 0
         assert not records() and gone(pids)
     finally:
         hosts.close()

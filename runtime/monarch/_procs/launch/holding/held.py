@@ -145,11 +145,15 @@ class HeldLaunch:
         return known
 
     def _silent(self, seconds: float) -> MonarchError:
-        (pid, _, _) = struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid = self._pid()
         return MonarchError(
             f"process {pid}, which holds the hosts, has not answered for {seconds:g} s; 'kill -CONT {pid}' continues "
             f"it if it is stopped, and 'kill -9 {pid}' ends it with its hosts"
         )
+
+    def _pid(self) -> int:
+        """Return the pid of the process."""
+        return struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
     def _receive(self, number: int) -> h.Reply:
         """Return the answer to a request."""
@@ -157,7 +161,13 @@ class HeldLaunch:
             packet = self._connection.recv(h.PACKET)
             if not packet:
                 raise MonarchError("the process that holds the hosts has ended")
-            known, reply = _numbered.decode(packet)
+            try:
+                known, reply = _numbered.decode(packet)
+            except msgspec.DecodeError as error:
+                raise MonarchError(
+                    f"the process that holds the hosts has another version of monarch ({error}); attach the mesh with "
+                    f"that version, or end it: 'kill {self._pid()}' ends it with its hosts"
+                ) from None
             if known == number:
                 return reply
 
