@@ -99,10 +99,29 @@ class Hosts:
         region = Region.full(Extent(("hosts",), (len(free),))) if free else None
         return HostMesh.of_hosts(tuple(free), region, node) if region is not None else None
 
-    def lost(self) -> int:
-        """Return the number of lost hosts of the mesh."""
-        node = current_node()
-        return sum(not reaches(node, host) for host in dict.fromkeys(state_of(self._procs).procs.hosts))
+    def to_heal(self) -> HostMesh | None:
+        """Return hosts for the ranks of lost ones; None if none is lost.
+
+        Raises:
+            HeaderError: there are not enough.
+        """
+        node, procs, name = current_node(), state_of(self._procs).procs, self._recipe.name
+        known = list(dict.fromkeys(procs.hosts))
+        lost = [host for host in known if not reaches(node, host)]
+        if not lost:
+            return None
+        free = self.free(len(lost))
+        if free is not None and len(free) >= len(lost):
+            return free
+        left, axis = len(known) - len(lost), procs.labels[0]
+        if left and procs.host_axes == 1:
+            advice = f"%mesh resize {name} {axis}={left} and then %mesh heal {name} continue on the remaining ones"
+        else:
+            advice = f"%mesh restart {name} starts it again, without its variables"
+        raise HeaderError(
+            f"mesh {name!r} has lost {len(lost)} of its {len(known)} hosts, and has no free host for their ranks; "
+            f"{advice}"
+        )
 
     def release(self) -> None:
         """Give all hosts back."""

@@ -152,10 +152,13 @@ class Mesh:
 
         Returns:
             The new ranks, each with the number of cells whose definitions it ran.
+
+        Raises:
+            HeaderError: there are not enough hosts for the ranks of lost ones.
         """
-        lost = self.hosts.lost()
+        hosts = self.hosts.to_heal()
         with self.changing():
-            heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
+            heal_mesh(self.procs, hosts=hosts)
         return self._fill(define)
 
     def _replaced(self, rank: int) -> None:

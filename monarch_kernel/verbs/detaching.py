@@ -132,7 +132,8 @@ class Detaching:
             book = msgspec.json.decode(detached.book, type=Book)
         except msgspec.DecodeError:
             # A program detached it, or a notebook that died in its first cell.
-            book = Book(Recipe(detached.name, {}))
+            hosts = str(detached.on_count or "")
+            book = Book(Recipe(detached.name, {}, hosts=hosts, on=detached.on, options=detached.options))
         cells = [actors for actors in detached.actors if state_of(actors).cls is Namespace]
         if not cells and (detached.problems or not detached.procs):
             raise HeaderError(
@@ -149,7 +150,7 @@ class Detaching:
             namespaces = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
             namespaces.initialized.get()
         recipe.take_over(detached)
-        recipe.axes = recipe.axes or dict(procs.sizes)
+        recipe.axes = recipe.axes or dict(list(procs.sizes.items())[state_of(procs).procs.host_axes :])
         mesh = Mesh(recipe, procs, namespaces, detached.end)
         mesh.definitions.cells.extend(book.definitions)
         return mesh

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from kernels import Notebook
-from leaks import processes, wait_until
+from leaks import processes, session_folders, wait_until
 from monarch._procs.agent.detached_records import find, records
+from monarch.actor import shutdown_context
+from monarch.job import attach, keep
 
 pytestmark = pytest.mark.slow
 
@@ -173,5 +175,27 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     assert "[rank 1] 10" in second.mesh("print(x)").ok().text
     assert "is down" in second.run("%mesh down").ok().text
     assert not records()
+    # One that a program has made is restarted on hosts of its launcher, too.
+    keep("m", 60, on="process:2").leave()
+    assert "it has no ranks yet" in second.run("%mesh attach m").text
+    kept = attach("m")
+    kept.hosts.spawn_procs({"procs": 1}).initialized.get()
+    kept.leave()
+    assert "attached mesh 'm': hosts=2, procs=1" in second.run("%mesh attach m").ok().text
+    assert "restarted (variables cleared): hosts=2, procs=1" in second.run("%mesh restart m").ok().text
+    assert "is down" in second.run("%mesh down").ok().text
+    shutdown_context().get(30)
+    second.run("%mesh up m --on process:2 --procs 1 --keep 1h").ok()
+    lost = find("m").hosts[0].id
+    (folder,) = {name.split("/")[1] for name in session_folders() if f"/{lost}-" in name}
+    kill(second, "m")
+    os.kill(int(folder.split("-")[1]), signal.SIGKILL)
+    second = books()
+    assert "host 127.0.0.1 does not answer" in second.run("%mesh attach m").ok().text
+    assert "%mesh resize m hosts=1 and then %mesh heal m continue" in second.run("%mesh heal m").text
+    second.run("%mesh resize m hosts=1").ok()
+    second.run("%mesh heal m").ok()
+    assert second.mesh("world_size").ok().shown == "[rank 0] 1"
+    second.run("%mesh down").ok()
     for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", "omit --hosts 2")):
         assert problem in second.run(f"%mesh up m {options} --procs 1 --keep 1h").text

@@ -19,9 +19,12 @@ import sshd
 from leaks import processes, session_folders, sweep_as_the_next_program, wait_until
 from light import LIGHT
 from monarch._procs.agent.detached_records import RecordedHost, find, records
+from monarch._procs.launch.holding.held import HeldLaunch
+from monarch._procs.launch.holding.holder import _CLAIM_S
+from monarch._procs.launch.holding.messages import PACKET, connect
 from monarch.actor import shutdown_context
-from monarch.exceptions import ArgumentError, DetachedMeshInUseError, NoDetachedMeshError, SpawnError
-from monarch.job import attach, end, keep
+from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
+from monarch.job import DetachedMesh, attach, end, keep
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +99,23 @@ if __name__ == "__main__":
             more = kept.hosts.spawn_procs({"gpus": 1}, name="more")
             print("more", more.sizes, flush=True)
     print("done", flush=True)
+"""
+
+STARTING = """
+import time
+from monarch.job import keep
+
+if __name__ == "__main__":
+    keep("mine", 60, on="process:2", tell=lambda line, _: print(line, flush=True) or time.sleep(1000))
+"""
+STOPPED = """
+import time
+from monarch.job import keep
+
+if __name__ == "__main__":
+    keep("mine", 60, on="process:2", silence=1)
+    print("ready", flush=True)
+    time.sleep(1000)
 """
 
 
@@ -235,6 +255,87 @@ def test_one_program_at_a_time(run: Callable[..., Program]) -> None:
     kept.end()
 
 
+def test_mesh_that_starts_belongs_to_its_program(run: Callable[..., Program]) -> None:
+    """Others wait for it, even if some hosts have joined."""
+    program = run(STARTING)
+    program.until("joined 1")
+    for use in (lambda: attach("mine"), lambda: end("mine")):
+        with pytest.raises(DetachedMeshInUseError, match=f"is being started by process {program.process.pid}"):
+            use()
+    assert find("mine").user == program.process.pid
+    program.kill()
+    assert wait_until(lambda: not records(), ENDS)
+
+
+def test_stopped_program_does_not_keep_a_mesh(run: Callable[..., Program]) -> None:
+    """Another attaches it, and its lease begins when that one leaves."""
+    program = run(STOPPED)
+    program.until("ready")
+    os.kill(program.process.pid, signal.SIGSTOP)
+
+    def attached() -> bool:
+        with suppress(DetachedMeshInUseError):
+            kept.append(attach("mine"))
+        return bool(kept)
+
+    kept: list[DetachedMesh] = []
+    assert wait_until(attached, ENDS)
+    kept[0].leave()
+    assert wait_until(lambda: not find("mine").user, ENDS)
+
+
+def test_lease_begins_with_the_loss_of_all_hosts(run: Callable[..., Program]) -> None:
+    kept = keep("mine", 60, on="process:1")
+    os.kill(agent_of(find("mine").hosts[0]), signal.SIGKILL)
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    assert not kept.attached
+    end("mine")
+    assert not records()
+
+
+def test_host_that_dies_at_the_start_is_an_error(run: Callable[..., Program]) -> None:
+    def tell(line: str, _: bool) -> None:
+        if line.startswith("joined 2"):
+            os.kill(agent_of(find("mine").hosts[1]), signal.SIGKILL)
+
+    with pytest.raises(SpawnError, match="does not answer"):
+        keep("mine", 60, on="process:2", tell=tell)
+    assert wait_until(lambda: not records(), ENDS)
+
+
+def test_interrupt_of_the_start_frees_the_name(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HeldLaunch, "__init__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        keep("mine", 60, on="process:1")
+    assert wait_until(lambda: not records(), _CLAIM_S / 2)
+
+
+def test_stopped_holder_is_named(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = keep("mine", 60, on="process:1")
+    kept.leave()
+    pid = find("mine").pid
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("monarch._procs.launch.holding.held._ANSWER_S", 0.1)
+    with pytest.raises(MonarchError, match=f"'kill -CONT {pid}' continues it"):
+        attach("mine")
+    os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    end("mine")
+
+
+def test_holder_survives_messages_it_does_not_know(run: Callable[..., Program]) -> None:
+    kept = keep("mine", 60, on="process:1")
+    with connect(find("mine").holder, ENDS) as stranger:
+        assert stranger.recv(PACKET)
+        stranger.send(b"of another version")
+        assert not stranger.recv(PACKET)
+    assert kept.attached and kept.on == "process:1"
+    kept.end()
+
+
 def test_program_that_dies_while_it_waits_leaves_nothing(run: Callable[..., Program], tmp_path: Path) -> None:
     """The fixture sees what is left."""
     silent = tmp_path / "ssh"
@@ -304,6 +405,7 @@ def test_hosts_of_ssh_are_kept(run: Callable[..., Program], tmp_path: Path, reve
         second = run(SECOND, "end")
         second.until("done")
         assert "0 {'hosts': 2} [{'hosts': 2, 'gpus': 2}]" in second.said and pids in second.said
+        assert second.process.wait(ENDS) == 0
         assert not records() and gone(pids)
     finally:
         hosts.close()

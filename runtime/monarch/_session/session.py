@@ -335,7 +335,9 @@ class Session:
         self._forwarded.pop(host, None)
         self._watch.forget(host)
         self._users.pop(host, None)
-        self.detached.pop(host, None)
+        mesh = self.detached.pop(host, None)
+        if mesh is not None and mesh not in self.detached.values():
+            mesh.lost()
         self.node.peers.lose_host(host, cause, host in self._released)
 
     def forget(self, host: str) -> None:

@@ -66,7 +66,7 @@ def end(name: str) -> None:
     """End a detached mesh that no other program has attached.
 
     Raises:
-        NoDetachedMeshError: no mesh has this name.
+        NoDetachedMeshError: no mesh has this name, or its agent on this machine does not answer.
         DetachedMeshInUseError: another program has it attached.
     """
     end_recorded(find(name))

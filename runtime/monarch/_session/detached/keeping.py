@@ -69,11 +69,12 @@ def keep(
         if hosts or options:
             raise ArgumentError("hosts and options are those of a launcher; expected on, such as on='slurm'")
         return _keep_here(config)
-    launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config))
+    launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:
         launch.joined, _ = wait_for_hosts(need_program(), launch, None, None, tell or say_nothing)
-        launch.stay()
         detached, _ = connect(find(name), launch)
+        if detached.missing:
+            raise SpawnError("; ".join(detached.problems))
         detached.listen()
     except BaseException:
         launch.end()

@@ -132,6 +132,28 @@ class DetachedMesh:
         if self._launch is not None:
             self._launch.leave()
 
+    def lost(self) -> None:
+        """Take note that no connection to its hosts is left. Called by the receiving thread."""
+        self._over = True
+        if self._launch is not None:
+            # Their lease runs, and so must that of the process that holds them.
+            self._launch.leave()
+
+    @property
+    def on(self) -> str:
+        """The launcher of its hosts, such as ``slurm``; empty for a mesh on this machine."""
+        return self._launch.where if self._launch is not None else ""
+
+    @property
+    def on_count(self) -> int:
+        """How many hosts its launcher was asked for; 0 for all that it names."""
+        return self._launch.count if self._launch is not None else 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of its launcher."""
+        return dict(self._launch.options) if self._launch is not None else {}
+
     @property
     def attached(self) -> bool:
         """Whether this program still has it attached: the connection may have broken."""
@@ -214,7 +236,14 @@ def end_recorded(record: Record) -> None:
     known: DetachedMesh | None = next(
         (mesh for host in record.hosts if (mesh := need_program().detached.get(host.id)) is not None), None
     )
-    (known or connect(record)[0]).end()
+    try:
+        mesh = known or connect(record)[0]
+    except NoDetachedMeshError:
+        if record.holder:
+            # None of its hosts is left, so it has ended.
+            return
+        raise
+    mesh.end()
 
 
 def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
@@ -248,6 +277,8 @@ def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tup
             others = [other.id for other in record.hosts if other.id != host]
             claims.append(ask_agent(node, host, claim(os.getpid(), others)))
         session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
+        if launch is not None:
+            launch.stay()
     except BaseException:
         for host in record.hosts:
             session.forget(host.id)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +26,8 @@ from monarch.exceptions import MonarchError, SpawnError
 _MODULE = "monarch._procs.launch.holding.holder"
 _ANSWER_S = 30.0
 """Seconds for the process to answer; a launcher that forwards ports takes a while."""
+_SOON_S = 5.0
+"""Seconds for it to answer what it knows."""
 _END_S = 15.0
 _decoder = msgspec.msgpack.Decoder(h.Reply)
 _numbered = msgspec.msgpack.Decoder(tuple[int, h.Reply])
@@ -35,7 +40,8 @@ class HeldLaunch:
         path: the socket of that process.
 
     Raises:
-        MonarchError: it is gone.
+        MonarchError: it is gone or does not answer.
+        DetachedMeshInUseError: another program is starting the mesh.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,16 +51,16 @@ class HeldLaunch:
         self._number = 0
         """Of the last request; an interrupt may have left its answer unread. Lock: ``_lock``."""
         try:
-            self._connection = h.connect(path)
+            self._connection = h.connect(path, _ANSWER_S)
         except OSError as error:
             raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
         try:
-            self._connection.settimeout(_ANSWER_S)
-            known = self._receive(0)
+            known = self._greeting()
         except BaseException:
             self._connection.close()
             raise
-        assert isinstance(known, h.Held)
+        self.where, self.count, self.options = known.where, known.count, known.options
+        """The arguments of ``make_launcher``."""
         self.expected, self.forwarded, self.agent_here = known.expected, known.forwarded, False
         self.joined = [each for each in h.unpack_news(known.joined) if isinstance(each, Joined)]
         """The hosts that had joined before."""
@@ -73,7 +79,7 @@ class HeldLaunch:
         return Route(address, addresses)
 
     def stay(self) -> None:
-        """Wait no longer: end what has not joined. From now on the others outlive this program."""
+        """Wait no longer: end what has not joined. The others belong to this program, and outlive it from now on."""
         self._ask(h.Stay())
 
     def settle(self) -> None:
@@ -86,20 +92,22 @@ class HeldLaunch:
     def left(self) -> float | None:
         """Return the seconds until the scheduler takes the hosts back; None if it does not, or not known."""
         try:
-            return self._ask(h.Left())
+            return self._ask(h.Left(), _SOON_S)
         except MonarchError:
             return None
 
     def leave(self) -> None:
-        """Close the connection: the lease of the hosts begins, if they stay."""
+        """Close the connection: the lease of the hosts begins, if they stay. Never waits."""
+        with suppress(OSError):
+            # Another thread may wait for an answer.
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def end(self) -> None:
         """End the hosts, and wait until the process has ended them."""
         with self._lock, suppress(OSError, MonarchError):
             if self._connection.fileno() < 0:
-                self._connection = h.connect(self._path)
-                self._connection.settimeout(_ANSWER_S)
+                self._connection = h.connect(self._path, _END_S)
                 self._receive(0)
             self._connection.send(msgspec.msgpack.encode((self._number + 1, h.End())))
             self._connection.settimeout(_END_S)
@@ -108,12 +116,15 @@ class HeldLaunch:
                 pass
         self._connection.close()
 
-    def _ask(self, request: h.Request) -> Any:
+    def _ask(self, request: h.Request, timeout: float = _ANSWER_S) -> Any:
         with self._lock:
             try:
                 self._number += 1
+                self._connection.settimeout(timeout)
                 self._connection.send(msgspec.msgpack.encode((self._number, request)))
                 reply = self._receive(self._number)
+            except TimeoutError:
+                raise self._silent(timeout) from None
             except OSError as error:
                 raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
         if isinstance(reply, h.Problem):
@@ -121,13 +132,42 @@ class HeldLaunch:
         assert isinstance(reply, h.Answer)
         return reply.value
 
+    def _greeting(self) -> h.Held:
+        try:
+            known = self._receive(0)
+        except TimeoutError:
+            raise self._silent(_ANSWER_S) from None
+        except OSError as error:
+            raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
+        if isinstance(known, h.Problem):
+            raise h.error_of(known)
+        assert isinstance(known, h.Held)
+        return known
+
+    def _silent(self, seconds: float) -> MonarchError:
+        pid = self._pid()
+        return MonarchError(
+            f"process {pid}, which holds the hosts, has not answered for {seconds:g} s; 'kill -CONT {pid}' continues "
+            f"it if it is stopped, and 'kill -9 {pid}' ends it with its hosts"
+        )
+
+    def _pid(self) -> int:
+        """Return the pid of the process."""
+        return struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
     def _receive(self, number: int) -> h.Reply:
         """Return the answer to a request."""
         while True:
             packet = self._connection.recv(h.PACKET)
             if not packet:
                 raise MonarchError("the process that holds the hosts has ended")
-            known, reply = _numbered.decode(packet)
+            try:
+                known, reply = _numbered.decode(packet)
+            except msgspec.DecodeError as error:
+                raise MonarchError(
+                    f"the process that holds the hosts has another version of monarch ({error}); attach the mesh with "
+                    f"that version, or end it: 'kill {self._pid()}' ends it with its hosts"
+                ) from None
             if known == number:
                 return reply
 
@@ -148,17 +188,28 @@ def hold(order: h.HoldOrder) -> HeldLaunch:
             stderr=errors,
             start_new_session=True,
         )
-        assert process.stdout is not None
-        with process.stdout:
-            hand_over(process, msgspec.msgpack.encode(order))
-            # It prints one message, and goes on in a child.
-            packet = process.stdout.read()
-        process.wait()
-        if not packet:
-            output = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
-            raise SpawnError(f"the process that holds the hosts ended during startup: {' '.join(output[-1:])}")
+        try:
+            return _begun(process, order, errors)
+        except BaseException:
+            # After an interrupt, nobody will connect to it.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
     finally:
         os.close(errors)
+
+
+def _begun(process: subprocess.Popen[bytes], order: h.HoldOrder, errors: int) -> HeldLaunch:
+    """Return the connection to a process that was just started, which writes its errors to a file."""
+    assert process.stdout is not None
+    with process.stdout:
+        hand_over(process, msgspec.msgpack.encode(order))
+        # It prints one message, and goes on in a child.
+        packet = process.stdout.read()
+    process.wait()
+    if not packet:
+        output = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
+        raise SpawnError(f"the process that holds the hosts ended during startup: {' '.join(output[-1:])}")
     reply = _decoder.decode(packet)
     if isinstance(reply, h.Problem):
         raise h.error_of(reply)

@@ -28,7 +28,7 @@ from monarch._procs.launch.registry import make_launcher
 from monarch._procs.os.orphans import unmark
 from monarch._procs.os.posix import proc_start_time, set_comm
 from monarch._procs.session_folder import host_of, make_folder, remove_folder, sweep
-from monarch.exceptions import MonarchError
+from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _LOOK = 30.0
 """Seconds between looks at the clock, which runs while the machine sleeps, unlike a poll."""
@@ -71,7 +71,7 @@ class Holder:
         self.path = f"{folder}/holder"
         start = proc_start_time(pid) or 0
         self.record = Record(
-            order.name, [], *order.agent.keys, pid, start, time.time(), order.seconds, holder=self.path
+            order.name, [], *order.agent.keys, pid, start, time.time(), order.seconds, order.pid, holder=self.path
         )
         self.over = False
         self._selector = selectors.DefaultSelector()
@@ -144,14 +144,27 @@ class Holder:
             except OSError:
                 connection.close()
                 return
+            if not self._stays and user.pid != self._order.pid:
+                self._refuse(user)
+                return
             self._users.append(user)
             self._ends = float("inf")
             self._selector.register(user.connection, selectors.EVENT_READ, lambda: self._serve(user))
             self._selector.register(user.pidfd, selectors.EVENT_READ, lambda: self._part(user))
             self._note_user()
-            assert self._launch is not None
+            launch, order = self._launch, self._order
+            assert launch is not None
             joined = h.pack_news(list(self._joined.values()))
-            self._send(user, 0, h.Held(self._launch.expected, self._launch.forwarded, joined))
+            held = h.Held(launch.expected, launch.forwarded, joined, order.where, order.count, order.options)
+            self._send(user, 0, held)
+
+    def _refuse(self, user: _User) -> None:
+        error = DetachedMeshInUseError(
+            f"detached mesh {self._order.name!r} is being started by process {self._order.pid}; attach it once that "
+            f"process has ended"
+        )
+        self._send(user, 0, h.problem_of(error))
+        user.close()
 
     def _part(self, user: _User) -> None:
         if user not in self._users:
@@ -198,19 +211,24 @@ class Holder:
         if not packet:
             self._part(user)
             return
-        number, request = _decoder.decode(packet)
-        self._send(user, number, self._answer(request))
-
-    def _answer(self, request: h.Request) -> h.Reply:
         try:
-            return h.Answer(self._do(request))
+            number, request = _decoder.decode(packet)
+        except msgspec.DecodeError:
+            # A program of another version must not end the ranks; it sees the end of its connection.
+            self._part(user)
+            return
+        self._send(user, number, self._answer(user, request))
+
+    def _answer(self, user: _User, request: h.Request) -> h.Reply:
+        try:
+            return h.Answer(self._do(user, request))
         except MonarchError as error:
             return h.problem_of(error)
         except Exception as error:
             # A bug of a launcher must not end the ranks.
             return h.Problem(MonarchError.__name__, f"{type(error).__name__}: {error}")
 
-    def _do(self, request: h.Request) -> Any:
+    def _do(self, user: _User, request: h.Request) -> Any:
         launch = self._launch
         assert launch is not None
         if isinstance(request, h.Watch):
@@ -219,15 +237,22 @@ class Holder:
             route = launch.connect(self._joined[request.index], request.here)
             return [route.address, dict(route.here)]
         if isinstance(request, h.Stay):
-            launch.settle()
-            self._stays = True
-            # Where the launcher has read its files; nothing may keep the file system busy.
-            os.chdir("/")
+            self._stay(launch, user)
             return None
         if isinstance(request, h.Left):
             return launch.left()
         self.over = True
         return None
+
+    def _stay(self, launch: Launch, user: _User) -> None:
+        if not self._stays:
+            launch.settle()
+            self._stays = True
+            # Where the launcher has read its files; nothing may keep the file system busy.
+            os.chdir("/")
+        # The agents have one controller: the others have lost their connections to them, such as a stopped program.
+        for other in [each for each in self._users if each is not user]:
+            self._part(other)
 
     def _watch(self, launch: Launch, timeout: float) -> list[list[Any]]:
         if not self._news:

@@ -35,6 +35,8 @@ class HoldOrder(msgspec.Struct):
     """The arguments of ``make_launcher``."""
     agent: AgentConfig
     """The configuration of each host agent; it has the keys of the mesh."""
+    pid: int
+    """Of the program: nobody else may use the hosts before it does."""
 
 
 class Held(msgspec.Struct, tag=True):
@@ -44,6 +46,10 @@ class Held(msgspec.Struct, tag=True):
     forwarded: bool
     joined: list[list[Any]]
     """The hosts that have joined, as packed news."""
+    where: str
+    count: int
+    options: dict[str, Any]
+    """The arguments of ``make_launcher``, for a mesh that replaces this one."""
 
 
 class Watch(msgspec.Struct, tag=True):
@@ -60,7 +66,7 @@ class Connect(msgspec.Struct, tag=True):
 
 
 class Stay(msgspec.Struct, tag=True):
-    """From now on the hosts outlive the program; answered by None."""
+    """The program is the controller of the hosts, which outlive it from now on; answered by None."""
 
 
 class Left(msgspec.Struct, tag=True):
@@ -110,10 +116,16 @@ def error_of(problem: Problem) -> MonarchError:
     return _ERRORS.get(problem.kind, MonarchError)(problem.text)
 
 
-def connect(path: str) -> socket.socket:
-    """Return a connection to a holding process; OSError if it is gone."""
+def connect(path: str, timeout: float) -> socket.socket:
+    """Return a connection to a holding process; OSError if it is gone.
+
+    Args:
+        path: its socket.
+        timeout: seconds for it, and for each message.
+    """
     connection = _socket()
     try:
+        connection.settimeout(timeout)
         connection.connect(path)
     except BaseException:
         connection.close()
