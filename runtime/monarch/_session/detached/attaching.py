@@ -20,6 +20,7 @@ from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
 from monarch._node.services.asking import ask_proc
 from monarch._procs.agent.detached_records import find
+from monarch._procs.os.posix import outlives
 from monarch._procs.session_folder import host_of
 from monarch._session.detached.agents import PATIENCE_S
 from monarch._session.detached.meshes import DetachedMesh, connect, end_recorded, need_program, say_nothing
@@ -28,12 +29,14 @@ from monarch._session.launching import Tell
 from monarch._session.session import need_session
 from monarch._wire import messages as m
 from monarch._wire.pickling import loads
-from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch.exceptions import CallTimeoutError, DetachedMeshInUseError, MonarchError
 
 _Differences: TypeAlias = (
     "tuple[dict[str, str | None], dict[int, dict[str, str | None]], int, dict[str, range], Restart | None]"
 )
 """Environment of the mesh, and of ranks that differ; number of spares, ranks by role, and rule of restarts."""
+_ENDING_S = 1.0
+"""Seconds for a mesh to end that is about to."""
 _Claims: TypeAlias = "Sequence[Mapping[str, Any]]"
 
 
@@ -69,7 +72,15 @@ def end(name: str) -> None:
         NoDetachedMeshError: no mesh has this name, or its agent on this machine does not answer.
         DetachedMeshInUseError: another program has it attached.
     """
-    end_recorded(find(name))
+    record = find(name)
+    try:
+        end_recorded(record)
+    except DetachedMeshInUseError:
+        raise
+    except MonarchError:
+        # It may have ended by itself, as without hosts.
+        if outlives(record.pid, record.start, _ENDING_S):
+            raise
 
 
 def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -> None:

@@ -32,6 +32,8 @@ from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _LOOK = 30.0
 """Seconds between looks at the clock, which runs while the machine sleeps, unlike a poll."""
+_REACH_S = 2.0
+"""Seconds for a host to accept a connection."""
 _CLAIM_S = 10.0
 """Seconds in which the program that started it must connect."""
 _TIDY_S = (0.5, 5.0)
@@ -83,6 +85,8 @@ class Holder:
         self._ends = boot_time() + _CLAIM_S
         self._tidies: list[float] = []
         """When to remove the leftovers of killed programs, in monotonic seconds."""
+        self._next_look = 0.0
+        """When to look again whether the hosts are there, in monotonic seconds."""
         self._launch: Launch | None = None
 
     def begin(self) -> None:
@@ -114,6 +118,17 @@ class Holder:
                 break
             for key, _ in self._selector.select(min(left, _LOOK, self._until_tidy())):
                 key.data()
+            self._look_at_hosts()
+
+    def _look_at_hosts(self) -> None:
+        """End if all agents have ended while no program is attached, as at the end of an allocation."""
+        now = time.monotonic()
+        if self._users or not self._stays or now < self._next_look:
+            return
+        self._next_look = now + _LOOK
+        # The addresses of forwarded hosts are not for this machine.
+        if self._launch is not None and not self._launch.forwarded:
+            self.over = self.over or all(_refuses(host.address) for host in self.record.hosts)
 
     def close(self) -> None:
         """End the hosts; those that wait for it see the end of this process."""
@@ -128,6 +143,7 @@ class Holder:
         now = time.monotonic()
         if self._tidies and self._tidies[0] <= now:
             self._tidies = [at for at in self._tidies if at > now]
+            self._next_look = now
             with suppress(OSError):
                 # No host needs to be on this machine, so nobody else may see them.
                 sweep(Path(self._folder).parent)
@@ -266,6 +282,18 @@ class Holder:
             self._news = h.pack_news(news)
         first, self._news = self._news[:_NEWS], self._news[_NEWS:]
         return first
+
+
+def _refuses(address: str) -> bool:
+    """Return whether a machine answers that nobody listens at an address. One that does not answer may come back."""
+    machine, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def main() -> None:
