@@ -116,6 +116,9 @@ class Hosts:
         left, axis = len(known) - len(lost), procs.labels[0]
         if left and procs.host_axes == 1:
             advice = f"%mesh resize {name} {axis}={left} and then %mesh heal {name} continue on the remaining ones"
+            if {*known[left:]} != {*lost}:
+                # A resize removes the hosts at the end, and heal starts other ranks there.
+                advice += ", without the variables of the last ranks"
         else:
             advice = f"%mesh restart {name} starts it again, without its variables"
         raise HeaderError(
