@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from typing import Any
@@ -39,7 +40,8 @@ class Model(Base, Actor):
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A ``__main__`` that runs cells, like a notebook kernel's."""
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    # The module, as in a real one: its names may be functions of a debugger that another test has loaded.
+    main.__dict__["__builtins__"] = builtins
     monkeypatch.setitem(sys.modules, "__main__", main)
 
     def run(code: str) -> dict[str, Any]:
