@@ -119,7 +119,8 @@ def _show(
         name = frame.f_code.co_filename
         if _is_internal(name) or _is_of_shell(name) or name in (argparse.__file__, contextlib.__file__):
             continue
-        lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
+        line = _line(shell, name, number)
+        lines.append(f"  {_place(shell, name)} line {number}" + (f": {line}" if line else ""))
     show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]])
 
 
@@ -240,6 +241,18 @@ def _as_typed(line: str) -> str:
     if match is None:
         return line
     return f"{'%%' if match['kind'] == 'cell' else '%'}{match['name']} {match['line']}".rstrip()
+
+
+def _line(shell: Any, name: str, number: int) -> str:
+    """Return a line of code as typed; empty if it is unknown."""
+    line = _as_typed(linecache.getline(name, number).strip())
+    cell = cell_number(shell, name)
+    history: list[str] = shell.history_manager.input_hist_raw
+    if line or cell is None or not 0 < cell < len(history):
+        return line
+    # Classes of a cell on ranks have its body as their source, without the header.
+    typed = history[cell].splitlines()
+    return typed[number - 1].strip() if number <= len(typed) else ""
 
 
 def _place(shell: Any, name: str) -> str:

@@ -238,6 +238,24 @@ def test_dropped_call_does_not_count_as_read(procs: Callable[..., Any], told: li
     assert wait_until(lambda: bool(told))
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_constructor_that_ends_its_process_is_told(
+    procs: Callable[..., Any], told: list[MeshFailure], reads: bool
+) -> None:
+    class Ends(Actor):
+        def __init__(self) -> None:
+            os._exit(7)
+
+    ends = procs(1).spawn("ends", Ends)
+    if reads:
+        with pytest.raises(SupervisionError, match="exited with code 7"):
+            ends.initialized.get(20)
+        assert nothing_comes(told)
+    else:
+        assert wait_until(lambda: bool(told)) and told[0].reason == "exited with code 7"
+        assert told[0].actors == ("ends",) and told[0].running == ()
+
+
 def test_wait_that_ended_before_does_not_count(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from leaks import wait_until
 from monarch._wire.receiving import aside
 from monarch.actor import Actor, endpoint
-from monarch.exceptions import ActorError
+from monarch.exceptions import ActorError, SupervisionError
 
 SOON = 20.0
 
@@ -25,6 +26,10 @@ class Fails(Actor):
     @endpoint
     def wait(self) -> None:
         time.sleep(1000)
+
+    @endpoint
+    def exit(self) -> None:
+        os._exit(3)
 
 
 @pytest.fixture
@@ -67,3 +72,22 @@ def test_kept_future_is_not_told(procs: Any, told: Callable[[], str]) -> None:
     assert "dropped" not in told()
     futures.clear()
     assert "ValueError: kept" in told()
+
+
+def test_death_that_ends_dropped_calls_is_told_once(procs: Any, told: Callable[[], str]) -> None:
+    actors = procs(1).spawn("fails", Fails)
+    actors.exit.call()
+    for _ in range(2):
+        actors.wait.call()
+    assert wait_until(lambda: "dropped" in told())
+    text = told()
+    assert "failed: the process of rank 0" in text and text.count("dropped without get()") == 1, text
+
+
+def test_death_that_one_call_has_raised_is_not_told(procs: Any, told: Callable[[], str]) -> None:
+    actors = procs(1).spawn("fails", Fails)
+    ends = actors.exit.call()
+    actors.wait.call()
+    with pytest.raises(SupervisionError):
+        ends.get(timeout=SOON)
+    assert "dropped" not in told()

@@ -105,6 +105,13 @@ def test_table_shows_what_ranks_run(notebook: Notebook) -> None:
     notebook.run("handle.cancel()").ok()
 
 
+def test_table_shows_no_device_that_cells_have_set(notebook: Notebook) -> None:
+    notebook.mesh("class Odd:\n    def __str__(self): raise KeyError\ndevice = Odd() if rank else 'tpu:9'").ok()
+    shown = notebook.run("%mesh").ok().shown
+    assert "device" not in shown and all(state_of(notebook, rank).endswith("idle") for rank in range(4)), shown
+    notebook.mesh("del device").ok()
+
+
 def test_restarted_rank_is_announced_with_what_it_lost(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up 2 --restart").ok()

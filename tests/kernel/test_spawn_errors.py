@@ -55,6 +55,7 @@ def test_failed_constructor_is_shown_in_the_running_cell(notebook: Notebook) -> 
 def test_failed_spawn_leaves_no_actors(notebook: Notebook) -> None:
     cell = notebook.run(f"%%mesh spawn bad\n{BAD}")
     assert cell.status == "error" and "no weights" in cell.text and cell.stream("stderr") == ""
+    assert "] line 1: %%mesh spawn bad\n" in f"{cell.text}\n"
     notebook.run(
         "import time\nfrom monarch._node.current import current_node\nfrom monarch._meshes.registry import meshes_of\n"
         "def left(): return list(meshes_of(current_node()).actor_meshes.values())\n"

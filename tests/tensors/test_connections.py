@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from contextlib import suppress
 import pytest
 
 from leaks import wait_until
-from monarch._tensors.collectives.connections import open_sockets, shut_down
-from monarch._tensors.collectives.interfaces import interface_of
+from monarch._tensors.collectives import interfaces
+from monarch._tensors.collectives.connections import connected_to, open_sockets, shut_down
+from monarch._tensors.collectives.interfaces import choose_interface, interface_of
 
 
 def test_only_connections_of_tcp_are_shut_down() -> None:
@@ -83,3 +85,32 @@ def test_interface_of_address_is_found_without_names() -> None:
     code += "; print('encodings.idna' in sys.modules, 'psutil' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("eth1", {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}), ("lo", {"GLOO_SOCKET_IFNAME": "lo"})],
+)
+def test_nccl_gets_the_exact_name_of_an_interface(
+    monkeypatch: pytest.MonkeyPatch, name: str, expected: dict[str, str]
+) -> None:
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        # So that the test's changes are undone.
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(interfaces, "interface_of", lambda address: name)
+    choose_interface("10.0.0.1")
+    assert {key: value for key, value in os.environ.items() if key.endswith("_SOCKET_IFNAME")} == expected
+
+
+def test_connections_to_a_server_are_those_of_its_clients() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        port = server.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port)) as client,
+            server.accept()[0],
+            socket.create_connection(other.getsockname()),
+        ):
+            for address in ("127.0.0.1", "localhost"):
+                assert [number for number, _ in connected_to(address, port)] == [client.fileno()]
+            assert not connected_to("127.0.0.2", port)

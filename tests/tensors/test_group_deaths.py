@@ -27,6 +27,15 @@ class Member(Actor):
         return group().size()
 
     @endpoint
+    def wait_in_store(self, begun: str) -> None:
+        """Wait as the first collective of NCCL does for the id of its communicator."""
+        from torch.distributed import distributed_c10d
+
+        group()
+        Path(begun).touch()
+        distributed_c10d._get_default_store().get("never")  # pyright: ignore[reportPrivateUsage]
+
+    @endpoint
     def connect_late(self, mesh: Any, connecting: str, again: bool) -> int:
         """Ask for a group, and connect to its store only once this rank knows that the groups are broken."""
         from monarch._groups.rendezvous import local_rendezvous
@@ -66,5 +75,21 @@ def test_death_before_the_connection_frees_the_rank(
         os.kill(pids[victim], signal.SIGKILL)
         with pytest.raises(ActorError, match=f"is broken because rank {victim} died"):
             late.get(30)
+    heal_mesh(mesh)
+    assert list(members.count.call().get(60).values()) == [3] * 3
+
+
+@pytest.mark.parametrize("waiter", [0, 1])
+def test_death_frees_a_rank_that_waits_in_the_store(procs: Callable[..., Any], tmp_path: Path, waiter: int) -> None:
+    mesh, begun = procs(3), tmp_path / "begun"
+    members = mesh.spawn("members", Member)
+    pids = list(members.pid.call().get(30).values())
+    assert list(members.count.call().get(60).values()) == [3] * 3
+    waits = members.slice(gpus=waiter).wait_in_store.call(str(begun))
+    assert wait_until(begun.exists)
+    with supervise(mesh):
+        os.kill(pids[2], signal.SIGKILL)
+        with pytest.raises(ActorError, match="is broken because rank 2 died"):
+            waits.get(30)
     heal_mesh(mesh)
     assert list(members.count.call().get(60).values()) == [3] * 3

@@ -43,13 +43,15 @@ if __name__ == "__main__":
     main()
 """
 
+NCCL = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+
 
 class Looker(Actor):
     @endpoint
     def variables(self) -> dict[str, str]:
         import os
 
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LEFT", "MASTER_ADDR")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LEFT", "MASTER_ADDR", *NCCL)
         return {name: os.environ[name] for name in names if name in os.environ}
 
     @endpoint
@@ -143,6 +145,8 @@ def test_endpoints_see_torchrun_environment(procs: Callable[..., Any]) -> None:
     assert values(looker.total.call()) == [(3.0, 3)] * 3
     variables = values(looker.variables.call())
     assert [each["RANK"] + each["LOCAL_RANK"] + each["WORLD_SIZE"] for each in variables] == ["003", "113", "223"]
+    # Otherwise torch's watchdog ends a rank whose NCCL groups are aborted.
+    assert {each[name] for each in variables for name in NCCL} == {"0"}
     # Of a slice, whose first rank is 0.
     part = mesh.slice(gpus=slice(1, 3))
     setup_torch_elastic_env(part)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from monarch._tensors import torch_compat
 from monarch._wire import tensor_compat
 
 IN_GROUP = """
@@ -120,3 +122,40 @@ def test_untyped_returns_the_storage(recwarn: pytest.WarningsRecorder) -> None:
     recwarn.clear()
     assert tensor_compat.untyped(typed).data_ptr() == tensor.data_ptr()
     assert not recwarn.list
+
+
+class ProcessGroupNCCL:
+    """A stand-in for torch's, which is found by its name, and notes what happens to it."""
+
+    def __init__(self, steps: list[str], fails: bool = False) -> None:
+        self.steps = steps
+        self.fails = fails
+
+    def abort(self) -> None:
+        self.steps.append("abort")
+        if self.fails:
+            raise RuntimeError("unhandled system error")
+
+    def _group_start(self) -> None:
+        self.steps.append("start")
+
+    def _group_end(self) -> None:
+        self.steps.append("end")
+
+
+def test_nccl_backends_are_aborted_in_one_group() -> None:
+    steps: list[str] = []
+    assert torch_compat.abort_together([ProcessGroupNCCL(steps), ProcessGroupNCCL(steps)]) == 2
+    assert steps == ["start", "abort", "abort", "end"]
+    steps.clear()
+    with pytest.raises(RuntimeError):
+        torch_compat.abort_together([ProcessGroupNCCL(steps, True)])
+    assert steps == ["start", "abort", "end"]
+
+
+def test_nccl_backends_are_found_behind_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, wrapped = ProcessGroupNCCL([]), ProcessGroupNCCL([])
+    backends = {"plain": plain, "again": plain, "wrapped": SimpleNamespace(wrapped_pg=wrapped), "gloo": None}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch_compat, "backend_of", lambda group, device: backends[group])
+    assert torch_compat.nccl_backends(backends) == [plain, wrapped]

@@ -136,7 +136,7 @@ def member_died(dead: m.Dead) -> None:
     rank = procs.rank_of(dead.proc)
     if procs.has(dead.proc):
         reason = f"{describe_lost(procs, [rank])}; it {dead.reason}"
-        own.calls.note_death(own.generation)
+        own.calls.note_death(own.generation, reason)
         spoil(reason)
         if own.world is None:
             own.settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))

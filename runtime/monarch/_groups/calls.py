@@ -27,6 +27,8 @@ class CallRecords:
         """For constructors of a failed spawn: the reason and the ranks that will not join."""
         self._death_in = -1
         """The generation of the last death in the mesh."""
+        self._death = ""
+        """That death, as a reason."""
         self.gates: dict[str, int] = {}
         """By caller, its call that waits here until older ones have ended; single operations, read without a lock."""
 
@@ -77,7 +79,7 @@ class CallRecords:
         with self._told:
             # After a death there are no further reasons.
             self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == generation, patience)
-            return self._freed.pop((src, port), "")
+            return self._freed.pop((src, port), "") or (self._death if self._death_in == generation else "")
 
     def abort(self, src: str, port: int, reason: str) -> None:
         """Note that the groups of a running call are aborted, so that it must not go on with what they computed."""
@@ -89,10 +91,12 @@ class CallRecords:
         with self._told:
             return self._aborted.pop((src, port), "")
 
-    def note_death(self, generation: int) -> None:
+    def note_death(self, generation: int, reason: str) -> None:
         """Note a death in the mesh, which breaks this generation and explains its errors."""
         with self._told:
-            self._death_in = generation
+            if self._death_in != generation:
+                # Later deaths of the generation may be consequences.
+                self._death_in, self._death = generation, reason
             self._told.notify_all()
 
     # Doomed

@@ -20,7 +20,7 @@ from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure, with_source
-from monarch._node.unread import UnreadError
+from monarch._node.unread import UnreadError, of_death, of_endpoint, of_mesh
 from monarch._wire.messages import ERROR, FAILED, RESULT, STOPPED, Dead, Folded, Reply
 from monarch._wire.pickling import loads
 from monarch.config import TAIL_LINES
@@ -95,7 +95,7 @@ class Gather(Future[R]):
     # Most calls keep these, so they are not set for each.
     _why = ""
     _error_to_tell: UnreadError | None = None
-    """Of the first rank that has answered with one; set by the receiving thread, taken by a reader."""
+    """The first one that has arrived; set by the receiving thread, taken by a reader."""
     goes_on = True
     """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
     on_loss: Callable[[], None] | None = None
@@ -182,8 +182,8 @@ class Gather(Future[R]):
             replies[rank] = (reply, frames) if frames else reply
             self._left = left = left - 1
         if failed and self.watched:
-            if reply.status == ERROR and self._error_to_tell is None and self.method != "__init__":
-                self._error_to_tell = UnreadError(self.label, self.base_rank(rank), unpack_failure(reply.body))
+            if reply.status == ERROR and self._tells():
+                self._error_to_tell = of_endpoint(self.label, self.base_rank(rank), unpack_failure(reply.body))
             # Other ranks may wait for this one.
             self._node.watch.failed(self, rank)
         if not left:
@@ -231,6 +231,10 @@ class Gather(Future[R]):
         """Return the positions that have failed so far."""
         return [position for position, reply, _ in self._replied() if reply.status]
 
+    def _tells(self) -> bool:
+        """Return whether an error that arrives now is told if nobody reads it."""
+        return bool(self.actor) and self.watched and self._error_to_tell is None and self.method != "__init__"
+
     def forget_error(self) -> None:
         """Do not tell its error when it is dropped: somebody reads it."""
         if self._error_to_tell is not None:
@@ -263,6 +267,8 @@ class Gather(Future[R]):
                     self._left -= 1
                     waited = True
             complete = waited and not self._left
+        if waited and not dead.expected and self._tells():
+            self._error_to_tell = of_death(self.label, split_proc(dead.proc)[1], dead)
         if complete:
             self._end()
         elif waited and not self._patient:
@@ -282,6 +288,8 @@ class Gather(Future[R]):
             if not self._left:
                 return False
             self._why = why
+        if self._tells():
+            self._error_to_tell = of_mesh(self.label, why)
         self._give_up()
         return True
 

@@ -40,6 +40,10 @@ class OwnNames:
         own, now = self._values[name], self._variables[name]
         return own is now or (type(own) is int and type(now) is int and own == now)
 
+    def value_of(self, name: str) -> Any:
+        """Return the value that the mesh gave a name; None if it gave none."""
+        return self._values.get(name)
+
     def accept(self, names: Iterable[str]) -> None:
         """Report no replacement of these names."""
         self._reported.update(names)
@@ -73,6 +77,11 @@ def bring_back() -> None:
     """Bring back deleted names in the middle of a cell."""
     for names in _of_cells:
         names.bring_back()
+
+
+def own_value(name: str) -> Any:
+    """Return the value that the mesh gave a name, whatever cells have made of it; None if it gave none."""
+    return next((names.value_of(name) for names in _of_cells), None)
 
 
 class _Deletions(ast.NodeTransformer):

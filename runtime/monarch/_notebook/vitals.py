@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
 from monarch._notebook.busy import place_of
+from monarch._notebook.own_names import own_value
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -45,4 +46,5 @@ def _device() -> tuple[str, int]:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return f"cuda:{cuda.current_device()}", int(cuda.memory_reserved())
-    return str(sys.modules["__main__"].__dict__.get("device", "")), 0
+    # Not the variable, which cells may have replaced by any object.
+    return str(own_value("device") or ""), 0

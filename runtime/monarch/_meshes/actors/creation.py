@@ -131,6 +131,10 @@ class Creation(Gather[None]):
         """Return the proc ids of the whole process mesh."""
         return self.everyone()
 
+    def _is_awaited(self) -> bool:
+        """Return whether somebody waits for this future; with the lock."""
+        return bool(self._claims or self._has_callback or any(not each.cancelled() for each in self._awaiting))
+
     def heard(self, ranks: Iterable[int]) -> None:
         """Note that the constructor errors of these base ranks were read."""
         with self._lock:
@@ -248,7 +252,7 @@ class Creation(Gather[None]):
         """Take the constructor errors that nobody has read; each is returned once."""
         unwanted = self.unwanted()
         with self._lock:
-            awaited = self._claims or self._has_callback or any(not each.cancelled() for each in self._awaiting)
+            awaited = self._is_awaited()
             self._read.update(self.raised if awaited else (rank for rank, call in self._calls if call() is not None))
             reported = set(self.raised) if awaited or unwanted else self._reported | self._read
             if reported & self._reported or awaited:
@@ -263,7 +267,7 @@ class Creation(Gather[None]):
         return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in unreported]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """Handle the death of a process, unless it was known to be dead."""
+        """Handle the death of a process, unless it was known to be dead; return whether somebody waits to be told."""
         if self.done:
             with self._lock:
                 over = self._answered(peer)
@@ -274,7 +278,8 @@ class Creation(Gather[None]):
         with self._lock:
             if self._coming and any(each is dead for each in self._coming.values()):
                 return False
-        return super().lost(peer, dead)
+            awaited = self._is_awaited()
+        return super().lost(peer, dead) and awaited
 
     def arrived(self, rank: int, reply: m.Reply) -> None:
         """Take the result of a constructor in a replacement process."""

@@ -91,6 +91,27 @@ def _is_tcp(any_socket: socket.socket) -> bool:
     return any_socket.family in (socket.AF_INET, socket.AF_INET6) and any_socket.type == socket.SOCK_STREAM
 
 
+def connected_to(address: str, port: int) -> set[tuple[int, int]]:
+    """Return the TCP sockets of this process that are connected to an address and port, such as those to a store.
+
+    Args:
+        address: numeric, or the name of a host, whose address is not compared.
+        port: of the server.
+    """
+    is_numeric = address.replace(".", "").isdecimal() or ":" in address
+    sockets: set[tuple[int, int]] = set()
+    for number, inode in open_sockets():
+        try:
+            with socket.socket(fileno=os.dup(number)) as copy:
+                if _is_tcp(copy):
+                    peer, found = copy.getpeername()[:2]
+                    if found == port and (not is_numeric or str(peer).removeprefix("::ffff:") == address):
+                        sockets.add((number, inode))
+        except OSError:
+            continue
+    return sockets
+
+
 def of_collectives(hosts: Sequence[str]) -> set[tuple[int, int]]:
     """Return TCP sockets that may belong to a process group that user code has created.
 

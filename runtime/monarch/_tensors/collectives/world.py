@@ -20,7 +20,7 @@ from monarch._procs.os.helpers import in_helper
 from monarch._tensors.collectives import checks
 from monarch._tensors.collectives.agreeing import begin_again, free_checks
 from monarch._tensors.collectives.any_rank import free_receives
-from monarch._tensors.collectives.connections import open_sockets, shut_down
+from monarch._tensors.collectives.connections import connected_to, open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
 from monarch._tensors.collectives.renewed import Formers
@@ -188,6 +188,8 @@ class World:
         self.broken = self.broken or reason
         free_checks(reason)
         received = free_receives(reason)
+        # The first collective of NCCL waits there for the other ranks. Not counted: most ranks wait for nothing there.
+        shut_down(connected_to(self.place.address, self.place.port))
         making = [open_sockets() - before for _, before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
         return received + shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
