@@ -42,7 +42,7 @@ def _expression(verb: str, summary: str, details: str) -> Parser:
 
 def _frame() -> Parser:
     parser = Parser(
-        "frame", "select the caller that print and vars look at",
+        "frame", "select the frame for print, vars and diff",
         "Without a number, the stacks are shown. The selection of a mesh lasts until its ranks are resumed.",
     )  # fmt: skip
     chosen = "a mesh, then a number (0 is innermost), up for the caller, or down"
@@ -140,6 +140,6 @@ DEBUGGING = [
     _until(),
     on_ranks("finish", "run to the end of the function"),
     on_ranks("continue", "let paused ranks continue, like resume"),
-    on_ranks("debug", "look into failed or paused ranks, at a prompt"),
+    on_ranks("debug", "inspect failed or paused ranks at a prompt"),
     on_ranks("forget", "release the variables of the last error"),
 ]

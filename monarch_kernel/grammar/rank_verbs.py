@@ -7,12 +7,12 @@ from monarch_kernel.grammar.offers import Offer
 
 
 def _heal() -> Parser:
-    parser = Parser("heal", "replace dead ranks; redefine what cells defined")
+    parser = Parser("heal", "replace dead ranks; restore definitions of cells")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="the mesh; with --copy-from also variables to copy",
         offers=(Offer.MESH,), then=(Offer.REMOTE,),
     )  # fmt: skip
-    parser.add_argument("--bare", action="store_true", help="define nothing on the new ranks")
+    parser.add_argument("--bare", action="store_true", help="restore no definitions on the new ranks")
     copying = "copy variables from this rank, or from any live one: peer"
     parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
     _grow_onto(parser)
