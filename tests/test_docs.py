@@ -147,6 +147,12 @@ def test_names_in_pages_are_in_the_file_beside_them(page: Path) -> None:
     assert not missing
 
 
+def test_files_of_the_front_end_are_listed() -> None:
+    page = (ROOT / "docs" / "labextension.md").read_text(encoding="utf-8")
+    files = {f"src/{path.name}" for path in (ROOT / "labextension" / "src").glob("*.ts") if ".spec." not in path.name}
+    assert files == set(re.findall(r"`(src/\w+\.ts)`", sections(page, "##")["Layout"]))
+
+
 def test_parts_of_a_node_are_listed() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(first_column(sections(page, "##")["A node and its parts"]))
