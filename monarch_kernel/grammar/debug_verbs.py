@@ -9,7 +9,7 @@ from monarch_kernel.grammar.offers import Offer
 def _where() -> Parser:
     parser = on_ranks("where", "show the stacks of ranks, paused or not")
     parser.usage = "%%mesh where [MESH] [RANKS] [--threads]"
-    parser.add_argument("--threads", action="store_true", help="of all Python threads of each rank")
+    parser.add_argument("--threads", action="store_true", help="show all Python threads of each rank")
     return parser
 
 
@@ -111,7 +111,9 @@ def _break() -> Parser:
     )  # fmt: skip
     parser.add_argument("place", metavar="PLACE", help="as in train.py:12, 3:5 or Trainer.step")
     parser.add_argument("condition", nargs="*", metavar="if EXPR", help="stop only if this is true there")
-    parser.add_argument("ranks", nargs="*", metavar="on MESH[SLICE]", help="as in on mesh[0:2]; all if omitted")
+    parser.add_argument(
+        "ranks", nargs="*", metavar="on MESH[SLICE]", help="ranks, such as on mesh[0:2]; all if omitted"
+    )
     return parser
 
 
@@ -123,7 +125,7 @@ def _clear() -> Parser:
 
 DEBUGGING = [
     on_ranks("pause", "stop ranks at their next Python line"),
-    on_ranks("resume", "let paused ranks go on"),
+    on_ranks("resume", "let paused ranks continue"),
     _where(),
     _print(),
     on_ranks("why", "explain what ranks wait for, and why"),

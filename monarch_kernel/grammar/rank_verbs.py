@@ -48,7 +48,7 @@ def _grow_onto(parser: Parser) -> None:
 
 
 def _definitions() -> Parser:
-    parser = Parser("definitions", "list what new ranks run, or drop some of it")
+    parser = Parser("definitions", "list or drop the cells that new ranks run")
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted", offers=(Offer.MESH,)
     )
@@ -84,7 +84,7 @@ def _pull() -> Parser:
     parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the ranks", offers=(Offer.REMOTE,))
     from_one = "from this rank only; from all if omitted"
     parser.add_argument("--rank", type=whole, metavar="RANK", help=from_one, offers=(Offer.RANK,))
-    parser.add_argument("--as", dest="target", metavar="NAME", help="name of a single one in the notebook")
+    parser.add_argument("--as", dest="target", metavar="NAME", help="name in the notebook, for a single variable")
     return parser
 
 
