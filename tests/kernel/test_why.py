@@ -149,7 +149,7 @@ def test_idle_and_computing_ranks_are_not_stuck(notebook: Notebook) -> None:
     assert "nothing appears to be stuck\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
     notebook.mesh("while True: rank + 1", "--nowait --out h").ok()
     text = notebook.run("%mesh why").ok().stream()
-    assert text.startswith("nothing is stuck") and "running Python" in text, text
+    assert text.startswith("nothing appears to be stuck") and "running Python" in text, text
     notebook.run("h.cancel()")
 
 
