@@ -132,6 +132,27 @@ def test_methods_named_in_pages_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_in_pages_are_in_the_file_beside_them(page: Path) -> None:
+    """As in `Gather` (`_node/gather.py`)."""
+    if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
+        # They tell what was.
+        return
+    missing: list[str] = []
+    for name, file in re.findall(r"`([\w.]+)(?:\(\))?`\s+\(`([\w/]+\.py)`", page.read_text(encoding="utf-8")):
+        path = next((base / file for base in (ROOT, PACKAGE, PACKAGE.parent) if (base / file).exists()), None)
+        word = re.escape(name.rpartition(".")[2])
+        if path is not None and not re.search(rf"\b{word}\b", path.read_text(encoding="utf-8")):
+            missing.append(f"{name} in {file}")
+    assert not missing
+
+
+def test_files_of_the_front_end_are_listed() -> None:
+    page = (ROOT / "docs" / "labextension.md").read_text(encoding="utf-8")
+    files = {f"src/{path.name}" for path in (ROOT / "labextension" / "src").glob("*.ts") if ".spec." not in path.name}
+    assert files == set(re.findall(r"`(src/\w+\.ts)`", sections(page, "##")["Layout"]))
+
+
 def test_parts_of_a_node_are_listed() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(first_column(sections(page, "##")["A node and its parts"]))

@@ -115,7 +115,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 /** Read the settings, now and when they change. */
 async function follow(registry: ISettingRegistry | null, settings: Settings, changed: () => void): Promise<void> {
   const loaded = await registry?.load(plugin.id).catch((error: unknown) => {
-    console.warn('Monarch: the settings cannot be read; the defaults hold.', error);
+    console.warn('Monarch: cannot read the settings; using the defaults.', error);
     return null;
   });
   const read = () => {

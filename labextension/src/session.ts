@@ -36,7 +36,7 @@ const READING = 80;
 export const LATE = 10_000;
 /** What is said then. The kernel may have received it. */
 export const NOT_HEARD =
-  'The connection to the kernel was lost before it answered. See whether it was done; try again.';
+  'The connection to the kernel was lost before it answered. Check whether the action took effect before you try again.';
 /** What is said where the kernel has not answered in time. It may also be inside C code. */
 export const SILENT =
   'The kernel does not answer. This is the last state that it sent; if it was restarted, run the cell again for a live view.';

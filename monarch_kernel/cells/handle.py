@@ -182,5 +182,5 @@ def _outcome(failure: BaseException | None, seconds: float = 0.0) -> str:
     """Describe how a cell ended, and after how long if that was a while."""
     after = f" after {duration_text(seconds)}" if seconds >= 1 else ""
     if failure is None:
-        return f"has ended{after}; result() has its values"
+        return f"has ended{after}; result() returns its values"
     return ("was stopped" if _was_stopped(failure) else "has failed") + after

@@ -30,7 +30,7 @@ from monarch_kernel.dap.sources import Sources, source_of
 
 _GONE = "the rank has continued, so the requested value is gone"
 _HERE = "locals", "globals"
-_COLLECTIVE = "{} waits for other ranks, which do other things now"
+_COLLECTIVE = "{} would wait for other ranks, which are running other code"
 
 
 class Frames:

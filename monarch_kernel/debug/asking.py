@@ -15,7 +15,7 @@ from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.late import id_of
 from monarch_kernel.output.streams import Streams
 
-_ADVICE = "%mesh where and print look around, %mesh next and step run one line, %mesh continue resumes"
+_ADVICE = "inspect it with %mesh where or print, run a line with %mesh next or step, resume with %mesh continue"
 _DEPTH = 12
 """Frames from a wait of the notebook to the code that receives."""
 

@@ -60,7 +60,9 @@ class InFrame:
         """
         waiting = "" if header.force else collective_in(source.code, "exec")
         if waiting:
-            raise HeaderError(f"{waiting} waits for other ranks, which do other things now; --force calls it anyway")
+            raise HeaderError(
+                f"{waiting} would wait for other ranks, which are running other code; --force calls it anyway"
+            )
         streams = self._streams()
         with streams.hiding(False) if header.quiet else nullcontext():
             displays = Displays(self._shell, len(ranks), len(mesh.procs), header.quiet, streams)
@@ -91,7 +93,7 @@ class InFrame:
         if stopped:
             ended = [rank for rank, each in results.items() if each.error is not None and each.error.interrupted]
             text = f"{describe_ranks(ended)} stopped in the frame" if ended else "the cell had ended"
-            raise CellStopped(f"{text}; still paused, %mesh resume lets it continue")
+            raise CellStopped(f"{text}; still paused (%mesh resume continues)")
         errors: dict[int, CellError] = {rank: each.error for rank, each in results.items() if each.error is not None}
         if errors:
             failure = MeshCellError(name, errors, len(mesh.procs))

@@ -118,7 +118,7 @@ def on_ranks(verb: str, summary: str) -> Parser:
     parser.usage = f"%%mesh {verb} [MESH] [RANKS]"
     parser.add_argument(
         "words", nargs="*", metavar="RANKS",
-        help="such as 0,2 or [0:2]; all ranks if omitted. MESH before them is the mesh, the current one if omitted",
+        help="such as 0,2 or [0:2]; all ranks if omitted. The name of a mesh may precede them",
         offers=(Offer.MESH,), then=(Offer.RANK,),
     )  # fmt: skip
     return parser

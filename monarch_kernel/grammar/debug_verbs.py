@@ -9,7 +9,7 @@ from monarch_kernel.grammar.offers import Offer
 def _where() -> Parser:
     parser = on_ranks("where", "show the stacks of ranks, paused or not")
     parser.usage = "%%mesh where [MESH] [RANKS] [--threads]"
-    parser.add_argument("--threads", action="store_true", help="of all Python threads of each rank")
+    parser.add_argument("--threads", action="store_true", help="show all Python threads of each rank")
     return parser
 
 
@@ -42,7 +42,7 @@ def _expression(verb: str, summary: str, details: str) -> Parser:
 
 def _frame() -> Parser:
     parser = Parser(
-        "frame", "select the caller that print and vars look at",
+        "frame", "select the frame for print, vars and diff",
         "Without a number, the stacks are shown. The selection of a mesh lasts until its ranks are resumed.",
     )  # fmt: skip
     chosen = "a mesh, then a number (0 is innermost), up for the caller, or down"
@@ -111,7 +111,9 @@ def _break() -> Parser:
     )  # fmt: skip
     parser.add_argument("place", metavar="PLACE", help="as in train.py:12, 3:5 or Trainer.step")
     parser.add_argument("condition", nargs="*", metavar="if EXPR", help="stop only if this is true there")
-    parser.add_argument("ranks", nargs="*", metavar="on MESH[SLICE]", help="as in on mesh[0:2]; all if omitted")
+    parser.add_argument(
+        "ranks", nargs="*", metavar="on MESH[SLICE]", help="ranks, such as on mesh[0:2]; all if omitted"
+    )
     return parser
 
 
@@ -123,7 +125,7 @@ def _clear() -> Parser:
 
 DEBUGGING = [
     on_ranks("pause", "stop ranks at their next Python line"),
-    on_ranks("resume", "let paused ranks go on"),
+    on_ranks("resume", "let paused ranks continue"),
     _where(),
     _print(),
     on_ranks("why", "explain what ranks wait for, and why"),
@@ -140,6 +142,6 @@ DEBUGGING = [
     _until(),
     on_ranks("finish", "run to the end of the function"),
     on_ranks("continue", "let paused ranks continue, like resume"),
-    on_ranks("debug", "look into failed or paused ranks, at a prompt"),
+    on_ranks("debug", "inspect failed or paused ranks at a prompt"),
     on_ranks("forget", "release the variables of the last error"),
 ]

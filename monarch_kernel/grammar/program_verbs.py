@@ -20,19 +20,21 @@ def _run() -> Parser:
 def _pip() -> Parser:
     """Return the parser of ``pip``, for help only: the words are those of pip."""
     parser = Parser("pip", "run pip once per host")
-    parser.add_argument("words", nargs="+", metavar="WORD", help="as in install einops", offers=("install", "list"))
+    parser.add_argument(
+        "words", nargs="+", metavar="WORD", help="arguments of pip, such as install einops", offers=("install", "list")
+    )
     return parser
 
 
 def _get() -> Parser:
     parser = Parser(
         "get", "copy files of the ranks here",
-        "A file that several ranks of a host have is copied once, from the lowest of them.",
+        "A file that several ranks of a host share is copied once, from the lowest rank.",
     )  # fmt: skip
     parser.add_argument(
         "path", metavar="PATH", help="a file, folder or pattern there, as in out/log-{rank}.txt or *.pt"
     )
-    folder = "folder here, in which each rank has one, such as rank-0 (default: this one)"
+    folder = "local folder; each rank gets a subfolder such as rank-0 (default: the current folder)"
     parser.add_argument("target", nargs="?", default=".", metavar="FOLDER", help=folder, offers=(Offer.PATH,))
     return parser
 

@@ -7,12 +7,12 @@ from monarch_kernel.grammar.offers import Offer
 
 
 def _heal() -> Parser:
-    parser = Parser("heal", "replace dead ranks; redefine what cells defined")
+    parser = Parser("heal", "replace dead ranks; restore definitions of cells")
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="the mesh; with --copy-from also variables to copy",
         offers=(Offer.MESH,), then=(Offer.REMOTE,),
     )  # fmt: skip
-    parser.add_argument("--bare", action="store_true", help="define nothing on the new ranks")
+    parser.add_argument("--bare", action="store_true", help="restore no definitions on the new ranks")
     copying = "copy variables from this rank, or from any live one: peer"
     parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
     _grow_onto(parser)
@@ -48,7 +48,7 @@ def _grow_onto(parser: Parser) -> None:
 
 
 def _definitions() -> Parser:
-    parser = Parser("definitions", "list what new ranks run, or drop some of it")
+    parser = Parser("definitions", "list or drop the cells that new ranks run")
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted", offers=(Offer.MESH,)
     )
@@ -84,7 +84,7 @@ def _pull() -> Parser:
     parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the ranks", offers=(Offer.REMOTE,))
     from_one = "from this rank only; from all if omitted"
     parser.add_argument("--rank", type=whole, metavar="RANK", help=from_one, offers=(Offer.RANK,))
-    parser.add_argument("--as", dest="target", metavar="NAME", help="name of a single one in the notebook")
+    parser.add_argument("--as", dest="target", metavar="NAME", help="name in the notebook, for a single variable")
     return parser
 
 

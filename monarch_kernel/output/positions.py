@@ -27,7 +27,7 @@ _SHARE = 0.1
 _SHOWN = 6
 """Most places shown."""
 _MISMATCH = "these collectives differ, so none of them can end; call the same one, shape and dtype on all ranks"
-_LEFT_BEHIND = "shape or dtype of its tensor may differ between ranks; %mesh check on compares them"
+_LEFT_BEHIND = "its tensors may differ in shape or dtype between ranks; %mesh check on compares them"
 
 
 class Positions:

@@ -159,8 +159,10 @@ class Detaching:
         """Bind actors to a variable of their name unless it is taken; describe the result."""
         what = f"{state_of(actors).cls.__name__} on {len(actors)} ranks"
         name, names = state_of(actors).name, self._shell.user_ns
-        if not name.isidentifier() or names.get(name, actors) != actors:
-            return f"{what}, without a variable: {name!r} is taken"
+        if not name.isidentifier():
+            return f"{what}, not bound to a variable: {name!r} is not a Python identifier"
+        if names.get(name, actors) != actors:
+            return f"{what}, not bound to a variable: the notebook has another {name!r}"
         names[name] = actors
         return f"{what}, as the variable {name}"
 

@@ -47,6 +47,6 @@ def test_values_of_running_calls_are_compared(procs: Any) -> None:
     assert mesh.diff("values").equal
     assert mesh.slice(gpus=1).diff("state").groups == [[1]]
     assert str(mesh.diff("nothing")) == "ranks 0-2: NameError: name 'nothing' is not defined"
-    with pytest.raises(ArgumentError, match="waits for other ranks"):
+    with pytest.raises(ArgumentError, match="would wait for other ranks"):
         mesh.diff("dist.all_reduce(x)")
     assert call.get(timeout=SOON).values() == [2, 2, 2]

@@ -134,9 +134,9 @@ def test_all_threads_of_a_rank_pause(procs: Any, tmp_path: Path) -> None:
 def test_wrong_expressions_are_refused(mesh: Any) -> None:
     with pytest.raises(ArgumentError, match="is not an expression: invalid syntax"):
         mesh.evaluate("x = 1")
-    with pytest.raises(ArgumentError, match="all_reduce waits for other ranks"):
+    with pytest.raises(ArgumentError, match="all_reduce would wait for other ranks"):
         mesh.evaluate("dist.all_reduce(x)")
-    with pytest.raises(ArgumentError, match="up: -1 is not a number of callers"):
+    with pytest.raises(ArgumentError, match=r"up: expected a number from 0 to .*, got -1"):
         mesh.evaluate("x", up=-1)
     assert "NameError" in mesh.evaluate("missing").item(gpus=0)
 

@@ -169,4 +169,4 @@ def test_line_without_a_terminal(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=SOON, check=False)
     assert "breakpoint [True, True]" in ran.stdout, ran.stderr
-    assert "monarch: rank 0: paused (breakpoint)" in ran.stderr and "resume() lets it continue" in ran.stderr
+    assert "monarch: rank 0: paused (breakpoint)" in ran.stderr and "mesh.resume()" in ran.stderr

@@ -90,7 +90,7 @@ def test_ranks_are_paused_and_resumed_by_buttons_and_commands(quiet: Any) -> Non
     at_rest = [True, False, True, True]
     names = ("Interrupt", "Pause", "Resume", "Heal")
     book.wait(lambda: [button(name).is_disabled() for name in names] == at_rest, "the buttons of idle ranks")
-    assert button("Resume").get_attribute("title") == "No rank is paused there"
+    assert button("Resume").get_attribute("title") == "None of these ranks is paused"
     book.run(1)
     book.wait(lambda: view.locator(".mk-tile.mk-running, .mk-tile.mk-blocked").count() == 4, "the running cell")
     button("Pause").click()

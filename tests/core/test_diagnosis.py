@@ -49,7 +49,7 @@ def test_computing_rank_is_slow() -> None:
     for kind in COMPUTES:
         facts = ranks(inside(), inside(), doing(kind, 1.0), inside())
         assert only(facts) == (Level.SLOW, Cause.BUSY, [0, 1, 3], [2])
-    assert describe_diagnosis(diagnose(facts)).startswith("nothing is stuck")
+    assert describe_diagnosis(diagnose(facts)).startswith("nothing appears to be stuck")
 
 
 def test_child_process_that_computes_is_slow() -> None:

@@ -395,15 +395,15 @@ def items(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (branch_on_value, r"looks at a value at File .*in branch_on_value\n    if x.sum\(\) > 0:"),
-        (items, r"looks at a value at File .*in items"),
+        (branch_on_value, r"reads a value at File .*in branch_on_value\n    if x.sum\(\) > 0:"),
+        (items, r"reads a value at File .*in items"),
         (keeps, "keeps|changes kept|changes keeps"),
         (random_number, r"random module at File .*in random_number\n    return x \* random.random\(\)"),
         (python_generator, r"generator 'RANDOM' at File .*in python_generator\n"),
         (numpy_generator, r"generator 'NUMPY' at File .*in numpy_generator\n"),
         (old_numpy_generator, r"generator 'GENERATORS.old' at File .*in old_numpy_generator\n"),
         (numpy_module, r"numpy's random generator at File .*in numpy_module\n"),
-        (torch_generator, r"looks at a value at File .*in torch_generator"),
+        (torch_generator, r"reads a value at File .*in torch_generator"),
         (bound_draw, r"generator 'GENERATORS.draw' at File .*in bound_draw\n"),
         (without_seed, r"creates a random generator without a seed at File .*in without_seed\n"),
         (numpy_without_seed, r"creates a random generator without a seed at File .*in numpy_without_seed\n"),

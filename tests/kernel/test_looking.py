@@ -187,7 +187,7 @@ def test_diff_of_idle_ranks_and_of_wrong_expressions(notebook: Notebook) -> None
     assert "rank 3" in text and "float32[4]" in text and "first difference" not in text
     assert "at ['param_groups'][0]['lr']" in said(notebook, "%mesh diff opt")
     assert "expected an expression" in notebook.run("%mesh diff").text
-    assert "all_reduce waits for other ranks" in notebook.run("%mesh diff dist.all_reduce(x)").text
+    assert "all_reduce would wait for other ranks" in notebook.run("%mesh diff dist.all_reduce(x)").text
     assert "is not an expression" in notebook.run("%mesh diff x = 1").text
 
 
@@ -295,7 +295,10 @@ def test_statements_need_paused_ranks_and_no_collective(notebook: Notebook, loop
     said(notebook, "%mesh resume 3")
     cell = notebook.mesh("n", "--in-frame")
     assert cell.ok().shown == "[ranks 0-2] 0" and "rank 3: not paused" in cell.stream("stderr")
-    assert "barrier waits for other ranks" in notebook.mesh("for i in range(2):\n    dist.barrier()", "--in-frame").text
+    assert (
+        "barrier would wait for other ranks"
+        in notebook.mesh("for i in range(2):\n    dist.barrier()", "--in-frame").text
+    )
     assert "cannot be combined with --nowait" in notebook.mesh("n", "--in-frame --nowait").text
     assert "--force is for cells with --in-frame" in notebook.mesh("n", "--force").text
     text = notebook.mesh("dist.get_backend()\ndist.barrier\nrank * 0", "--in-frame --force").ok().shown

@@ -286,9 +286,9 @@ def test_only_a_plain_pip_command_is_run_as_the_magic(command: str, line: str) -
 
 def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
     for body, kind, text in (
-        ("input('name? ')", "EOFError", "input() cannot ask on a rank, which has no terminal"),
-        ("import pdb; pdb.pm()", "RuntimeError", "pdb.pm() cannot ask on a rank"),
-        ("import pdb\npdb.run('1')", "RuntimeError", "a debugger cannot ask on a rank"),
+        ("input('name? ')", "EOFError", "input() needs a terminal, and a rank has none"),
+        ("import pdb; pdb.pm()", "RuntimeError", "pdb.pm() needs a terminal"),
+        ("import pdb\npdb.run('1')", "RuntimeError", "a debugger needs a terminal"),
     ):
         cell = notebook.mesh(body)
         assert f"{kind}: {text}" in cell.reply["evalue"] and "%mesh " in cell.reply["evalue"]

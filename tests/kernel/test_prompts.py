@@ -91,8 +91,8 @@ def test_misspelt_commands_are_told(notebook: Notebook) -> None:
     assert "'stpe' is neither a name nor a command here; h lists the commands" in dialog.ask("stpe")
     assert "'no such thing' is not a command here" in dialog.ask("no such thing")
     assert "expected an expression" in dialog.ask("p")
-    assert "barrier waits for other ranks" in dialog.ask("dist.barrier()")
-    assert "barrier waits for other ranks" in dialog.ask("a = dist.barrier()")
+    assert "barrier would wait for other ranks" in dialog.ask("dist.barrier()")
+    assert "barrier would wait for other ranks" in dialog.ask("a = dist.barrier()")
     assert "Enter" in dialog.ask("help")
     assert "has no breakpoints" in dialog.ask("b")
 
@@ -141,7 +141,7 @@ def test_step_that_waits_for_paused_ranks_is_canceled(notebook: Notebook) -> Non
     dialog.prompt()
     assert "dist.barrier()" in dialog.ask("n")
     text = dialog.ask("n")
-    assert "runs on, and stops at the end of the step" in text
+    assert "keeps running, and stops at the end of the step" in text
     assert "ranks 0,2-3: paused meanwhile; if the step waits for them, continue" in text
     dialog.answer("continue")
     dialog.cell.wait().ok()

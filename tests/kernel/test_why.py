@@ -146,10 +146,10 @@ def test_children_that_are_waited_for_by_pid_are_named(notebook: Notebook) -> No
 
 
 def test_idle_and_computing_ranks_are_not_stuck(notebook: Notebook) -> None:
-    assert "nothing is stuck, as far as can be seen\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
+    assert "nothing appears to be stuck\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
     notebook.mesh("while True: rank + 1", "--nowait --out h").ok()
     text = notebook.run("%mesh why").ok().stream()
-    assert text.startswith("nothing is stuck") and "running Python" in text, text
+    assert text.startswith("nothing appears to be stuck") and "running Python" in text, text
     notebook.run("h.cancel()")
 
 
@@ -202,7 +202,7 @@ def test_suspended_rank_is_named(notebook: Notebook) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         cell = notebook.send("%%mesh\ndist.barrier()")
-        until_said(cell, "rank 1, which is suspended by a signal", f"kill -CONT {pid} lets it continue", "line 2")
+        until_said(cell, "rank 1, which is suspended by a signal", f"resume it with kill -CONT {pid}", "line 2")
     finally:
         os.kill(pid, signal.SIGCONT)
     cell.wait().ok()

@@ -21,8 +21,8 @@ export function actionWord(action: Action, trans: Trans): string {
 export function actionHelp(action: Action, trans: Trans): string {
   const texts: Record<Action, string> = {
     interrupt: trans.__('Raise KeyboardInterrupt in what they run; variables are kept'),
-    pause: trans.__('Hold them at their next line'),
-    resume: trans.__('Let paused ranks go on'),
+    pause: trans.__('Pause them at their next line'),
+    resume: trans.__('Let paused ranks continue'),
     heal: trans.__('Replace failed ranks with new processes; the others keep their variables'),
     kill: trans.__('End their processes; their variables are lost'),
     stacks: trans.__('Print the stack of each rank, without stopping it')
@@ -41,14 +41,14 @@ export function whyUseless(action: Action, rows: Required<RankRow>[], trans: Tra
   const paused = living.filter(row => row.state === 'paused');
   switch (action) {
     case 'interrupt':
-      return living.some(row => BUSY.has(row.state) || row.call) ? '' : trans.__('Nothing runs there');
+      return living.some(row => BUSY.has(row.state) || row.call) ? '' : trans.__('Nothing is running on these ranks');
     case 'pause':
-      return living.length > paused.length ? '' : trans.__('No rank is left to pause');
+      return living.length > paused.length ? '' : trans.__('All of these ranks are paused or have ended');
     case 'resume':
-      return paused.length ? '' : trans.__('No rank is paused there');
+      return paused.length ? '' : trans.__('None of these ranks is paused');
     case 'kill':
     case 'stacks':
-      return living.length ? '' : trans.__('No process is left there');
+      return living.length ? '' : trans.__('None of these ranks is alive');
     default:
       return '';
   }
@@ -80,7 +80,7 @@ export function Actions({ session, selected, trans }: Props) {
       return '';
     }
     const text = action === 'heal' && !failed ? trans.__('No rank has failed') : whyUseless(action, rows, trans);
-    return [...session.pending.values()].includes(action) ? trans.__('It is being done') : text;
+    return [...session.pending.values()].includes(action) ? trans.__('In progress') : text;
   };
   if (mesh.ended || session.link !== 'live' || !mesh.actions.length) {
     return null;

@@ -88,7 +88,7 @@ describe('the view of a mesh', () => {
       lines: [{ ranks: [1], stream: 'stderr', text: 'a warning' }],
       tensors: [{ name: 'weight', shape: [2, 3], dtype: 'torch.float32', device: 'cpu', norm: null, nans: 4 }]
     });
-    await shows('It waits for a call.');
+    await shows('It is waiting for a call.');
     channel.tell(patchOf(1, { ranks: [rankRow(1, { state: 'running', call: 'cell [4]' })] }));
     for (const text of ['File "cell [4]", line 7', 'a warning', 'weight', '2 × 3', 'float32']) {
       await shows(text);
@@ -116,8 +116,8 @@ describe('the view of a mesh', () => {
     const off = () => [...place.querySelectorAll<HTMLButtonElement>('.mk-actions > button')].filter(b => b.disabled);
     await seen(() => expect(off().map(each => each.textContent)).toEqual(['Interrupt', 'Resume', 'Heal']));
     expect(off().map(each => each.title)).toEqual([
-      'Nothing runs there',
-      'No rank is paused there',
+      'Nothing is running on these ranks',
+      'None of these ranks is paused',
       'No rank has failed'
     ]);
     const paused = [rankRow(0, { state: 'failed' }), rankRow(1, { state: 'paused', call: 'cell [4]' })];

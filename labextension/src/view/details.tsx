@@ -51,7 +51,7 @@ export function Details({ session, trans }: Props) {
 function pendingText(session: MeshSession, trans: Trans): string {
   return session.model.mesh?.actions.length
     ? trans.__('Asking the rank…')
-    : trans.__('Its own notebook or program has its stack, output and tensors.');
+    : trans.__('To see its stack, output and tensors, use its own notebook or program.');
 }
 
 function Figures({ row, session, trans }: Props & { row: Required<RankRow> }) {
@@ -138,7 +138,7 @@ function Stack({ lines, idle, trans }: { lines: string[]; idle: boolean; trans: 
     <>
       <h5>{trans.__('Stack of its main thread')}</h5>
       {idle ? (
-        <p class="mk-quiet">{trans.__('It waits for a call.')}</p>
+        <p class="mk-quiet">{trans.__('It is waiting for a call.')}</p>
       ) : lines.length ? (
         <pre class="mk-code" tabIndex={0} role="group" aria-label={trans.__('Stack')} {...end}>
           {lines.join('\n')}
@@ -191,7 +191,7 @@ function Tensors({ rows, session, trans }: { rows: TensorRow[]; session: MeshSes
             type="button"
             class="mk-button mk-small"
             onClick={() => session.askNorms()}
-            title={trans.__('Also those above 64 MB; takes time on the device')}
+            title={trans.__('Include tensors above 64 MB; takes time on the device')}
           >
             {trans.__('Compute all norms')}
           </button>

@@ -27,12 +27,12 @@ PATIENCE = 1.5
 _VALUE_S = 6.0
 """Seconds for them to evaluate an expression."""
 _STEP_S = 1.0
-"""Seconds for a step to end, before it is said that it goes on."""
+"""Seconds for a step to end, after which a message says that it continues."""
 _AROUND = 11
 """Lines that ``list`` shows."""
 LOOKED_INTO = (PAUSED, PAUSING, FAILED)
 """States of ranks whose frames do not change."""
-_RUNS_ON = "runs on, and stops at the end of the step"
+_RUNS_ON = "keeps running, and stops at the end of the step"
 _ENDED = "ran to the end of the call"
 
 
@@ -324,7 +324,9 @@ def _check(source: str, kind: str) -> None:
     except (SyntaxError, ValueError) as error:
         raise ArgumentError(f"{source!r} is not an expression: {getattr(error, 'msg', error)}") from None
     if name:
-        raise ArgumentError(f"{name} waits for other ranks, which do other things now; look at local values")
+        raise ArgumentError(
+            f"{name} would wait for other ranks, which are running other code; use local values instead"
+        )
 
 
 def _text(answer: Any) -> str:

@@ -20,7 +20,7 @@ from monarch.exceptions import MonarchError
 
 _LOOK = 0.1
 """Seconds between two looks whether ranks are still stopped."""
-_ADVICE = "'python -m monarch debug' or its mesh's resume() lets it continue; in a terminal there is a prompt here"
+_ADVICE = "resume it with 'python -m monarch debug' or mesh.resume(); a program in a terminal shows a prompt here"
 
 
 class Terminal:

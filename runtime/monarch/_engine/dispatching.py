@@ -113,7 +113,9 @@ class _Signature:
         elif isinstance(arg, torch.Tensor):
             self._add_tensor(arg)
         elif isinstance(arg, torch.Generator):
-            raise MeshOpError("an op on tensors of a mesh takes no generator; torch.manual_seed() sets their seed")
+            raise MeshOpError(
+                "ops on tensors of a mesh do not take a generator; set their seed with torch.manual_seed()"
+            )
         else:
             key.append(arg)
 
@@ -324,8 +326,8 @@ def _implicit(mesh: TensorMesh, op: Any, arg: torch.Tensor) -> Tensor:
     size = arg.numel() * arg.element_size()
     if size > _IMPLICIT:
         raise MeshOpError(
-            f"{op}: a tensor of the program of {size / 1e6:.1f} MB and shape {tuple(arg.shape)} meets tensors of a "
-            f"mesh; distribute it once, as in monarch.distribute(tensor, mesh, spec)"
+            f"{op}: cannot combine tensors of a mesh with a tensor of the program of {size / 1e6:.1f} MB and shape "
+            f"{tuple(arg.shape)}; distribute it once with monarch.distribute(tensor, mesh, spec)"
         )
     number = current.observer.number_in(arg) if current.observer is not None else None
     if number is not None:

@@ -76,7 +76,7 @@ class Recovery:
 
         def send() -> Any:
             future = view.look.call(number, what, *args)
-            future.rename("the look at a tensor")
+            future.rename("the read of a tensor")
             return future.get()
 
         return [report.value for report in self.ask(send).values()]

@@ -61,7 +61,9 @@ def check_expression(expression: str, up: int, force: bool) -> None:
         ArgumentError: they are wrong, or the expression would wait for other ranks.
     """
     if not 0 <= up <= MOST_CALLERS:
-        raise ArgumentError(f"up: {up} is not a number of callers; 0 is the innermost function, 1 its caller")
+        raise ArgumentError(
+            f"up: expected a number from 0 to {MOST_CALLERS}, got {up}; 0 is the innermost function, 1 its caller"
+        )
     try:
         name = "" if force else collective_in(expression)
     except SyntaxError as error:
@@ -69,4 +71,4 @@ def check_expression(expression: str, up: int, force: bool) -> None:
     except ValueError as error:
         raise ArgumentError(f"{expression!r} is not an expression: {error}") from None
     if name:
-        raise ArgumentError(f"{name} waits for other ranks, which do other things now; force calls it anyway")
+        raise ArgumentError(f"{name} would wait for other ranks, which are running other code; force calls it anyway")

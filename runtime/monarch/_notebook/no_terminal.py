@@ -11,8 +11,8 @@ from monarch._notebook.magics.nested import caller
 
 _DEBUGGERS = {"bdb", "cmd", "pdb"}
 _BREAK = (
-    "{} cannot ask on a rank, which has no terminal; breakpoint() pauses the rank, and %mesh debug looks at it, also "
-    "after an error"
+    "{} needs a terminal, and a rank has none; pause the rank with breakpoint(), or open a prompt on it with "
+    "%mesh debug, also after an error"
 )
 
 
@@ -31,8 +31,7 @@ def _input(prompt: object = "", /) -> NoReturn:
     if caller().f_globals.get("__name__") in _DEBUGGERS:
         raise RuntimeError(_BREAK.format("a debugger"))
     raise EOFError(
-        "input() cannot ask on a rank, which has no terminal; ask in a notebook cell and send the value with "
-        "%mesh push NAME"
+        "input() needs a terminal, and a rank has none; ask in a notebook cell and send the value with %mesh push NAME"
     )
 
 

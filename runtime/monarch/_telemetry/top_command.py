@@ -93,4 +93,4 @@ def _picture(programs: Sequence[Program], ended: Sequence[str], most: int) -> An
         meshes = [copy.read(lambda model: picture(model, now, most)) for copy in program.meshes.values()]
         parts.extend(meshes or ([] if trouble else [Text("no mesh is running", style="dim")]))
     parts.extend(Text(text, style="dim") for text in ended)
-    return Group(*parts) if parts else Text("no program runs a mesh now; Ctrl-C ends this", style="dim")
+    return Group(*parts) if parts else Text("no program is running a mesh; press Ctrl-C to quit", style="dim")

@@ -58,7 +58,7 @@ class Block(NamedTuple):
         return f"[{describe_ranks(self.ranks)}]"
 
     def lines(self) -> list[Line]:
-        """Yield the same, line by line."""
+        """Return the same, line by line."""
         source, ranks, stream, text = self
         return [Line(source, ranks, stream, line) for line in text[:-1].split("\n")]
 

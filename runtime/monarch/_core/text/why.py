@@ -29,14 +29,14 @@ _OTHERWISE = {
         "wait for messages that do not match",
         "let one side send while the other receives, with the same tag and group, or use isend and irecv",
     ),
-    Cause.CYCLE: ("wait for each other", "break the cycle: one of them has to answer before it waits"),
+    Cause.CYCLE: ("wait for each other", "break the cycle: let one of them answer before it waits"),
 }
 _STATES = {
     Kind.IDLE: "idle after the end of the call",
     Kind.DEAD: "dead",
     Kind.SUSPENDED: "suspended by a signal (SIGSTOP)",
     Kind.PAUSED: "paused by the debugger",
-    Kind.SILENT: "without an answer",
+    Kind.SILENT: "not answering",
     Kind.GIL: "in C code that holds the GIL",
     Kind.GPU: "waiting for its GPU",
     Kind.C_CODE: "in C code without the GIL",
@@ -54,8 +54,8 @@ _STATES = {
     Kind.FUTURE: "waiting for an answer",
 }
 _ADVICE = {
-    Kind.SUSPENDED: "kill -CONT its process lets it continue",
-    Kind.PAUSED: "%mesh resume, or mesh.resume(), lets it continue",
+    Kind.SUSPENDED: "resume its process with kill -CONT",
+    Kind.PAUSED: "resume it with %mesh resume or mesh.resume()",
     Kind.DEAD: "heal or restart the mesh",
 }
 
@@ -71,7 +71,7 @@ def describe_diagnosis(diagnosis: Diagnosis, names: Mapping[str, str] | None = N
     if len(diagnosis.findings) > _FINDINGS:
         lines.append(f"{len(diagnosis.findings) - _FINDINGS} more findings")
     if not any(each.level is not Level.SLOW for each in diagnosis.findings):
-        lines.insert(0, "nothing is stuck, as far as can be seen")
+        lines.insert(0, "nothing appears to be stuck")
     idle = [rank for each in diagnosis.others if each.kind is Kind.IDLE for rank in each.ranks]
     active = [each for each in diagnosis.others if each.kind is not Kind.IDLE]
     lines += [f"  {place_text(each, names or {})}" for each in active[:_SHOWN]]

@@ -105,7 +105,7 @@ class Inquiry:
         pid = self._node.peers.pids.get(proc, 0)
         state = process_state(pid)
         if state in ("T", "t"):
-            return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"kill -CONT {pid} lets it continue")
+            return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"resume it with kill -CONT {pid}")
         known = self._known.get(proc)
         frames = known.doings[0].frames if known is not None and known.doings else ()
         # One that computes, or gets no CPU on an overloaded machine, goes on.

@@ -28,7 +28,7 @@ def check_input(op: Any, tensor: RankTensor) -> None:
 def mixed(op: Any) -> MeshOpError:
     """Return the error for an op on both views of a mesh."""
     return MeshOpError(
-        f"{op}: a rank-local tensor meets one that is divided over a mesh; convert one of them with "
+        f"{op}: cannot combine a rank-local tensor with one that is divided over a mesh; convert one of them with "
         f"divided.to_local() or monarch.from_local(rank_local, mesh, spec)"
     )
 
@@ -36,8 +36,8 @@ def mixed(op: Any) -> MeshOpError:
 def local_tensor(op: Any, tensor: torch.Tensor) -> MeshOpError:
     """Return the error for a tensor of the program."""
     return MeshOpError(
-        f"{op}: a tensor of the program of shape {tuple(tensor.shape)} meets tensors of the ranks; send it to them "
-        f"with monarch.distribute(tensor, mesh).to_local(), or create it in 'with mesh.activate():'"
+        f"{op}: cannot combine a tensor of the program of shape {tuple(tensor.shape)} with tensors of the ranks; send "
+        f"it to them with monarch.distribute(tensor, mesh).to_local(), or create it in 'with mesh.activate():'"
     )
 
 

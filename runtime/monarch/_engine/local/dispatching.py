@@ -72,7 +72,7 @@ class _Call:
             return [self.add(each) for each in arg]
         if isinstance(arg, torch.Generator):
             raise MeshOpError(
-                f"{self.op}: an op on the ranks takes no generator of the program; torch.manual_seed() sets their seed"
+                f"{self.op}: ops on the ranks do not take a generator; set their seed with torch.manual_seed()"
             )
         self.key.append(kind)
         # 0.0 and -0.0 are equal, and differ.

@@ -126,7 +126,7 @@ def asked(mesh: TensorMesh, send: Callable[[], Any], label: str, make: Callable[
     with without_modes():
         mesh.recovery.before_look()
         first = [send()]
-    first[0].rename("the look at a tensor")
+    first[0].rename("the read of a tensor")
 
     def again() -> Any:
         return (first.pop() if first else send()).get()

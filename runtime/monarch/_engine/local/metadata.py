@@ -92,7 +92,7 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list
         ) from None
     except DataDependentOutputException:
         raise MeshOpError(
-            f"{op}: its result depends on values, which differ from rank to rank; call it in a function by "
+            f"{op}: its result depends on values, which differ from rank to rank; call it in a function of "
             f"monarch.remote, or look at the value of one rank with monarch.inspect(tensor)"
         ) from None
     except Exception as error:

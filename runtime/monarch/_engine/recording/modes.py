@@ -40,7 +40,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in leaves):
             recorder.refuse(
-                f"a number that differs from call to call is part of what autograd records at {recorder.here()}\n"
+                f"autograd records a number that changes from call to call at {recorder.here()}\n"
                 f"Pass it as a tensor of the mesh."
             )
         given: list[float] = []

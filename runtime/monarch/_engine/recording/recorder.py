@@ -151,8 +151,8 @@ class Recorder:
     def looked(self) -> None:
         """Refuse a look at a value."""
         self.refuse(
-            f"it looks at a value at {self.here()}\nWhat Python does with a value is not repeated in later calls. "
-            f"Return the tensor from {self.name} and look at it afterwards, or use torch.where instead of a branch."
+            f"it reads a value at {self.here()}\nLater calls would not repeat what Python does with it. "
+            f"Return the tensor from {self.name} and read it afterwards, or use torch.where instead of a branch."
         )
 
     @contextmanager
@@ -195,12 +195,14 @@ class Recorder:
             )
         if self.values.differs(value):
             self.refuse(
-                f"a tensor of the program that differs from call to call meets tensors of the mesh at {self.here()}\n"
+                f"a tensor of the program that changes from call to call is combined with tensors of the mesh at "
+                f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )
         if value.numel() > 1 and not self.values.is_known(value):
             self.refuse(
-                f"a tensor of the program of shape {tuple(value.shape)} meets tensors of the mesh at {self.here()}\n"
+                f"a tensor of the program of shape {tuple(value.shape)} is combined with tensors of the mesh at "
+                f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )
         self.constants[made.monarch_ref.number] = made.monarch_ref

@@ -166,7 +166,7 @@ class Recording:
                 op = next(op for op in self.ops if number in op.inputs)
                 shape = tuple(self.stream.live[number].shape) if number in self.stream.live else ()
                 self.recorder.refuse(
-                    f"it uses a tensor of shape {shape} that it does not have from its arguments, closure or globals, "
+                    f"it uses a tensor of shape {shape} that is not in its arguments, closure or globals, "
                     f"at {lines[op.line]}\nPass the tensor as an argument."
                 )
         return found

@@ -95,7 +95,7 @@ class HasVariables:
             raise TypeError(f"{mesh}{what.format(name)}: expected the name of a variable")
         if self._state.stopped is not None:
             raise StoppedError(
-                f"{mesh}{what.format(name)}: this mesh has ended; %mesh lists those that run, each in the "
+                f"{mesh}{what.format(name)}: this mesh has ended; %mesh lists the running ones, each in the "
                 f"variable of its name",
                 mesh=mesh,
             )

@@ -18,8 +18,8 @@ CELL = PYTHON_CELLS | {"bash", "script", "sh", "writefile"}
 _INSTEAD = {
     "autoreload": "%mesh reload runs an edited module again on all ranks",
     "load_ext": "extensions work in notebook cells only",
-    "pdb": "after an error, %mesh debug in a notebook cell looks into the ranks; breakpoint() pauses them",
-    "debug": "after an error, %mesh debug in a notebook cell looks into the ranks",
+    "pdb": "pause ranks with breakpoint(); after an error, run %mesh debug in a notebook cell",
+    "debug": "after an error, run %mesh debug in a notebook cell",
     "run": "%mesh run FILE runs a script on the ranks",
 }
 """Advice, by the name of a magic that ranks lack."""

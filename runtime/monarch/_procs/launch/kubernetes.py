@@ -53,7 +53,7 @@ _ADVICE = {
     "ErrImagePull": "",
     "ImagePullBackOff": "check the name of the image, and that the nodes may pull it",
     "InvalidImageName": "check the name of the image",
-    "CreateContainerConfigError": "check what the pod template refers to",
+    "CreateContainerConfigError": "check that the secrets and config maps of the pod template exist",
     "CreateContainerError": "check the pod template",
     "RunContainerError": "check that the image has the Python given by python=PATH",
 }
@@ -314,7 +314,9 @@ class KubernetesLaunch:
         for condition in job.get("status", {}).get("conditions", []):
             if condition.get("type") == "Failed" and condition.get("status") == "True":
                 raise _Ended(f"Kubernetes has ended job {self.name}: {condition.get('message', 'no reason given')}")
-        return self._queued(f"job {self.name}", "suspended" if job["spec"].get("suspend") else "its pods are created")
+        return self._queued(
+            f"job {self.name}", "suspended" if job["spec"].get("suspend") else "its pods are being created"
+        )
 
     def _queued(self, what: str, reason: str) -> list[News]:
         changed = self._told.get(what) != reason

@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     # Their own modules take their arguments; here are their lines of help.
     verbs.add_parser("worker", help="serve this machine as a host; see 'monarch worker --help'", add_help=False)
     verbs.add_parser("top", help="show the meshes of your running programs, live", add_help=False)
-    verbs.add_parser("debug", help="look into the ranks of a running program, at a prompt", add_help=False)
+    verbs.add_parser("debug", help="inspect the ranks of a running program at a prompt", add_help=False)
     verbs.add_parser("list", help="list the detached meshes").set_defaults(run=_list)
     end = verbs.add_parser("end", help="end a detached mesh")
     end.add_argument("name")

@@ -212,7 +212,7 @@ def _torch_key(key: Any) -> Any:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
-        raise ValueError("it has no memory yet")
+        raise ValueError("it is on the meta device and has no values")
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
