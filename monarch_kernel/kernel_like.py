@@ -44,7 +44,7 @@ class Kernel(Publisher, Protocol):
         ...
 
     def get_parent(self, channel: str) -> dict[str, Any]:
-        """Return the message of a channel that this thread handles; empty if there is none."""
+        """Return the message of a channel that this thread handles, or an empty one."""
         ...
 
 
@@ -87,7 +87,7 @@ def kernel_of(shell: Any) -> Kernel | None:
 
 
 def own_kernel(kernel: Kernel | None) -> OwnKernel | None:
-    """Return a kernel as one of this package; None if it is another's, or there is none."""
+    """Return a kernel as one of this package; None for another's, and without one."""
     is_own = getattr(kernel, "implementation", "") == "monarch"
     return cast("OwnKernel", kernel) if is_own else None
 

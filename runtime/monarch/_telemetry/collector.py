@@ -124,7 +124,7 @@ class Collector:
         self._gate.open()
 
     def log_of(self, uid: str) -> MeshTelemetry | None:
-        """Return the log of a mesh that was spawned from here; None if there is none, or it is no longer kept."""
+        """Return the log of a mesh that was spawned from here; None if it has none, or no longer."""
         self.settle()
         return self._logs.get(uid)
 

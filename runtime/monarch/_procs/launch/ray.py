@@ -221,7 +221,7 @@ def _actor_class() -> type[Any]:
             return ""
 
         def read(self, timeout: float) -> str | None:
-            """Return the next line; empty if there is none in time, None at the end."""
+            """Return the next line; empty if none comes in time, None at the end."""
             import queue
 
             try:
