@@ -93,5 +93,5 @@ def own_kernel(kernel: Kernel | None) -> OwnKernel | None:
 
 
 def request_of(kernel: Kernel | None) -> dict[str, Any]:
-    """Return the request of the cell that this thread runs; empty if there is none, as in a terminal."""
+    """Return the request of the cell that this thread runs; an empty one in a terminal."""
     return (kernel.get_parent("shell") if kernel is not None else None) or {}

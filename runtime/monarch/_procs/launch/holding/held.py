@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -29,6 +30,8 @@ _ANSWER_S = 30.0
 _SOON_S = 5.0
 """Seconds for it to answer what it knows."""
 _END_S = 15.0
+_BEGIN_S = 180.0
+"""Seconds for the process to start and for the launcher to ask; Ray takes more than a minute at most."""
 _decoder = msgspec.msgpack.Decoder(h.Reply)
 _numbered = msgspec.msgpack.Decoder(tuple[int, h.Reply])
 
@@ -190,6 +193,9 @@ def hold(order: h.HoldOrder) -> HeldLaunch:
         )
         try:
             return _begun(process, order, errors)
+        except MonarchError:
+            # It ends by itself, and removes its folder.
+            raise
         except BaseException:
             # After an interrupt, nobody will connect to it.
             with suppress(ProcessLookupError):
@@ -204,6 +210,12 @@ def _begun(process: subprocess.Popen[bytes], order: h.HoldOrder, errors: int) ->
     assert process.stdout is not None
     with process.stdout:
         hand_over(process, msgspec.msgpack.encode(order))
+        poller = select.poll()
+        poller.register(process.stdout, select.POLLIN)
+        if not poller.poll(_BEGIN_S * 1000):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise SpawnError(f"the launcher {order.where!r} has not begun to ask for hosts within {_BEGIN_S:g} s")
         # It prints one message, and goes on in a child.
         packet = process.stdout.read()
     process.wait()
