@@ -1,4 +1,7 @@
-"""NCCL groups that a failure or a death ends in the middle of a step. These need two GPUs."""
+"""NCCL groups that a Stop, a failure or a death ends in the middle of a step, or while they connect.
+
+On a machine with one GPU its two ranks look to NCCL as if they were on two hosts, and it connects them by sockets.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from books import installed, own
+from kernels import Notebook
+from leaks import wait_until
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, MonarchError
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+__all__ = ["installed", "own"]
+
+
+def share_a_gpu(rank: int, gpus: int) -> None:
+    """Let NCCL take the ranks of one GPU, which it refuses within a host."""
+    if gpus < 2:
+        os.environ["NCCL_HOSTID"] = f"host{rank}"
 
 
 class Trainer(Actor):
@@ -22,14 +34,17 @@ class Trainer(Actor):
         from torch.nn.parallel import DistributedDataParallel
 
         self.rank = current_rank().rank
+        share_a_gpu(self.rank, torch.cuda.device_count())
         self.device = torch.device("cuda", torch.cuda.current_device())
         torch.manual_seed(0)
         self.model = DistributedDataParallel(torch.nn.Linear(64, 64).to(self.device), device_ids=[self.device.index])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     @endpoint
-    def pid(self) -> int:
-        return os.getpid()
+    def backend(self) -> str:
+        import torch.distributed as dist
+
+        return str(dist.get_backend_config())
 
     @endpoint
     def step(self, fails: str = "") -> float:
@@ -60,6 +75,7 @@ def values(future: Any) -> list[Any]:
 
 def test_training_goes_on_with_the_same_model_after_a_failure(procs: Callable[..., Any]) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
+    assert all("cuda:nccl" in each for each in values(trainers.backend.call()))
     one, other = values(trainers.step.call())
     assert one == other
     for _ in range(2):
@@ -75,3 +91,63 @@ def test_a_death_keeps_the_optimizer_from_unreduced_gradients(procs: Callable[..
     with pytest.raises(MonarchError, match="rank 1"):
         trainers.step.call("dies").get(120)
     assert trainers.slice(gpus=0).weights.call_one().get(120) == before
+
+
+BEGIN = """import os, torch.distributed as dist
+if torch.cuda.device_count() < 2:
+    os.environ["NCCL_HOSTID"] = f"host{rank}"
+x = torch.full((4,), rank + 1.0, device='cuda')
+dist.all_reduce(x)
+x[0].item(), dist.get_backend_config()"""
+"""A collective in the default group, of NCCL on one GPU too."""
+
+
+@pytest.fixture
+def book(own: Callable[..., Notebook]) -> Notebook:
+    """A notebook with a mesh of two ranks, whose groups have NCCL."""
+    found = own()
+    found.guard = 90.0
+    found.run("%mesh up 2").ok()
+    shown = found.mesh(BEGIN).ok().shown
+    assert "3.0" in shown and "cuda:nccl" in shown, shown
+    return found
+
+
+def test_a_stop_frees_a_rank_whose_group_connects(book: Notebook) -> None:
+    """It is in a call of NCCL that waits for the others, which no abort ends."""
+    cell = book.send("%%mesh\nif rank == 0:\n    print('begun')\n    g = dist.new_group([0, 1])")
+    cell.until(lambda: "begun" in cell.text)
+    assert wait_until(lambda: "rank 1" in book.run("%mesh why").ok().text, 30)
+    book.interrupt()
+    assert "stopped by an interrupt" in cell.wait().text
+    again = "g = dist.new_group([0, 1])\nx.fill_(rank + 1)\ndist.all_reduce(x, group=g)\nx[0].item()"
+    assert book.mesh(again).ok().shown == "[ranks 0-1] 3.0"
+
+
+def test_a_stop_frees_a_rank_in_the_first_collective_of_a_group(book: Notebook) -> None:
+    book.mesh("g = dist.new_group([0, 1])").ok()
+    cell = book.send(
+        "%%mesh\nif rank == 0:\n    print('begun')\n    dist.all_reduce(x, group=g)\n    torch.cuda.synchronize()"
+    )
+    cell.until(lambda: "begun" in cell.text)
+    book.interrupt()
+    assert "stopped by an interrupt" in cell.wait().text
+    assert book.mesh("x.fill_(rank + 1); dist.all_reduce(x); x[0].item()").ok().shown == "[ranks 0-1] 3.0"
+
+
+def test_a_rank_that_misses_a_collective_is_named(book: Notebook) -> None:
+    cell = book.send(
+        "%%mesh\nif rank == 0:\n    dist.all_reduce(x)\n    torch.cuda.synchronize()\nelse:\n    torch.cuda._sleep(10)"
+    )
+    cell.until(lambda: "rank 1" in cell.text and "all_reduce" in cell.text)
+    book.interrupt()
+    assert "stopped by an interrupt" in cell.wait().text
+
+
+def test_a_death_while_the_others_wait_in_a_collective_ends_the_cell(book: Notebook) -> None:
+    dies = "import signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    cell = book.send(f"%%mesh\n{dies}dist.all_reduce(x)\ntorch.cuda.synchronize()")
+    assert "rank 1" in cell.wait().text
+    assert cell.status == "error"
+    book.run("%mesh heal").ok()
+    assert "3.0" in book.mesh(BEGIN).ok().shown

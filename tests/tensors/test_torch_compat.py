@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from monarch._tensors import torch_compat
+from monarch._tensors.collectives import nccl
 from monarch._wire import tensor_compat
 
 IN_GROUP = """
@@ -157,5 +158,5 @@ def test_nccl_backends_are_found_behind_wrappers(monkeypatch: pytest.MonkeyPatch
     plain, wrapped = ProcessGroupNCCL([]), ProcessGroupNCCL([])
     backends = {"plain": plain, "again": plain, "wrapped": SimpleNamespace(wrapped_pg=wrapped), "gloo": None}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch_compat, "backend_of", lambda group, device: backends[group])
-    assert torch_compat.nccl_backends(backends) == [plain, wrapped]
+    monkeypatch.setattr(nccl, "backend_of", lambda group, device: backends[group])
+    assert nccl.nccl_backends(backends) == [plain, wrapped]

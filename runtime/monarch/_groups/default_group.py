@@ -133,6 +133,8 @@ def _adopting(make: Callable[..., None]) -> Callable[..., None]:
         own = local_rendezvous() if _makes_here() else None
         if own is not None and (own.has_default or default_group() is None):
             if store is None and _is_of_mesh(backend, init_method, world_size, rank):
+                if "nccl" in str(backend).lower():
+                    rank_gpu().want()
                 ensure_world()
                 if timeout is not None:
                     set_timeout(default_group(), timeout)

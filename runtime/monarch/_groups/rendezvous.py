@@ -145,7 +145,8 @@ class Rendezvous:
         addresses = node.config.addresses
         rank, local = node.rank, procs.per_host
         own = addresses[rank // local] if addresses else LOOPBACK
-        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, rank_gpu().name())
+        gpu, size = rank_gpu(), procs.region().nelements
+        return Place(rank, size, rank % local, local, address, port, own, gpu.name(), gpu.of_groups(), gpu.is_used())
 
     # Joining
 

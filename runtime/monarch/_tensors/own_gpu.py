@@ -34,6 +34,8 @@ class OwnGpu:
         self._thread = _Thread()
         self._noted: int | None = None
         """The current device of the last thread that asked for a group. One atomic write; the last one counts."""
+        self._wanted = False
+        """Whether the program has asked for NCCL. Only ever set."""
 
     def number(self) -> int:
         """Return its number among the visible GPUs."""
@@ -55,13 +57,26 @@ class OwnGpu:
         if torch.cuda.is_initialized():
             self._noted = torch.cuda.current_device()
 
+    def want(self) -> None:
+        """Note that the program will use it, though it may not have begun."""
+        self._wanted = True
+
+    def is_used(self) -> bool:
+        """Return whether the program uses it, or has said that it will."""
+        return torch.cuda.is_initialized() or self._wanted
+
+    def of_groups(self) -> int:
+        """Return the number of the GPU whose tensors the collectives of this process have."""
+        return self.number() if self._noted is None else self._noted
+
     def name(self) -> str:
         """Return a name that is unique among hosts, as in ``Place.device``."""
         if not torch.cuda.is_available():
             return "cpu"
-        number = self.number() if self._noted is None else self._noted
-        names = visible_gpus()
-        return f"cuda {os.uname().nodename} {names[number] if number < len(names) else number}"
+        number, names = self.of_groups(), visible_gpus()
+        # NCCL tells hosts apart by this variable where it is set.
+        host = os.environ.get("NCCL_HOSTID") or os.uname().nodename
+        return f"cuda {host} {names[number] if number < len(names) else number}"
 
 
 _lock = threading.Lock()

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -504,16 +504,12 @@ def before_cuda(action: Callable[[], object]) -> None:
         cuda._queued_calls.append((action, []))
 
 
-def nccl_backends(groups: Iterable[Any]) -> list[Any]:
-    """Return the NCCL backends of some process groups, each once."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = [backend_of(group, "cuda") for group in groups]
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps them.
-    plain = [getattr(each, "wrapped_pg", each) for each in found if each is not None]
-    return list({id(each): each for each in plain if type(each).__name__ == "ProcessGroupNCCL"}.values())
+def discard_group(group: Any) -> None:
+    """Let torch forget a group whose creation has failed after torch knew it."""
+    c10d = _c10d()
+    c10d._world.pg_group_ranks.setdefault(group, {})
+    with suppress(RuntimeError, ValueError):
+        c10d.destroy_process_group(group)
 
 
 def abort_together(backends: Sequence[Any]) -> int:

@@ -27,14 +27,54 @@ def shorten(graph: fx.Graph) -> None:
         if node.op == "call_function" and node.target in _SAME:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    graph.eliminate_dead_code(_is_needed)
+    drop_dead(graph)
     coalesce(graph)
     graph.lint()
 
 
-def _is_needed(node: fx.Node) -> bool:
-    """Return whether a node matters also if its result is not used."""
-    return bool(written(node)) or node.is_impure()
+def drop_dead(graph: fx.Graph) -> None:
+    """Drop ops whose results nobody uses, and those that change only memory that nobody reads afterwards.
+
+    DTensor runs each op once more on tensors without values, to learn the shapes of its results, and make_fx notes that
+    too. A fused step of AdamW there would take 50 ms of the CPU in each call.
+    """
+    # Reversed, since the readers of some memory decide whether an earlier write matters.
+    matters: set[int] = set()
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            matters.update(_memories(node))
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not _acts(node, matters):
+            graph.erase_node(node)
+            continue
+        for each in (node, *node.all_input_nodes):
+            matters.update(_memories(each))
+
+
+def _acts(node: fx.Node, matters: set[int]) -> bool:
+    """Return whether a node whose result is not used does anything else that matters.
+
+    Args:
+        node: an op.
+        matters: the memory that later nodes use.
+    """
+    changed = written(node)
+    if changed:
+        return "c10d" in str(node.target) or any(not _memories(each) or matters & _memories(each) for each in changed)
+    op: Any = node.target
+    if not is_op(op):
+        return node.is_impure()
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        # Random ops that matter are whole; ``empty`` has this tag too.
+        return False
+    return "c10d" in str(op) or not schema_of(op).returns or node.is_impure()
+
+
+def _memories(node: fx.Node) -> set[int]:
+    """Return what identifies the memory of the results of a node."""
+    value = node.meta.get("val")
+    values: list[Any] = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
+    return {memory_id(each) for each in values if isinstance(each, torch.Tensor)}
 
 
 def written(node: fx.Node) -> list[fx.Node]:

@@ -1,4 +1,4 @@
-"""The process groups of a rank, whoever creates them: their sockets, and the cores of their threads.
+"""The process groups of a rank, whoever creates them: their sockets, connections, and the cores of their threads.
 
 A thread inherits the cores of its creator, and a rank's code is bound to its share of them. With gloo's threads bound
 as well, two ranks on two cores make a quarter fewer training steps.
@@ -58,6 +58,8 @@ on_renewed: list[Callable[[], object]] = []
 """Called when groups have got new connections, in the thread that has made them. Set up likewise."""
 _sockets = GroupSockets()
 _free_threads = False
+_gpu: int | None = None
+"""See ``connect_with``. Written by the thread that forms a default group, before it has any."""
 
 
 def begin_observing(free_threads: bool) -> None:
@@ -81,6 +83,16 @@ def observe_groups() -> bool:
     return True
 
 
+def connect_with(gpu: int | None) -> None:
+    """Let NCCL connect the members of each group when it is created, so that their sockets are known from then on.
+
+    Args:
+        gpu: number of the GPU whose tensors its collectives have; None lets the first collective connect.
+    """
+    global _gpu
+    _gpu = gpu
+
+
 def noted_sockets() -> set[tuple[int, int]]:
     """Return the sockets of the groups that were created here since groups are observed."""
     return _sockets.all()
@@ -101,6 +113,10 @@ def _observed(make: Callable[..., Any]) -> Callable[..., Any]:
         release_names()
         with as_helper() if _free_threads else nullcontext(), _sockets.opening():
             made = make(*args, **kwargs)
+            if _gpu is not None:
+                from monarch._tensors.collectives.nccl import connect_at_once
+
+                connect_at_once(made[0], _gpu)
         for hold in list(on_made):
             hold(made[0])
         return made

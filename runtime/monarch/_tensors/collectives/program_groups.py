@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.made_groups import all_sockets, observe_groups, on_made
-from monarch._tensors.collectives.world import abort_nccl
+from monarch._tensors.collectives.nccl import abort_nccl
 
 
 class ProgramGroups:

@@ -22,21 +22,26 @@ from monarch._tensors.collectives.agreeing import begin_again, free_checks
 from monarch._tensors.collectives.any_rank import free_receives
 from monarch._tensors.collectives.connections import connected_to, open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
-from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups, on_renewed
+from monarch._tensors.collectives.made_groups import (
+    all_sockets,
+    connect_with,
+    noted_sockets,
+    observe_groups,
+    on_renewed,
+)
+from monarch._tensors.collectives.nccl import abort_nccl, nccl_backends
 from monarch._tensors.collectives.renewed import Formers
 from monarch._tensors.collectives.shared_gpus import mend_shared_gpus, share
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup, name_of_subgroup
 from monarch._tensors.collectives.wrappers import reset_wrappers
 from monarch._tensors.torch_compat import (
-    abort_together,
     as_it_is,
     begun,
     default_group,
     group_count,
     group_names,
     groups,
-    nccl_backends,
     set_group_count,
 )
 from monarch.exceptions import GroupError
@@ -62,6 +67,10 @@ class Place(NamedTuple):
     """Address of this machine, as the others know it."""
     device: str
     """The rank's device: ``cpu``, or the GPU by a name that is unique in the mesh."""
+    gpu: int = 0
+    """Number of the GPU among those that this process sees."""
+    uses_gpu: bool = False
+    """Whether its program has begun to use a GPU, or asked for NCCL."""
 
 
 @dataclass
@@ -239,8 +248,10 @@ def _form(
     observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
     says = [place.device, _default_group(), secrets.token_hex(4), formers.text(), checks.setting(), str(group_count())]
-    texts = meet(store, place.rank, place.size, "\n".join(says))
-    devices, own_groups, tokens, groups, settings, named = zip(*(each.split("\n") for each in texts), strict=True)
+    texts = meet(store, place.rank, place.size, "\n".join([*says, "gpu" if place.uses_gpu else ""]))
+    devices, own_groups, tokens, groups, settings, named, users = zip(
+        *(each.split("\n") for each in texts), strict=True
+    )
     devices, token = list(devices), tokens[0]
     if share(devices):
         mend_shared_gpus()
@@ -258,6 +269,8 @@ def _form(
         world.group(range(place.size))
         return world
     before = open_sockets()
+    # Alike on all ranks, since each waits for the others. A program without GPUs gets no memory of one.
+    connect_with(place.gpu if any(users) and choose_backend(devices) == BOTH else None)
     # torch names the group by it. Where the last one failed on some ranks only, they would wait for different names.
     set_group_count(max(map(int, named)))
     try:
@@ -306,6 +319,8 @@ def leave(world: World, formers: Formers) -> None:
         with as_it_is():
             formers.note(set(map(id, world.groups.values())), set(map(id, world.apart.values())))
             dist.destroy_process_group()
+            # Groups that the program makes by itself connect as it wants.
+            connect_with(None)
 
 
 def torchrun_variables(place: Place) -> dict[str, str]:
@@ -323,8 +338,3 @@ def torchrun_variables(place: Place) -> dict[str, str]:
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
     }
-
-
-def abort_nccl() -> int:
-    """Abort the NCCL groups of this process; return how many."""
-    return abort_together(nccl_backends(groups()))

@@ -1,0 +1,49 @@
+"""NCCL in the process groups of a rank: connected when a group is made, and aborted to free who waits in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch._tensors.torch_compat import abort_together, backend_of, discard_group, groups
+
+
+def nccl_backends(groups: Iterable[Any]) -> list[Any]:
+    """Return the NCCL backends of some process groups, each once."""
+    if not torch.cuda.is_available():
+        return []
+    found = [backend_of(group, "cuda") for group in groups]
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps them.
+    plain = [getattr(each, "wrapped_pg", each) for each in found if each is not None]
+    return list({id(each): each for each in plain if type(each).__name__ == "ProcessGroupNCCL"}.values())
+
+
+def connect_at_once(group: Any, gpu: int) -> None:
+    """Let the NCCL backends of a new process group connect to the other members, which all do the same now.
+
+    Otherwise the first collective does, and it can only be ended with its process: an abort waits for it.
+
+    Args:
+        group: of this process; a placeholder where this process is no member.
+        gpu: number of the GPU whose tensors the collectives will have.
+
+    Raises:
+        RuntimeError: NCCL could not, or its connections were cut.
+    """
+    if not isinstance(group, dist.ProcessGroup):
+        return
+    try:
+        for each in nccl_backends([group]):
+            if hasattr(each, "eager_connect_single_device"):
+                each.eager_connect_single_device(torch.device("cuda", gpu))
+    except BaseException:
+        discard_group(group)
+        raise
+
+
+def abort_nccl() -> int:
+    """Abort the NCCL groups of this process; return how many."""
+    return abort_together(nccl_backends(groups()))
