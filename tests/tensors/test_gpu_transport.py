@@ -34,6 +34,7 @@ def failed_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr("monarch._tensors.transports.cuda_ipc.driver", lambda: object())
 

@@ -512,6 +512,13 @@ def discard_group(group: Any) -> None:
         c10d.destroy_process_group(group)
 
 
+def stream_handle(gpu: int) -> int:
+    """Return the driver's handle of the stream that this thread uses on a GPU, where CUDA has begun."""
+    import torch
+
+    return cast("Any", torch)._C._cuda_getCurrentRawStream(gpu)
+
+
 def abort_together(backends: Sequence[Any]) -> int:
     """Abort NCCL backends; return how many.
 

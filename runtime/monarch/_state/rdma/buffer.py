@@ -14,6 +14,7 @@ from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.staging import pending_work
 from monarch._tensors.memory.views import check_fit, memory_of
 from monarch._tensors.transports.base import Move
+from monarch._tensors.transports.cuda_ipc import has_waiting_work
 from monarch.exceptions import ArgumentError
 
 _AT_ONCE = 1 << 20
@@ -178,37 +179,37 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
     if not timeout > 0:
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     here = plane()
-    pending = pending_work([each.local for each in (*reads, *writes)])
 
     def work() -> None:
-        for event in pending:
-            event.synchronize()
         if reads:
             here.move(reads, False, timeout)
         if writes:
             here.move(writes, True, timeout)
 
-    if _is_quick([*reads, *writes], pending):
+    if _is_quick([*reads, *writes]):
         try:
             work()
         except Exception as error:
             return _done(error)
         return _done(None)
+    pending = pending_work([each.local for each in (*reads, *writes)])
 
     def as_helper() -> None:
         be_helper()
+        for event in pending:
+            event.synchronize()
         work()
 
     return in_thread(current_node(), "transfer", as_helper)
 
 
-def _is_quick(moves: Sequence[Move], pending: Sequence[Any]) -> bool:
+def _is_quick(moves: Sequence[Move]) -> bool:
     """Return whether a copy takes less time than a thread for it, and waits for nothing."""
     here, size = plane(), sum(move.size for move in moves)
     try:
         ways = {(local.device == "cpu", here.known_transport(remote, local.device)) for remote, local, _ in moves}
         if ways == {(False, "cuda_ipc")}:
-            return size <= _AT_ONCE_ON_GPUS and all(event.query() for event in pending)
+            return size <= _AT_ONCE_ON_GPUS and not any(map(has_waiting_work, {each.local.device for each in moves}))
     except Exception:
         # The future raises this error.
         return False

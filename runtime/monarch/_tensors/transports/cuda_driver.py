@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 
+from monarch._tensors.torch_compat import stream_handle
 from monarch._tensors.transports.rectangles import Rectangle
 
 HANDLE = 64
 """Size in bytes of the handle of a segment."""
 _LAZY_PEER_ACCESS = 1
+_NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
 _HOST, _DEVICE = 1, 2
 """CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE."""
 
@@ -67,18 +73,66 @@ def call(name: str, *arguments: Any) -> None:
         raise CudaError(f"{name}: {(text.value or b'unknown error').decode()}")
 
 
-def wait_for_stream(stream: torch.cuda.Stream | None = None) -> None:
-    """Finish what was issued on a stream, by default the current one; errors of earlier kernels come out here.
+class _Bound(threading.local):
+    """The GPUs whose contexts this thread has."""
 
-    Work of other streams, such as a collective that waits for another rank, goes on.
+    def __init__(self) -> None:
+        self.gpus: set[int] = set()
+
+
+_bound = _Bound()
+
+
+@contextmanager
+def on_gpu(device: str) -> Generator[int]:
+    """Bind this thread to a GPU; give the handle of the stream that torch uses there now.
+
+    Args:
+        device: as in ``cuda:0``.
 
     Raises:
         CudaError: an earlier kernel failed.
     """
-    try:
-        (stream or torch.cuda.current_stream()).synchronize()
-    except RuntimeError as error:
-        raise CudaError(str(error).partition("\n")[0]) from error
+    gpu = int(device.removeprefix("cuda:"))
+    # torch's own context manager and streams take 20 us.
+    with nullcontext() if torch.cuda.current_device() == gpu else torch.cuda.device(gpu):
+        if gpu not in _bound.gpus:
+            # A new thread has no context before torch uses the GPU there.
+            try:
+                torch.cuda.current_stream().synchronize()
+            except RuntimeError as error:
+                raise CudaError(str(error).partition("\n")[0]) from error
+            _bound.gpus.add(gpu)
+        yield stream_handle(gpu)
+
+
+def wait_for_stream(stream: int) -> None:
+    """Finish what was issued on a stream; errors of earlier kernels come out here.
+
+    Work of other streams, such as a collective that waits for another rank, goes on.
+
+    Args:
+        stream: its handle; the GPU is bound to this thread.
+
+    Raises:
+        CudaError: an earlier kernel failed.
+    """
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+def is_idle(stream: int) -> bool:
+    """Return whether all that was issued on a stream is done.
+
+    Args:
+        stream: its handle; the GPU is bound to this thread.
+
+    Raises:
+        CudaError: an earlier kernel failed.
+    """
+    status = driver().cuStreamQuery(ctypes.c_void_p(stream))
+    if status not in (0, _NOT_READY):
+        call("cuStreamQuery", ctypes.c_void_p(stream))
+    return status == 0
 
 
 def handle_of(address: int) -> tuple[bytes, int]:
@@ -116,16 +170,14 @@ def close_segment(base: int, context: int) -> None:
     call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
 
 
-def copy(
-    to: tuple[int, str], source: tuple[int, str], piece: Rectangle, to_is_remote: bool, stream: torch.cuda.Stream
-) -> None:
+def copy(to: tuple[int, str], source: tuple[int, str], piece: Rectangle, to_is_remote: bool, stream: int) -> None:
     """Issue a copy on a stream.
 
     Args:
         to, source: address, and device, of the memories; one of them at least is a GPU's.
         piece: which bytes.
         to_is_remote: whether ``to`` is the side that the rectangle calls ``there``.
-        stream: of the current GPU.
+        stream: handle of one of the GPU that is bound to this thread.
 
     Raises:
         CudaError: the driver refuses.
@@ -133,7 +185,7 @@ def copy(
     there, here = (piece.there, piece.pitch_there), (piece.here, piece.pitch_here)
     (to_offset, to_pitch), (source_offset, source_pitch) = (there, here) if to_is_remote else (here, there)
     to_address, source_address = to[0] + to_offset, source[0] + source_offset
-    handle = ctypes.c_void_p(stream.cuda_stream)
+    handle = ctypes.c_void_p(stream)
     if piece.height == 1:
         addresses = ctypes.c_uint64(to_address), ctypes.c_uint64(source_address)
         call("cuMemcpyAsync", *addresses, ctypes.c_size_t(piece.width), handle)

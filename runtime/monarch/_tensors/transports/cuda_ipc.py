@@ -24,6 +24,8 @@ from monarch._tensors.transports.cuda_driver import (
     copy,
     driver,
     handle_of,
+    is_idle,
+    on_gpu,
     open_segment,
     wait_for_stream,
 )
@@ -55,14 +57,14 @@ def segment_of(remote: Remote) -> bytes:
     return remote.gpu[:HANDLE]
 
 
-@contextmanager
-def _on(device: str) -> Generator[torch.cuda.Stream]:
-    """Bind this thread to a GPU, after what it has issued there; give its stream."""
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream()
-        # A new thread has no context before torch uses the GPU there.
-        wait_for_stream(stream)
-        yield stream
+def has_waiting_work(device: str) -> bool:
+    """Return whether a copy from or to the memory of a GPU waits for what this thread has issued there.
+
+    Raises:
+        CudaError: an earlier kernel failed.
+    """
+    with on_gpu(device) as stream:
+        return not is_idle(stream)
 
 
 def open_handle_of(memory: Memory) -> bytes:
@@ -71,7 +73,8 @@ def open_handle_of(memory: Memory) -> bytes:
         return b""
     try:
         # The work of this thread must be visible to readers.
-        with _on(memory.device):
+        with on_gpu(memory.device) as stream:
+            wait_for_stream(stream)
             handle, offset = handle_of(memory.address)
     except CudaError:
         # Memory of expandable segments has no handle.
@@ -107,7 +110,7 @@ class CudaIpc:
     def _cannot_open(self, remote: Remote, device: str) -> str:
         try:
             self._slots.check([remote])
-            with _on(device), self._mapped(remote):
+            with on_gpu(device), self._mapped(remote):
                 return ""
         except TransferError:
             # It is gone; the transfer reports that.
@@ -121,7 +124,8 @@ class CudaIpc:
         try:
             for move in moves:
                 remote, local = move.remote, move.local
-                with _on(_device_of(local.device)) as stream, self._mapped(remote) as address:
+                # Its copies come after what this thread has issued on the stream.
+                with on_gpu(_device_of(local.device)) as stream, self._mapped(remote) as address:
                     there, here = (address + remote.offset, remote.device), (local.address, local.device)
                     to, source = (there, here) if writing else (here, there)
                     for piece in rectangles(move.rows):
