@@ -16,7 +16,6 @@ import torch
 
 from books import installed, own
 from kernels import Notebook
-from leaks import wait_until
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, MonarchError
 

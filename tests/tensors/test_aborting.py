@@ -45,6 +45,22 @@ class Member(Actor):
         self.goes_on = True
 
     @endpoint
+    def keep_group(self) -> None:
+        """As DDP does in its constructor."""
+        import torch.distributed as dist
+
+        self.group = dist.group.WORLD
+
+    @endpoint
+    def compute(self) -> None:
+        """What follows a collective in the kept group, as in DDP's backward pass: torch's default group is not read."""
+        self.goes_on, self.begun = False, True
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            pass
+        self.goes_on = True
+
+    @endpoint
     def went_on(self) -> bool:
         return self.goes_on
 
@@ -83,3 +99,18 @@ def test_a_death_ends_the_calls_that_use_the_groups(procs: Callable[..., Any], u
     with pytest.raises(MonarchError, match="rank 1"):
         future.get(60)
     assert first.went_on.call_one().get(60) is not uses
+
+
+def test_a_death_ends_calls_that_use_a_group_of_an_earlier_call(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    members, lookers = mesh.spawn("members", Member), mesh.spawn("lookers", Looker)
+    values(members.take_for_nccl.call())
+    pids = values(members.pid.call())
+    values(members.keep_group.call())
+    first = members.slice(gpus=0)
+    future = first.compute.call_one()
+    assert wait_until(lambda: lookers.slice(gpus=0).has_begun.call_one().get(30))
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(MonarchError, match="rank 1"):
+        future.get(50)
+    assert not first.went_on.call_one().get(60)

@@ -107,6 +107,9 @@ BREAK_ALONE = Flag("MONARCH_BREAK_ALONE")
 """Whether the other ranks of a mesh run on while one is at a breakpoint; read in the program."""
 CHECK_COLLECTIVES = Flag("MONARCH_CHECK_COLLECTIVES")
 """Whether ranks compare operation, shapes and dtypes before each collective; read when a rank starts."""
+STEP_AT_ONCE = Flag("MONARCH_STEP_AT_ONCE")
+"""Whether an optimizer's step is issued while the GPU still reduces gradients; read in the rank. A death during the
+reduction can then leave the parameters changed by gradients that were not reduced."""
 TAIL_LINES = Count("MONARCH_TAIL_LINES", 10)
 """How many lines of stderr of a dead process its report has."""
 TREE_HOSTS = Count("MONARCH_TREE_HOSTS", 16)

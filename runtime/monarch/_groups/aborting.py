@@ -6,28 +6,50 @@ returns, and the optimizer would use gradients that were never reduced. A collec
 
 from __future__ import annotations
 
+import sys
 import threading
+from typing import Any
 
 from monarch._actors.interrupting import interrupt
 from monarch._actors.interrupts import raised
 from monarch._actors.table import actors_of
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
+from monarch.config import STEP_AT_ONCE
 
 
 def begin_ending_calls() -> None:
     """End the calls that use NCCL groups before these are aborted; in a rank, once."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
     local_rendezvous().on_abort = _end_calls
+    register_optimizer_step_pre_hook(_before_step)
 
 
 def _end_calls(reason: str) -> None:
-    """Interrupt the running calls that use the groups of this generation; in the receiving thread."""
+    """Interrupt the running calls of the actors that use groups; in the receiving thread."""
     own = local_rendezvous()
     for key, mailbox in list(actors_of(current_node()).here.items()):
+        if key not in own.actors:
+            continue
         threads = mailbox.executor.interrupts
         ident = threads.ident if threads is not None else threading.main_thread().ident
+        # Whether this call is in a collective is not known: DDP has got its group in an earlier one.
         for call in (mailbox.running, *list(mailbox.turns.tasks.values())):
             # One that has been interrupted cleans up.
-            if call is not None and ident not in raised and own.calls.used(call.src, call.port, -1) == own.generation:
+            if call is not None and ident not in raised:
                 own.calls.abort(call.src, call.port, reason)
                 interrupt(key, call.src, call.port)
+
+
+def _before_step(*_: Any) -> None:
+    """Wait until this rank's GPU has reduced the gradients, so that an abort finds the call before the step is issued.
+
+    The kernels of a step that is issued earlier run after a collective that was aborted.
+    """
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized() or STEP_AT_ONCE():
+        return
+    world = local_rendezvous().world
+    if world is not None and world.place.size > 1 and world.uses_nccl():
+        torch.cuda.current_stream().synchronize()

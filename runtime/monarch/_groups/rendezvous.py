@@ -76,6 +76,8 @@ class Rendezvous:
         self.kept: list[Any] = []
         """The stores that this process serves while others may use them."""
         self.calls = CallRecords()
+        self.actors: set[str] = set()
+        """Keys of the actors of this process that have ever used groups. Lock: ``lock``."""
         self.on_broken: Callable[[], None] = _nothing
         """Called when a working generation has broken, by any thread; it must not wait. Set once."""
         self.on_failed: Callable[[], None] = _nothing
@@ -117,6 +119,7 @@ class Rendezvous:
     def _note_use(self) -> None:
         here = current.get()
         if here is not None:
+            self.actors.add(here[0].key)
             self.calls.use(here[1].src, here[1].port, self.generation)
 
     def usable_generation(self) -> int:
