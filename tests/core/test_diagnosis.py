@@ -185,3 +185,29 @@ def test_collective_waits_for_the_same_actor_of_a_rank() -> None:
     found = diagnose(facts).findings[0]
     assert (found.level, found.cause) == (Level.WAITING, Cause.ELSEWHERE)
     assert [each.ranks for each in found.missing] == [(1,)] and found.missing[0].kind is Kind.CHILD
+
+
+def on_gpu(*counts: int, last: Doing | None = None) -> list[RankFacts]:
+    """All ranks but the last one wait for their GPUs, where their last collective has the number of ``counts``."""
+    found: list[RankFacts] = []
+    for rank, count in enumerate(counts):
+        issued = Entered("", "0", ALL, True, count)
+        waits = doing(Kind.GPU, cores=1.0)._replace(issued=(issued,))
+        of_rank = waits if rank < len(counts) - 1 else last
+        found.append(RankFacts(rank, (of_rank,) if of_rank is not None else (), (("0", count),), "m"))
+    return found
+
+
+def test_gpu_in_a_collective_waits_for_the_rank_that_has_not_begun_it() -> None:
+    facts = on_gpu(5, 5, 5, 4)
+    assert only(facts) == (Level.STUCK, Cause.IDLE, [0, 1, 2], [3])
+    text = describe_diagnosis(diagnose(facts))
+    assert text.startswith("stuck: ranks 0-2 wait for rank 3")
+    assert "ranks 0-2 waiting for its GPU, which is in a collective (#5 of the default group) for 5s" in text, text
+    assert "rank 3 ended without calling this collective" in text
+    assert only(on_gpu(5, 5, 5, 4, last=doing(Kind.SLEEP)))[:2] == (Level.WAITING, Cause.ELSEWHERE)
+
+
+def test_gpu_that_computes_waits_for_no_rank() -> None:
+    assert not diagnose(on_gpu(5, 5, 5, 5)).findings
+    assert not diagnose(on_gpu(5, 5, 5, 6, last=doing(Kind.PYTHON))).findings

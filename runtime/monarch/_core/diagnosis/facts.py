@@ -108,6 +108,8 @@ class Doing(NamedTuple):
     """Advice for the user, if it is particular to this rank."""
     is_deadlock: bool = False
     """Whether it waits for another thread of the rank that waits for it."""
+    issued: tuple[Entered, ...] = ()
+    """While it waits for its GPU: the last collective of each group that runs there, which may have ended."""
 
 
 class RankFacts(NamedTuple):

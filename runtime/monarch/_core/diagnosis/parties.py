@@ -60,7 +60,7 @@ def parties_of(facts: Sequence[RankFacts]) -> list[Party]:
     of_rank: dict[Place, list[Party]] = {}
     counts = {(each.uid, each.rank): dict(each.counts) for each in facts}
     for each in sorted(facts, key=lambda facts: (facts.uid, facts.rank)):
-        for doing in each.doings or (Doing(Kind.IDLE),):
+        for doing in [_on_gpu(one, each.uid, counts) for one in each.doings] or [Doing(Kind.IDLE)]:
             key = (each.uid, *_signature(doing.entered)) if doing.entered is not None else object()
             party = by_wait.setdefault(key, Party(each.uid))
             # Several calls of a rank may be in one collective, by mistake.
@@ -73,6 +73,15 @@ def parties_of(facts: Sequence[RankFacts]) -> list[Party]:
         party.waits_for = [each for each in dict.fromkeys(found) if each is not party]
         party.outside = [each for each in party.doing.targets if (each.uid, each.rank) not in of_rank]
     return parties
+
+
+def _on_gpu(doing: Doing, uid: str, counts: dict[Place, dict[str, int]]) -> Doing:
+    """Return the activity of a rank, as a wait in a collective if its GPU waits for others that have not begun it."""
+    for each in doing.issued:
+        others = [counts.get((uid, rank), {}).get(each.group) for rank in each.members]
+        if any(count is not None and count < each.number for count in others):
+            return doing._replace(kind=Kind.GPU, entered=each)
+    return doing
 
 
 def _signature(entered: Entered) -> tuple[object, ...]:

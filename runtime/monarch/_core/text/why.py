@@ -167,6 +167,8 @@ def place_text(each: Standing, names: Mapping[str, str]) -> str:
 
 
 def _what(each: Standing) -> str:
+    if each.entered is not None and each.kind is Kind.GPU:
+        return f"{_STATES[Kind.GPU]}, which is in {entered_text(each.entered)}"
     if each.entered is not None:
         return f"in {entered_text(each.entered)}" + (f" in {each.what}" if each.what else "")
     return _state(each)

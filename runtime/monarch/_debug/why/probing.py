@@ -155,9 +155,20 @@ def _doing(
     )
     targets = tuple(_targets(futures))
     advice = _ORDER if look.is_deadlock else ""
+    # Such as item() of a tensor waits for the GPU in C.
+    issued = tuple(_issued()) if look.kind in (Kind.GPU, Kind.C_CODE) else ()
     return Doing(
-        look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock
-    )
+        look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock,
+        issued,
+    )  # fmt: skip
+
+
+def _issued() -> list[Entered]:
+    if "monarch._tensors.collectives.nccl" not in sys.modules:
+        return []
+    from monarch._tensors.collectives.nccl import issued
+
+    return issued()
 
 
 def _recorded(what: object, entered: Entered) -> Entered:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from monarch._tensors.torch_compat import abort_together, backend_of, discard_group, groups
+from monarch._core.diagnosis.facts import Entered
+from monarch._tensors.collectives.waiting import labels
+from monarch._tensors.torch_compat import (
+    abort_together,
+    backend_of,
+    begun,
+    default_group,
+    discard_group,
+    group_names,
+    groups,
+)
 
 
 def nccl_backends(groups: Iterable[Any]) -> list[Any]:
@@ -42,6 +53,19 @@ def connect_at_once(group: Any, gpu: int) -> None:
     except BaseException:
         discard_group(group)
         raise
+
+
+def issued() -> list[Entered]:
+    """Return the last collective that this process has issued in each group of NCCL."""
+    found: list[Entered] = []
+    for group, name in group_names():
+        # It may be in the moment when it is made or destroyed.
+        with suppress(RuntimeError, KeyError, ValueError):
+            if nccl_backends([group]):
+                members = tuple(dist.get_process_group_ranks(group))
+                is_default = group is default_group()
+                found.append(Entered("", name, members, is_default, begun(group), label=labels().get(name, "")))
+    return found
 
 
 def abort_nccl() -> int:

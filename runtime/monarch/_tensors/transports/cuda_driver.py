@@ -106,6 +106,11 @@ def on_gpu(device: str) -> Generator[int]:
         yield stream_handle(gpu)
 
 
+def bound_stream(gpu: int) -> int | None:
+    """Return the handle of the stream that torch uses now if this thread is bound to a GPU, else None."""
+    return stream_handle(gpu) if gpu in _bound.gpus and torch.cuda.current_device() == gpu else None
+
+
 def wait_for_stream(stream: int) -> None:
     """Finish what was issued on a stream; errors of earlier kernels come out here.
 

@@ -20,6 +20,7 @@ from monarch._tensors.transports.base import Move, lost_meanwhile
 from monarch._tensors.transports.cuda_driver import (
     HANDLE,
     CudaError,
+    bound_stream,
     close_segment,
     copy,
     driver,
@@ -29,7 +30,7 @@ from monarch._tensors.transports.cuda_driver import (
     open_segment,
     wait_for_stream,
 )
-from monarch._tensors.transports.rectangles import rectangles
+from monarch._tensors.transports.rectangles import rectangles, whole
 from monarch.exceptions import TransferError
 
 _OFFSET = struct.Struct("<Q")
@@ -63,6 +64,9 @@ def has_waiting_work(device: str) -> bool:
     Raises:
         CudaError: an earlier kernel failed.
     """
+    stream = bound_stream(int(device.removeprefix("cuda:")))
+    if stream is not None:
+        return not is_idle(stream)
     with on_gpu(device) as stream:
         return not is_idle(stream)
 
@@ -128,7 +132,7 @@ class CudaIpc:
                 with on_gpu(_device_of(local.device)) as stream, self._mapped(remote) as address:
                     there, here = (address + remote.offset, remote.device), (local.address, local.device)
                     to, source = (there, here) if writing else (here, there)
-                    for piece in rectangles(move.rows):
+                    for piece in [whole(local.size)] if move.spans is None else rectangles(move.rows):
                         copy(to, source, piece, writing, stream)
                     wait_for_stream(stream)
         except CudaError as error:

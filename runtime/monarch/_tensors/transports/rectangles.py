@@ -28,6 +28,15 @@ class Rectangle(NamedTuple):
     pitch_here: int
 
 
+def whole(size: int) -> Rectangle:
+    """Return all of some memory.
+
+    Args:
+        size: in bytes.
+    """
+    return Rectangle(0, 0, size, 1, size, size)
+
+
 def rectangles(spans: NDArray[numpy.int64]) -> list[Rectangle]:
     """Join runs of bytes to rectangles, in their order.
 
