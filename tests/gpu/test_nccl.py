@@ -109,7 +109,7 @@ x[0].item(), dist.get_backend_config()"""
 def book(own: Callable[..., Notebook]) -> Notebook:
     """A notebook with a mesh of two ranks, whose groups have NCCL."""
     found = own()
-    found.guard = 90.0
+    found.guard = 40.0
     found.run("%mesh up 2").ok()
     shown = found.mesh(BEGIN).ok().shown
     assert "3.0" in shown and "cuda:nccl" in shown, shown

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch.actor import Actor, endpoint
-from monarch.exceptions import MonarchError
+from monarch.actor import Actor, current_rank, endpoint
+from monarch.exceptions import ActorError, MonarchError
 
 
 class Member(Actor):
@@ -49,13 +49,28 @@ class Member(Actor):
         """As DDP does in its constructor."""
         import torch.distributed as dist
 
-        self.group = dist.group.WORLD
+        self.group: Any = dist.group.WORLD
 
     @endpoint
-    def compute(self) -> None:
-        """What follows a collective in the kept group, as in DDP's backward pass: torch's default group is not read."""
-        self.goes_on, self.begun = False, True
-        end = time.monotonic() + 60
+    def reduce(self, fails: bool = False) -> float:
+        import torch
+
+        if fails and current_rank().rank == 1:
+            raise ValueError("here")
+        value = torch.ones(1)
+        self.group.allreduce([value]).wait()
+        return value.item()
+
+    @endpoint
+    def compute(self, uses: bool = True) -> None:
+        """A collective in the kept group, as in DDP's backward pass: torch's default group is not read."""
+        import torch
+
+        self.goes_on = self.begun = False
+        if uses:
+            self.group.allreduce([torch.ones(1)]).wait()
+        self.begun = True
+        end = time.monotonic() + (60 if uses else 2)
         while time.monotonic() < end:
             pass
         self.goes_on = True
@@ -101,16 +116,31 @@ def test_a_death_ends_the_calls_that_use_the_groups(procs: Callable[..., Any], u
     assert first.went_on.call_one().get(60) is not uses
 
 
-def test_a_death_ends_calls_that_use_a_group_of_an_earlier_call(procs: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("uses", [True, False], ids=["in the group", "not in the group"])
+def test_a_death_ends_calls_that_use_a_group_of_an_earlier_call(procs: Callable[..., Any], uses: bool) -> None:
     mesh = procs(2)
     members, lookers = mesh.spawn("members", Member), mesh.spawn("lookers", Looker)
     values(members.take_for_nccl.call())
     pids = values(members.pid.call())
     values(members.keep_group.call())
     first = members.slice(gpus=0)
-    future = first.compute.call_one()
+    future = first.compute.call_one(uses)
+    if uses:
+        members.slice(gpus=1).compute.broadcast()
     assert wait_until(lambda: lookers.slice(gpus=0).has_begun.call_one().get(30))
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(MonarchError, match="rank 1"):
         future.get(50)
-    assert not first.went_on.call_one().get(60)
+    assert first.went_on.call_one().get(60) is not uses
+
+
+def test_the_call_after_a_failure_is_not_ended(procs: Callable[..., Any]) -> None:
+    """It ends the groups of the failed call, before it has begun a collective itself."""
+    members = procs(2).spawn("members", Member)
+    values(members.take_for_nccl.call())
+    values(members.keep_group.call())
+    for _ in range(3):
+        assert values(members.reduce.call()) == [2.0, 2.0]
+        with pytest.raises(ActorError, match="here"):
+            members.reduce.call(True).get(60)
+    assert values(members.reduce.call()) == [2.0, 2.0]

@@ -43,6 +43,49 @@ print(json.dumps(seen))
 """
 
 
+WAITS = """
+import json, socket, threading
+import torch
+import torch.distributed as dist
+from monarch._tensors.collectives import made_groups, nccl
+
+listening = threading.Event()
+
+class Backend:
+    def eager_connect_single_device(self, device):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            listening.set()
+            server.accept()
+
+def free():
+    assert listening.wait(60)
+    while not nccl.free_connecting():
+        pass
+
+nccl.nccl_backends = lambda groups: [Backend()]
+made_groups.observe_groups()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+# A socket that listened before is left alone.
+other = socket.create_server(("127.0.0.1", 0))
+made_groups.connect_with(0)
+thread = threading.Thread(target=free)
+thread.start()
+try:
+    dist.new_group([0])
+except OSError as error:
+    print(error.strerror)
+thread.join()
+assert nccl.free_connecting() == 0
+with socket.create_connection(other.getsockname()):
+    print(len(dist.distributed_c10d._world.pg_map))
+"""
+
+
+def test_a_rank_that_connects_to_others_is_freed() -> None:
+    found = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120, check=False)
+    assert (found.stdout.split("\n")[:2], found.stderr) == (["Invalid argument", "1"], "")
+
+
 def test_nccl_connects_when_a_group_is_made_and_a_failure_leaves_no_group() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr

@@ -17,6 +17,8 @@ class CallRecords:
         """Guards all of them; notified of new reasons."""
         self._used: dict[tuple[str, int], int] = {}
         """The last generation that a call has used."""
+        self._begun: dict[tuple[str, int], tuple[int, int]] = {}
+        """When a call began: the generation, and how many of its collectives this process had begun."""
         self._failed: dict[str, list[int]] = {}
         """The ports of calls that have failed here, by caller."""
         self._freed: dict[tuple[str, int], str] = {}
@@ -43,6 +45,22 @@ class CallRecords:
         """Return the generation that a call has used."""
         with self._told:
             return self._used.get((src, port), default)
+
+    def begin(self, src: str, port: int, generation: int, count: int) -> None:
+        """Note how many collectives of a generation this process had begun when a call began."""
+        with self._told:
+            while len(self._begun) >= _KEPT:
+                del self._begun[next(iter(self._begun))]
+            self._begun[src, port] = generation, count
+
+    def has_begun(self, src: str, port: int, generation: int, count: int) -> bool:
+        """Return whether this process may have begun a collective of a generation since a call began.
+
+        Args:
+            count: how many it has begun by now.
+        """
+        with self._told:
+            return self._begun.get((src, port)) != (generation, count)
 
     # Failed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._actors.running import current
@@ -84,6 +85,8 @@ class Rendezvous:
         """Called when a call has failed here while others may wait for it in a collective, likewise."""
         self.on_abort: Callable[[str], None] = _nothing
         """Called with the reason before NCCL groups are aborted, likewise."""
+        self.on_formed: Callable[[World], None] = _nothing
+        """Called with the groups of a generation before anyone gets them, by the thread that forms them."""
         self.on_unformed: Callable[[int, str], None] = _nothing
         """Called with a generation and the reason if this rank could not form its part of it."""
         self._ended = 0, ""
@@ -187,9 +190,7 @@ class Rendezvous:
         with self.lock:
             before = self._sockets
         if before is not None:
-            from monarch._tensors.collectives.connections import open_sockets, shut_down
-
-            shut_down(open_sockets() - before)
+            _cut(before)
 
     def _join(self, number: int, address: str, port: int, store: Any, of_store: Sockets) -> None:
         # This thread starts the threads of gloo.
@@ -234,6 +235,7 @@ class Rendezvous:
             world = worlds.form(place, rendezvous.part_of(store, number), self._known_formers(), ended)
             with self.lock:
                 self._formed = world
+            self.on_formed(world)
         except BaseException as error:
             failed = (
                 error if isinstance(error, GroupError) else GroupError(f"the process group was not created: {error}")
@@ -304,8 +306,6 @@ class Rendezvous:
 
     def spoil(self, reason: str) -> int:
         """Mark the groups broken and free waiting ranks; return the number of connections cut."""
-        from monarch._tensors.collectives.connections import open_sockets, shut_down
-
         with self.lock:
             world, before = self.world, self._sockets
             # It may have no connections to cut yet.
@@ -317,7 +317,7 @@ class Rendezvous:
                 self.on_abort(reason)
         count = world.free(reason) if world is not None else 0
         if before is not None:
-            count += shut_down(open_sockets() - before)
+            count += _cut(before)
         return count
 
     def end_generation(self, reason: str, number: int) -> bool:
@@ -331,6 +331,18 @@ class Rendezvous:
                 # It may be ready before it has connections to cut.
                 self.broken = self.broken or reason
             return True
+
+
+def _cut(before: AbstractSet[tuple[int, int]]) -> int:
+    """Cut the connections that the formation of a generation has made; return how many.
+
+    Args:
+        before: the sockets from before it.
+    """
+    from monarch._tensors.collectives.connections import open_sockets, shut_down
+    from monarch._tensors.collectives.nccl import free_connecting
+
+    return free_connecting() + shut_down(open_sockets() - before)
 
 
 def _nothing(*_: object) -> None:

@@ -44,8 +44,9 @@ def _c10d() -> Any:
 
 
 def group_names() -> list[tuple[Any, str]]:
-    """Return the process groups of this process with their names."""
-    return list(_c10d()._world.pg_names.items())
+    """Return the process groups of this process with their names; without those that are not complete yet."""
+    world = _c10d()._world
+    return [(group, name) for group, name in list(world.pg_names.items()) if group in world.pg_group_ranks]
 
 
 def groups() -> list[Any]:

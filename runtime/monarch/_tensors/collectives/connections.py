@@ -77,6 +77,25 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
     return len(ending)
 
 
+def end_listening(sockets: set[tuple[int, int]]) -> int:
+    """Shut down TCP sockets of this process on which it waits for connections, which frees the threads that wait.
+
+    Args:
+        sockets: as from ``open_sockets``; all others are left alone.
+
+    Returns:
+        Their number.
+    """
+    ended = 0
+    for number, inode in sockets:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+            listens = _is_tcp(copy) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and os.fstat(copy.fileno()).st_ino == inode:
+                copy.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended
+
+
 def _end(connections: dict[int, socket.socket]) -> None:
     """End connections in both directions, for processes that have not been told to free their threads."""
     time.sleep(_MOMENT_S)

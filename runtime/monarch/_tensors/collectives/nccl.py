@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from monarch._core.diagnosis.facts import Entered
+from monarch._tensors.collectives.connections import end_listening, open_sockets
 from monarch._tensors.collectives.waiting import labels
 from monarch._tensors.torch_compat import (
     abort_together,
@@ -20,6 +21,9 @@ from monarch._tensors.torch_compat import (
     group_names,
     groups,
 )
+
+_connecting: list[set[tuple[int, int]]] = []
+"""For each group that connects now, the sockets from before. Replaced and read in single operations, by any thread."""
 
 
 def nccl_backends(groups: Iterable[Any]) -> list[Any]:
@@ -46,6 +50,8 @@ def connect_at_once(group: Any, gpu: int) -> None:
     """
     if not isinstance(group, dist.ProcessGroup):
         return
+    before = open_sockets()
+    _connecting.append(before)
     try:
         for each in nccl_backends([group]):
             if hasattr(each, "eager_connect_single_device"):
@@ -53,6 +59,26 @@ def connect_at_once(group: Any, gpu: int) -> None:
     except BaseException:
         discard_group(group)
         raise
+    finally:
+        _connecting[:] = [each for each in _connecting if each is not before]
+
+
+def free_connecting() -> int:
+    """Free the threads that connect to members that do not come; return how many sockets were shut down.
+
+    They accept connections, and look at nothing else: an abort would wait for them.
+    """
+    return sum(end_listening(open_sockets() - each) for each in list(_connecting))
+
+
+def begun_by_all() -> int:
+    """Return how many collectives this process has begun in all of its groups."""
+    count = 0
+    for group in groups():
+        # It may be in the moment when it is made or destroyed.
+        with suppress(RuntimeError, KeyError, ValueError):
+            count += begun(group)
+    return count
 
 
 def issued() -> list[Entered]:

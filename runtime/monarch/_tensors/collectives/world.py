@@ -29,7 +29,7 @@ from monarch._tensors.collectives.made_groups import (
     observe_groups,
     on_renewed,
 )
-from monarch._tensors.collectives.nccl import abort_nccl, nccl_backends
+from monarch._tensors.collectives.nccl import abort_nccl, free_connecting, nccl_backends
 from monarch._tensors.collectives.renewed import Formers
 from monarch._tensors.collectives.shared_gpus import mend_shared_gpus, share
 from monarch._tensors.collectives.store import find_store, meet
@@ -201,7 +201,8 @@ class World:
         shut_down(connected_to(self.place.address, self.place.port))
         making = [open_sockets() - before for _, before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
-        return received + shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
+        count = received + free_connecting() + shut_down(self.sockets.union(noted_sockets(), *making))
+        return count + abort_nccl()
 
 
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
