@@ -129,7 +129,11 @@ class Running:
     @property
     def done(self) -> bool:
         """Whether all ranks have ended."""
-        return all(future.done for future in self.futures)
+        # For each message that arrives while a cell waits, so without a generator.
+        for future in self.futures:  # noqa: SIM110
+            if not future.done:
+                return False
+        return True
 
     def tasks(self) -> dict[int, Task]:
         """Return the unanswered calls, by a number that each call of a rank keeps."""

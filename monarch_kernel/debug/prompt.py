@@ -82,7 +82,9 @@ class Prompt:
             future.wanted = True
         self.speaks_for.add(uid)
         try:
-            pause = Wait(lambda: run.done or bool(_standing(uid)))
+            known = stops()
+            # The first part is for each message that arrives.
+            pause = Wait(lambda: run.done or bool((known.now or known.by_hand) and _standing(uid)))
             while not run.done:
                 left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
                 if left <= 0:

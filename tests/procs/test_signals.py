@@ -102,6 +102,25 @@ def test_both_deferred_handlers_run(alarm: None) -> None:
         signal.signal(signal.SIGUSR1, old)
 
 
+def test_handlers_that_alternate_are_each_deferred(alarm: None) -> None:
+    """As IPython's for SIGINT in cells and between them."""
+    ran: list[str] = []
+    handlers = {name: (lambda _number, _frame, name=name: ran.append(name)) for name in ("one", "other", "third")}
+    old = signal.getsignal(signal.SIGUSR1)
+    held = Held(lambda: None)
+    try:
+        for name in ("one", "other", "one", "other", "third", "other", "one", "third"):
+            signal.signal(signal.SIGUSR1, handlers[name])
+            found = held.begin()
+            signal.raise_signal(signal.SIGUSR1)
+            assert not ran
+            assert held.end_and_run(found)
+            assert ran == [name] and signal.getsignal(signal.SIGUSR1) is handlers[name]
+            ran.clear()
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
 def test_handler_may_wait_for_an_answer(rig: Rig) -> None:
     inner, outer = rig.box(1), rig.box(2)
     waited: list[bool] = []

@@ -19,6 +19,8 @@ _CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA's own order has the fastest GPU first, but nvidia-smi, and the GPUs given to meshes, count by the bus."""
 _last: dict[str, str] = {}
 """The variables of this rank's place, as they were set last. Main thread only."""
+_count = 0
+"""How many variables there were at the last look for missing ones. Main thread only."""
 _PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to connections by itself."""
 
@@ -34,9 +36,13 @@ def set_mesh_variables() -> None:
 
 def restore_mesh_variables() -> None:
     """Set those that are missing: the teardown of Lightning's trainer deletes WORLD_SIZE, which the next cell needs."""
-    for name, text in _last.items():
-        if name not in os.environ:
-            os.environ[name] = text
+    global _count
+    # A look at each of them takes longer than the rest of an empty cell.
+    if len(os.environ) < _count or "WORLD_SIZE" not in os.environ:
+        for name, text in _last.items():
+            if name not in os.environ:
+                os.environ[name] = text
+    _count = len(os.environ)
 
 
 def _mesh_variables() -> dict[str, str]:
