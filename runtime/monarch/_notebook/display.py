@@ -101,7 +101,7 @@ class Display:
     def to(self, sink: Any, figures: bool = True) -> Generator[None]:
         """Send what is shown meanwhile to a port, and with ``figures`` also those that are open at the end."""
         before, self._sink = self._sink, sink
-        pace, self._pace = self._pace, pace_of(sink)
+        pace, self._pace = self._pace, None
         if before is None:
             self._pictures.clear()
             self._count = 0
@@ -144,6 +144,8 @@ class Display:
         if has_node():
             # Earlier lines are shown before it.
             current_node().output.idle()
+            # Most cells show nothing.
+            self._pace = self._pace or pace_of(self._sink)
             if self._pace is not None:
                 self._pace.wait(shown.bundle)
         self._sink.send(shown)
