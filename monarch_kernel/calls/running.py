@@ -275,7 +275,9 @@ class Run(Running):
             ]
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
         # As sent: a resize changes the views.
-        self.ranks = [future.base_rank(position) for future in futures for position in range(len(future.targets))]
+        self._ranks_of = [[future.base_rank(position) for position in range(len(future.targets))] for future in futures]
+        """The ranks of each of the futures."""
+        self.ranks = [rank for ranks in self._ranks_of for rank in ranks]
         for future in futures:
             # When a rank dies, the others are interrupted. Those that have not begun are told at once: an interrupt of
             # the cell before would let them begin.
@@ -295,18 +297,17 @@ class Run(Running):
     def failures(self) -> dict[int, CellError]:
         """Return the errors of ranks that have failed so far; others may still run."""
         errors: dict[int, CellError] = {}
-        for future in self.futures:
+        for future, ranks in zip(self.futures, self._ranks_of, strict=True):
             for position, result in future.outcomes().items():
                 if result.error is not None:
-                    errors[future.base_rank(position)] = result.error
+                    errors[ranks[position]] = result.error
         return errors
 
     def results(self) -> dict[int, CellResult]:
         """Return the outcome on each finished rank; a missing result is an error of that rank."""
         outcomes: dict[int, CellResult] = {}
         dead: list[int] = []
-        for future in self.futures:
-            ranks = [future.base_rank(position) for position in range(len(future.targets))]
+        for future, ranks in zip(self.futures, self._ranks_of, strict=True):
             if not future.done:
                 continue
             failed: BaseException | None = None

@@ -36,8 +36,6 @@ class Held:
         self._held: list[tuple[int, Handler]] = []
         self._held_idle: list[tuple[int, Handler]] = []
         """All handlers at the last ``begin``, those to defer, and those to defer without user code."""
-        self._before = self._handlers, self._held, self._held_idle
-        """The same of the handlers before those."""
 
     def begin(self, idle: bool = False) -> list[tuple[int, Handler]]:
         """Defer all Python handlers from now on; ``end_and_run`` takes the result.
@@ -48,16 +46,11 @@ class Held:
         # All handlers are queried each time, in 2 us: nothing announces a new one.
         handlers = list(map(_getsignal, _NUMBERS))
         if handlers != self._handlers:
-            last = self._handlers, self._held, self._held_idle
-            if handlers == self._before[0]:
-                # IPython has one for SIGINT in a cell, and another one between cells.
-                self._handlers, self._held, self._held_idle = self._before
-            else:
-                pairs = zip(_NUMBERS, handlers, strict=True)
-                self._held = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
-                self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
-                self._handlers = handlers
-            self._before = last
+            # Most are a number, SIG_DFL or SIG_IGN. A cell has a new handler each time.
+            pairs = [each for each in zip(_NUMBERS, handlers, strict=True) if each[1].__class__ is not int]
+            self._held = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
+            self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
+            self._handlers = handlers
         held = self._held_idle if idle else self._held
         try:
             for number, _ in held:
