@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hangs.hang import Hang
 
 MESSAGES = [
@@ -56,6 +58,21 @@ elif rank == 1:
         ),
     ),
     Hang(
+        "batch of messages, one without a counterpart",
+        """\
+if rank == 0:
+    ops = [dist.P2POp(dist.isend, torch.ones(2), 1), dist.P2POp(dist.irecv, torch.ones(3), 3, tag=5)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+elif rank == 1:
+    dist.recv(torch.ones(2), 0)""",
+        (
+            "rank 0 waits for rank 3, which is idle" if sys.version_info >= (3, 11) else "rank 0 waits for",
+            "irecv of float32[3] (from rank 3, tag 5" if sys.version_info >= (3, 11) else "irecv",
+            "line 6: work.wait()",
+        ),
+    ),
+    Hang(
         "irecv and wait",
         """\
 if rank == 0:
@@ -64,8 +81,8 @@ if rank == 0:
 elif rank == 2:
     time.sleep(600)""",
         (
-            "rank 0 waits for",
-            "irecv",
+            "rank 0 waits for rank 2, which is asleep" if sys.version_info >= (3, 11) else "rank 0 waits for",
+            "irecv of float32[1] (from rank 2" if sys.version_info >= (3, 11) else "irecv",
             "line 5: work.wait()",
             "time.sleep(600)",
         ),

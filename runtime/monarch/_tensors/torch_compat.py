@@ -264,6 +264,19 @@ def wrap_any_receive(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
     return True
 
 
+def wrap_messages(send: Callable[..., Any], receive: Callable[..., Any]) -> None:
+    """Replace the methods of process groups that begin messages to and from a rank by wrappers of them, once.
+
+    Args:
+        send: returns a wrapper of the method.
+        receive: likewise.
+    """
+    kind: Any = getattr(sys.modules.get(_C10D), "ProcessGroup", None)
+    for name, wrap in (("send", send), ("recv", receive)) if kind is not None else ():
+        if not hasattr(getattr(kind, name), "__wrapped__"):
+            setattr(kind, name, wrap(getattr(kind, name)))
+
+
 class _Hidden(threading.local):
     """Whether this thread reads the default group without its hook."""
 

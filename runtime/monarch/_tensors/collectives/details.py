@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from monarch._core.diagnosis.facts import Entered
 from monarch._core.kinds import is_list
+from monarch._tensors.collectives.messages import message_of
 from monarch._tensors.collectives.waiting import (
     ALIKE,
     called_object,
@@ -54,6 +55,9 @@ def entered(frame: FrameType | None, rank: int, in_futex: bool) -> Entered | Non
     values: dict[str, Any] = function.f_locals if function is not None else {}
     if not name:
         name = _operation_of(called_object(outside)) if outside is frame else "irecv"
+    sent = message_of(called_object(outside)) if function is None else None
+    if sent is not None:
+        values = {"tag": sent.tag, "tensor": sent.tensor()}
     message = name in _MESSAGES
     root = next((values[key] for key in _ROOTS if type(values.get(key)) is int), -1) if not message else -1
     if root >= 0 and type(values.get("src", values.get("dst"))) is not int:

@@ -80,6 +80,7 @@ def observe_groups() -> bool:
     # Here, since the receiving thread looks for collectives with them, and must not import.
     importlib.import_module("monarch._tensors.collectives.waiting")
     importlib.import_module("monarch._tensors.collectives.any_rank").observe_receives()
+    importlib.import_module("monarch._tensors.collectives.messages").observe_messages()
     return True
 
 

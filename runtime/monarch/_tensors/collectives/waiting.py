@@ -19,6 +19,7 @@ from monarch._core.places import is_ours
 from monarch._core.unjoined import Waits
 from monarch._tensors.collectives.agreeing import is_checked_now
 from monarch._tensors.collectives.any_rank import WAITS
+from monarch._tensors.collectives.messages import message_of
 from monarch._tensors.torch_compat import begun, default_group, group_names
 
 _C10D = dist.distributed_c10d.__file__
@@ -71,6 +72,10 @@ def _waits_in(
     frame = outside_receive(frame)
     function = outermost(frame)
     if function is None:
+        message = message_of(called_object(frame))
+        if message is not None:
+            number = begun(message.group)
+            return _waits(message.operation, message.group, number, rank, place, (message.peer,))
         return _work_of_default(rank, place) if in_futex and _waits_by_name(frame) else None
     name, values = function.f_code.co_name, function.f_locals
     if name in _MAKERS:
