@@ -12,9 +12,15 @@ from monarch._node.current import current_node
 if TYPE_CHECKING:
     from monarch._tensors.own_gpu import OwnGpu
 
-_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}
 """Lets ranks live on after their NCCL groups are aborted, or while they are paused: by default torch's watchdog ends a
-process whose communicator reports an error, and its monitor one that does not move for eight minutes."""
+process whose communicator reports an error, and its monitor one that does not move for eight minutes. The end of a group
+waits for the watchdog, which leaves others four times as long as the last one for their reports: a minute by default."""
 _CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA's own order has the fastest GPU first, but nvidia-smi, and the GPUs given to meshes, count by the bus."""
 _last: dict[str, str] = {}
