@@ -33,6 +33,18 @@ def test_output_of_c_code_and_programs_is_shown(notebook: Notebook) -> None:
     assert list(cell.said().items()) == [("by descriptor", ALL), ("by a program", ALL)]
 
 
+def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> None:
+    lost = "saved = os.dup(1); null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.close(null)"
+    cell = notebook.mesh(f"import os, sys\n{lost}\nprint('lost')", "[0]").ok()
+    assert cell.stream().count("note: descriptor 1 of this rank was replaced by /dev/null: later prints are shown") == 1
+    assert "lost" not in cell.stream()
+    assert notebook.mesh("print('said')", "[0]").ok().stream() == "[rank 0] said\n"
+    cell = notebook.mesh("os.dup2(saved, 1); os.close(saved); sys.stdout.close(); print('said')", "[0]").ok()
+    assert cell.stream() == "[rank 0] said\n"
+    assert notebook.mesh("os.close(1); print('said'); os.system('echo of sh')", "[0]").ok().said().keys() >= {"said"}
+    assert notebook.mesh("_ = os.system('echo of sh')", "[0]").ok().stream() == "[rank 0] of sh\n"
+
+
 def test_output_arrives_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
     cell = notebook.send(
         f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
