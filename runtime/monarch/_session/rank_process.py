@@ -36,6 +36,7 @@ from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
 from monarch._node.services.registry import declared, service
 from monarch._procs.agent.gpu_shares import ORDER
+from monarch._procs.os.child_stacks import serve_in_forks
 from monarch._procs.os.helpers import let_helpers_use
 from monarch._procs.os.shared_names import keep_names
 from monarch._procs.rank import exit_functions
@@ -452,6 +453,7 @@ def main(config: bytes) -> int:
     take_breakpoints()
     sys.setswitchinterval(_SWITCH_S)
     watch_forks(signal.SIGINT, NOTICE, PAUSE)
+    serve_in_forks()
     # Forget a node that the zygote's memory may hold.
     del config, packed
     rank.run()

@@ -108,6 +108,8 @@ class Doing(NamedTuple):
     """Advice for the user, if it is particular to this rank."""
     is_deadlock: bool = False
     """Whether it waits for another thread of the rank that waits for it."""
+    children: tuple[str, ...] = ()
+    """Where the child processes are that it may wait for, in words."""
 
 
 class RankFacts(NamedTuple):

@@ -61,7 +61,7 @@ class RankFile(io.FileIO):
     def look(self) -> str:
         """Return the file that user code has newly put in the descriptor's place; empty if it has not.
 
-        What Python prints from then on is captured all the same, and a closed descriptor is opened again.
+        Later prints are captured all the same, and a closed descriptor is opened again.
         """
         if self.kept < 0 or self.reopen():
             return ""
