@@ -45,6 +45,17 @@ def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> No
     assert notebook.mesh("_ = os.system('echo of sh')", "[0]").ok().stream() == "[rank 0] of sh\n"
 
 
+def test_slow_import_for_a_value_is_shown_meanwhile(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\nclass Value: ...\n")
+    path = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    notebook.run(path).ok()
+    notebook.mesh(f"{path}from slow_to_import import Value\nvalue = Value()", "[0]").ok()
+    cell = notebook.run("%mesh pull value --rank 0").ok()
+    lines = [each["data"].get("text/plain") for each in cell.contents("display_data", "update_display_data")]
+    assert lines == ["importing slow_to_import for 1 s, to read values of ranks", None], "shown, and removed"
+    notebook.run("del value, sys.modules['slow_to_import'], sys.path[0]").ok()
+
+
 def test_output_arrives_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
     cell = notebook.send(
         f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
