@@ -83,7 +83,7 @@ def test_late_steps_of_an_end_are_interrupted_and_told(
 def test_processes_clean_up_at_the_end_of_the_program(program: Any) -> None:
     done = program(
         """
-import atexit
+import atexit, time
 from monarch.actor import Actor, endpoint, this_host
 
 class A(Actor):
@@ -91,14 +91,24 @@ class A(Actor):
     def f(self):
         atexit.register(print, "function")
 
+    @endpoint
+    def serve(self):
+        try:
+            time.sleep(1000)
+        finally:
+            print("stopped")
+
     def __cleanup__(self, error):
         print("cleanup", error)
 
-this_host().spawn_procs().spawn("a", A).f.call().get(timeout=50)
+a = this_host().spawn_procs().spawn("a", A)
+a.f.call().get(timeout=50)
+a.serve.broadcast()
 print("last line")
 """
     )
-    assert done.ok() == "last line\n[rank 0] cleanup None\n[rank 0] function\n" and done.err == ""
+    ends = "last line\n[rank 0] stopped\n[rank 0] cleanup None\n[rank 0] function\n"
+    assert done.ok() == ends and done.err == "", "nobody waits for the call"
 
 
 def test_processes_clean_up_at_the_end_of_their_hosts(program: Any) -> None:

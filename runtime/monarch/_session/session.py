@@ -401,6 +401,7 @@ class Session:
         if os.getpid() != self.pid or node.closed:
             # A fork of the program has a copy of the session's memory, but not the session.
             return
+        self._faults.ends = True
         own = {node.host, *node.hosts.known} - set(self.detached)
         try:
             end_processes(node, timeout, own, "the session was shut down")
