@@ -72,7 +72,9 @@ print("ended")
         child("import time; time.sleep(60)") as other,
     ):
         assert wait_until(lambda: doing_of_child(served.pid) == "waiting to read from a pipe")
-        stacks = stacks_of([served.pid, other.pid])
+        stacks: dict[int, list[Line]] = {}
+        # An overloaded machine takes longer than the patience of one request.
+        assert wait_until(lambda: stacks.update(stacks_of([served.pid, other.pid])) or stacks)
         assert [(line.function, line.number) for line in stacks[served.pid]] == [("waits", 6), ("<module>", 7)]
         assert stacks.keys() == {served.pid} and other.poll() is None, "a process without a handler is left alone"
         assert served.communicate(b"x", timeout=20)[0] == b"ended\n"

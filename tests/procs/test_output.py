@@ -353,6 +353,12 @@ def test_stream_outlasts_a_closed_and_a_replaced_descriptor(tmp_path: Path, monk
             assert text_streams.replaced() == [], "told once"
             text_streams.restore()
             os.write(fd, b"restored\n")
+            kept = os.dup(stream.succeed().raw.kept)
+            os.dup2(other.fileno(), stream.succeed().raw.kept)
+            os.dup2(other.fileno(), fd)
+            assert text_streams.replaced() == [], "the duplicate is lost too"
+            os.dup2(kept, stream.succeed().raw.kept)
+            os.close(kept)
         finally:
             os.close(stream.succeed().raw.kept)
             os.close(fd)

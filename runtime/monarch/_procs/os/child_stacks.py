@@ -16,7 +16,7 @@ ASK = signal.SIGRTMIN + 9
 """The signal that asks; its handler is C, and restarts the system call that it has interrupted."""
 _FILE = "monarch-stack"
 _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_PATIENCE_S = 0.1
+_PATIENCE_S = 0.3
 """Seconds for the answers of all children that are asked together."""
 _PAUSE_S = 0.002
 _own = -1
@@ -44,7 +44,8 @@ def _serve() -> None:
         before, _own = _own, posix.memfd(_FILE)
         faulthandler.register(ASK, _own, all_threads=False)
         signal.siginterrupt(ASK, False)
-        if before >= 0:
+        # The parent may have closed it, and opened another file of this number.
+        if before >= 0 and _is_served(f"/proc/self/fd/{before}"):
             os.close(before)
     except (OSError, RuntimeError):
         # Without room for it, the process runs all the same.
@@ -90,11 +91,16 @@ def _file_of(pid: int) -> int:
     folder = f"/proc/{pid}/fd"
     try:
         for number in os.listdir(folder):
-            if os.readlink(f"{folder}/{number}").startswith(f"/memfd:{_FILE}"):
+            if _is_served(f"{folder}/{number}"):
                 return os.open(f"{folder}/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         pass
     return -1
+
+
+def _is_served(path: str) -> bool:
+    """Return whether a descriptor in /proc is such a file."""
+    return os.readlink(path).startswith(f"/memfd:{_FILE}")
 
 
 def _ask(pid: int) -> bool:

@@ -26,6 +26,8 @@ class RankFile(io.FileIO):
     _since = 0
     kept = -1
     """A duplicate of the captured descriptor, which only this object uses; -1 without one."""
+    file = (0, 0)
+    """The device and the inode of its file, since user code may close the duplicate too."""
     is_replaced = False
     """Whether user code has put another file in the descriptor's place, so that the duplicate is written to."""
 
@@ -53,24 +55,28 @@ class RankFile(io.FileIO):
         try:
             os.fstat(self.fileno())
         except OSError:
-            if self.kept >= 0:
+            if self._has_kept():
                 os.dup2(self.kept, self.fileno())
                 return True
         return False
+
+    def _has_kept(self) -> bool:
+        return self.kept >= 0 and _file_of(self.kept) == self.file
 
     def look(self) -> str:
         """Return the file that user code has newly put in the descriptor's place; empty if it has not.
 
         Later prints are captured all the same, and a closed descriptor is opened again.
         """
-        if self.kept < 0 or self.reopen():
+        if not self._has_kept() or self.reopen():
+            self.is_replaced = False
             return ""
-        before, self.is_replaced = self.is_replaced, not os.path.sameopenfile(self.kept, self.fileno())
+        before, self.is_replaced = self.is_replaced, _file_of(self.fileno()) != self.file
         return os.readlink(f"/proc/self/fd/{self.fileno()}") if self.is_replaced and not before else ""
 
     def restore(self) -> None:
         """Undo what user code has done to the descriptor."""
-        if self.kept >= 0 and (self.reopen() or not os.path.sameopenfile(self.kept, self.fileno())):
+        if self._has_kept():
             os.dup2(self.kept, self.fileno())
         self.is_replaced = False
 
@@ -129,11 +135,21 @@ def rank_text(fd: int) -> RankText:
     return text
 
 
+def _file_of(fd: int) -> tuple[int, int]:
+    """Return the device and the inode of an open file; zeros for a closed descriptor."""
+    try:
+        known = os.fstat(fd)
+    except OSError:
+        return 0, 0
+    return known.st_dev, known.st_ino
+
+
 def standard_text(fd: int) -> RankText:
     """Text as above to a standard descriptor of this process, which outlasts user code that closes or replaces it."""
     text = rank_text(fd)
     file = text.succeed().raw
     file.kept = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    file.file = _file_of(fd)
     _files[fd] = file
     return text
 
