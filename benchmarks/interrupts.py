@@ -61,7 +61,7 @@ steps = int(100_000 / (time.perf_counter() - begun))
 """
 _CHECK = "import os; print('kept by' if globals().get('kept') == os.getpid() else 'new process', os.getpid())"
 _RUNGS = {
-    "stopped by an interrupt": "interrupt",
+    "interrupted": "interrupt",
     "stopped in a collective": "abort",
     "inside a C call": "left to finish",
     "replaced by": "replaced",

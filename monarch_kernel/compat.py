@@ -14,7 +14,8 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import currentframe
 from io import StringIO
-from types import CodeType, FrameType
+from traceback import walk_tb
+from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHELL: Any = InteractiveShell
 _RUN_CODE: CodeType = _SHELL.run_code.__code__
+_FINDERS: dict[CodeType, str] = {_SHELL.run_line_magic.__code__: "%", _SHELL.run_cell_magic.__code__: "%%"}
+"""The functions that look a magic up, and the percent signs of their kind."""
 _REPLACED_S = 2.0
 """Seconds in which a front end closes the input box of an earlier question to show the next one."""
 _left_open: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
@@ -79,6 +82,22 @@ def runs_cell(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def missing_magic(shell: Any, tb: TracebackType | None) -> tuple[str, str, list[str]] | None:
+    """Return the percent signs and the name of the magic that an error with this traceback misses, and the known names.
+
+    None if the error has another reason, or if a magic of the other kind has the name, which IPython says.
+    """
+    frames = [frame for frame, _ in walk_tb(tb)]
+    sign = _FINDERS.get(frames[-1].f_code) if frames else None
+    if sign is None:
+        return None
+    inside, magics = frames[-1].f_locals, shell.magics_manager.lsmagic()
+    name = str(inside["magic_name"])
+    if inside.get("fn") is not None or name in magics["line"] or name in magics["cell"]:
+        return None
+    return sign, name, [known for known in magics["cell" if sign == "%%" else "line"] if known.isidentifier()]
 
 
 def run_nested(shell: Any, cell: str) -> Any:

@@ -82,3 +82,21 @@ def test_settings_of_wrong_types_are_type_errors(wrong: dict[str, Any]) -> None:
 @parametrize_config(tail_log_lines={1, 2})
 def test_parametrized_tests_run_with_their_settings(tmp_path: Path) -> None:
     assert config.TAIL_LINES() in (1, 2) and tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("monarch._rust_bindings.monarch_hyperactor.supervision", "; SupervisionError is in monarch.exceptions; docs/"),
+        ("monarch.mesh_controller", "RemoteException is TensorError of monarch.exceptions"),
+        ("monarch.timer", "monarch.timer is a module of torchmonarch that is missing here; docs/torchmonarch.md lists"),
+    ],
+)
+def test_missing_modules_name_their_counterpart(module: str, hint: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=re.escape(hint)):
+        importlib.import_module(module)
+
+
+def test_unknown_modules_are_reported_as_by_python() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'monarch\.nosuch'$"):
+        importlib.import_module("monarch.nosuch")

@@ -92,7 +92,9 @@ class Stopped:
     def outcome(self) -> str:
         """Describe in one line what became of the cell."""
         if not self.left:
-            return "the cell was stopped on its ranks"
+            return (
+                f"cell interrupted on {describe_ranks(sorted(self._endings))}" if self._endings else "cell interrupted"
+            )
         return f"the notebook no longer waits for the cell, which still runs on {describe_ranks(sorted(self.left))}"
 
     def _meaning(self, rank: int, ending: Ending) -> str:
@@ -108,7 +110,7 @@ class Stopped:
             return "stopped in a collective by closing its connections"
         if self._freed.get(rank) is Freed.CONNECTION:
             return "stopped by closing the connection that it was waiting for"
-        return "stopped by an interrupt"
+        return "interrupted"
 
 
 def _them(ranks: Collection[int]) -> str:

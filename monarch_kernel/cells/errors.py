@@ -21,8 +21,9 @@ from monarch_kernel.calls.stop import uninterrupted
 from monarch_kernel.calls.stopped import Stopped
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
+from monarch_kernel.compat import cell_number, missing_magic, show_traceback, syntax_lines
 from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.suggest import most_similar
 from monarch_kernel.kernel_like import kernel_of, own_kernel, request_of
 from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
@@ -125,7 +126,13 @@ def _show(
 
 
 def _show_others(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-    """Show an error as IPython does."""
+    """Show an error as IPython does, with the magic that was meant by a misspelt one."""
+    missing = missing_magic(shell, tb)
+    if missing is not None:
+        sign, name, known = missing
+        guess = most_similar(name, known)
+        if guess:
+            error.args = (f"{str(error).rstrip('.')}; did you mean `{sign}{guess}`?",)
     if not all(_is_of_shell(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(tb)):
         shell.showtraceback((kind, error, _without_hidden(tb)), running_compiled_code=True)
     elif isinstance(error, IndentationError):

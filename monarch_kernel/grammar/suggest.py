@@ -6,9 +6,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'NAME'?`` for the most similar known name; empty if none is similar."""
+def most_similar(word: str, known: Iterable[str]) -> str:
+    """Return the known name that is most similar to a word; empty if none is similar."""
     names = list(dict.fromkeys(known))
     # A prefix is a good guess however short it is.
     close = get_close_matches(word, names, 1) or [each for each in names if word and each.startswith(word)][:1]
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return close[0] if close else ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'NAME'?`` for the most similar known name; empty if none is similar."""
+    guess = most_similar(word, known)
+    return f"; did you mean {guess!r}?" if guess else ""

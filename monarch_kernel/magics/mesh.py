@@ -57,6 +57,7 @@ from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.variables import provide_variables
+from monarch_kernel.output.imports import Importing, SlowImports
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.verbs.checkpoints import Saving
 from monarch_kernel.verbs.config import Config, header_defaults
@@ -93,6 +94,7 @@ class MeshMagics(Magics):
         """The debugger of the front end."""
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
+        self._imports = SlowImports(self._importing)
         self._is_assigned = False
         """Whether the value of the running line is assigned, and so not shown. Main thread only."""
         self.meshes.silent = lambda: self._attach_streams().hiding(False)
@@ -337,6 +339,11 @@ class MeshMagics(Magics):
         self.shell.events.unregister("post_run_cell", self._cell_ended)
         on_opened.remove(self._session_opened)
         self.shell.ast_transformers.remove(self._assigned)
+        self._imports.close()
+
+    def _importing(self, module: Importing) -> None:
+        if self._streams is not None:
+            self._streams.importing(module)
 
     def _cell_begins(self, _: Any) -> None:
         # Calls that the code of the cell makes have its number in the events of their meshes.

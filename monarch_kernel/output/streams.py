@@ -31,6 +31,7 @@ from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.kernel_like import Kernel, request_of
 from monarch_kernel.output.diagnosing import Diagnosing
 from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays
+from monarch_kernel.output.imports import Importing
 from monarch_kernel.output.late import Late, id_of
 from monarch_kernel.output.live import Lines, Live
 from monarch_kernel.output.log import OutputLog
@@ -117,6 +118,8 @@ class Streams:
         self._told: set[tuple[str, int | tuple[str, frozenset[str]]]] = set()
         """The cells and calls whose wait was reported."""
         self._watching = False
+        self._imports: dict[str, Importing] = {}
+        """By cell, a module that its thread imports to read a value. Single operations, as above."""
         self._captured: dict[int, dict[str, Any]] = {}
         """Ports of calls from a ``%%capture`` cell: the streams in memory that take their output."""
         self._hiding: dict[int, bool] = {}
@@ -171,8 +174,14 @@ class Streams:
     def end(self) -> str:
         """Record the end of a cell; return the id of a display of it that is empty now, or nothing."""
         cell = id_of(request_of(self._kernel))
+        self._imports.pop(cell, None)
         self._told = {each for each in self._told if each[0] != cell}
         return self._waiting.end(cell, self._running.pop(cell, None))
+
+    def importing(self, module: Importing) -> None:
+        """Record that this thread begins to import a module to read a value of the running cell."""
+        self._imports[id_of(request_of(self._kernel))] = module
+        self._watch()
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
         """Record that the current cell has reported its wait for these calls."""
@@ -208,17 +217,19 @@ class Streams:
             if text:
                 # In the output thread: the page of a cell may be locked for as long as another thread sends it.
                 self.output.run(lambda text=text, parent=parent: self.write(text, "stderr", parent))
-        if waiting:
+        if waiting or any(each.runs() for each in list(self._imports.values())):
             self._watch()
 
     def _show_waits(self) -> list[tuple[str, Any, list[Gather[Any]]]]:
         """Show which ranks running cells wait for, and why; return the cells with their requests and calls."""
         running = [(cell, parent, self.calls_of(cell)) for cell, parent in list(self._running.items())]
         for cell, parent, calls in running:
+            importing = self._imports.get(cell)
+            note = importing.text() if importing is not None else ""
             if has_cells(parent):
-                self._waiting.update(cell, parent, calls, lambda cell=cell: cell in self._running)
+                self._waiting.update(cell, parent, calls, lambda cell=cell: cell in self._running, note)
                 continue
-            line, *reasons = self._waiting.lines(calls) or [""]
+            line, *reasons = self._waiting.lines(calls) or [note]
             self._write_reasons(cell, parent, reasons)
             if is_terminal(self._kernel, parent):
                 self._overwrite(_in_width(line), parent)

@@ -48,7 +48,14 @@ class WaitingLine:
         self._shown: dict[str, tuple[str, str]] = {}
         """By cell: display id and text."""
 
-    def update(self, cell: str, parent: Any, waiting: Sequence[Gather[Any]], is_running: Callable[[], bool]) -> None:
+    def update(
+        self,
+        cell: str,
+        parent: Any,
+        waiting: Sequence[Gather[Any]],
+        is_running: Callable[[], bool],
+        note: str = "",
+    ) -> None:
         """Show what a cell waits for; nothing for calls that are quick.
 
         Args:
@@ -56,8 +63,9 @@ class WaitingLine:
             parent: its request.
             waiting: its unanswered calls.
             is_running: whether the cell still runs.
+            note: the line of a cell that waits for no rank.
         """
-        text = "\n".join(self.lines(waiting))
+        text = "\n".join(self.lines(waiting)) or note
         with self._lock:
             if text and is_running():
                 self._show(cell, parent, text)

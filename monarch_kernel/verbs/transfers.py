@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._kernel_api import member_at
+from monarch._kernel_api import Deferred, ValueMesh, member_at
+from monarch.actor import Future
+from monarch.exceptions import SerializationError
 from monarch_kernel.editing.pushed import Pushed
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.deaths import naming_deaths
+from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import one_line
 
@@ -55,14 +58,39 @@ class Transfers:
                 f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
             )
         with naming_deaths(mesh):
-            if arguments.rank is not None:
-                one = member_at(mesh.cells, arguments.rank)
-                calls = [one.pull.call_one(name) for name in arguments.names]
-            else:
-                calls = [mesh.cells.pull.call(name) for name in arguments.names]
-            values: list[Any] = []
-            for name, call in zip(arguments.names, calls, strict=True):
-                with one_line(mesh, "%mesh pull", name):
-                    values.append(call.get())
+            together = _together(mesh, arguments.names, arguments.rank)
+            values: list[Any] = together or []
+            if together is None:
+                for name in arguments.names:
+                    with one_line(mesh, "%mesh pull", name):
+                        values.append(_pull(mesh, name, arguments.rank).get())
         targets = [arguments.target] if arguments.target else arguments.names
         self._shell.user_ns.update(zip(targets, values, strict=True))
+
+
+def _pull(mesh: Mesh, code: str, rank: int | None) -> Future[Any]:
+    if rank is not None:
+        return member_at(mesh.cells, rank).pull.call_one(code)
+    return mesh.cells.pull.call(code)
+
+
+def _together(mesh: Mesh, names: Sequence[str], rank: int | None) -> list[Any] | None:
+    """Return values that come in one message, so that tensors which share memory still do; None if one cannot be sent.
+
+    Pulled one by one, that one is named.
+    """
+    if len(names) == 1:
+        return None
+    with one_line(mesh, "%mesh pull"):
+        try:
+            whole = _pull(mesh, f"({', '.join(names)})", rank).get()
+        except SerializationError:
+            return None
+    if rank is not None:
+        return list(whole)
+    every = range(len(whole))
+    return [ValueMesh.of(whole.extent, [_part(whole, each, at) for each in every]) for at in range(len(names))]
+
+
+def _part(whole: ValueMesh[Any], rank: int, at: int) -> Deferred[Any]:
+    return Deferred(lambda: whole.get(rank)[at])

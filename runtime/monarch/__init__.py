@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from monarch._config.other_modules import explain_missing
 from monarch._node.opener import set_opener
 from monarch._node.services.registry import set_modules
 from monarch._services import SERVICES
@@ -40,6 +41,7 @@ def _open_session() -> object:
 
 
 set_opener(_open_session)
+explain_missing()
 set_modules(SERVICES)
 
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}

@@ -148,13 +148,45 @@ def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:
     assert [log for _, log, _ in values(hooked.what.call())] == [3, 3, 2]
 
 
+class ByDicts(Actor):
+    """A replica with the methods of a torch module."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    @endpoint
+    def step(self) -> int:
+        self.steps += 1
+        return self.steps
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+    @endpoint
+    async def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def test_replicas_by_the_methods_of_a_module(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    replicas = mesh.spawn("replicas", ByDicts)
+    assert values(replicas.step.call()) == [1, 1]
+    kill(replicas, 1)
+    heal_mesh(replicas, copy_from="peer")
+    assert values(replicas.step.call()) == [2, 2]
+
+
 def test_invalid_state_copies_are_refused(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     plain = mesh.spawn("plain", Plain)
     for wrong in (2, -1, True, "other"):
         with pytest.raises(ArgumentError, match=r'copy_from: expected "peer" or a rank from 0 to 1'):
             heal_mesh(plain, copy_from=wrong)
-    with pytest.raises(ArgumentError, match="needs actors whose class has __getstate__, which"):
+    with pytest.raises(ArgumentError, match="the state of a replica: state_dict and load_state_dict, or __"):
         heal_mesh(plain, copy_from="peer")
     refuses = mesh.spawn("refuses", Refuses)
     kill(refuses, 1)

@@ -93,7 +93,7 @@ def test_stop_button_stops_all_ranks(opened: Open) -> None:
     taken = time.perf_counter() - begun
     print(f"idle {taken:.2f} s after the click")
     assert taken < 10
-    assert "stopped: ranks 0-3: stopped by an interrupt" in book.text(1)
+    assert "stopped: ranks 0-3: interrupted" in book.text(1)
     book.run(2)
     book.idle()
     assert "rank 3" in book.text(2)

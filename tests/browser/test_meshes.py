@@ -70,7 +70,7 @@ def test_panel_follows_a_running_cell_and_stops_it(quiet: Any) -> None:
     view.get_by_role("button", name="Interrupt: all ranks").click()
     book.idle()
     # As after Stop.
-    book.wait(lambda: "stopped: ranks 0-3: stopped by an interrupt" in book.said(1), "what Stop says")
+    book.wait(lambda: "stopped: ranks 0-3: interrupted" in book.said(1), "what Stop says")
     assert "MeshCellError" not in book.said(1)
     book.wait(
         lambda: re.search(r"cell \[2\] stopped after", view.locator(".mk-calls").inner_text()), "the stopped cell"

@@ -68,7 +68,7 @@ def test_a_stop_ends_a_loop_of_kernels(notebook: Notebook) -> None:
     cell = notebook.send("%%mesh\nprint('begun')\nwhile True: d = c @ c")
     cell.until(lambda: "begun" in cell.text)
     notebook.interrupt()
-    assert "stopped by an interrupt" in cell.wait().text
+    assert "interrupted" in cell.wait().text
     assert notebook.mesh("d.shape").ok().shown == "[ranks 0-1] torch.Size([4096, 4096])"
 
 
@@ -125,5 +125,5 @@ dist.get_backend_config()"""
     cell = book.send("%%mesh\na = torch.ones(4, device='cuda')\nprint('begun')\nwhile True: dist.all_reduce(a)")
     cell.until(lambda: "begun" in cell.text)
     book.interrupt()
-    assert "stopped by an interrupt" in cell.wait().text
+    assert "interrupted" in cell.wait().text
     assert book.mesh("a.fill_(1); dist.all_reduce(a); a[0].item()").ok().shown.endswith(f"{float(count)}")

@@ -116,7 +116,7 @@ def test_idle_stop_names_the_background_cell(notebook: Notebook) -> None:
     assert waits.reply["ename"] == "KeyboardInterrupt"
     assert "still runs on ranks 0-3; h.cancel() ends it" in waits.text
     assert notebook.run("h.done").ok().shown == "False"
-    assert "ranks 0-3: stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
+    assert "ranks 0-3: interrupted" in notebook.run("h.cancel()").ok().shown
     cell.until(lambda: "was stopped" in updates(cell))
 
 
@@ -133,7 +133,7 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     assert "ranks 0-3: had not begun; cell [" in line and "continues; h.cancel() ends it" in line
     assert "behind" not in behind.stream("stdout") and not behind.shown
     assert notebook.run("h.done").ok().shown == "False" and not updates(first)
-    assert "stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
+    assert "interrupted" in notebook.run("h.cancel()").ok().shown
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 7"
 
 
@@ -211,6 +211,6 @@ def test_forgotten_call_is_named_and_stopped_with_later_calls(book: Notebook) ->
     assert "which has not ended" in waits.stream("stderr") and "Stop stops it too" in waits.stream("stderr")
     book.interrupt()
     line = said_by_stop(waits.wait())
-    assert "ranks 0-3: stopped by an interrupt" in line and "with works.loop(), called in cell [" in line
+    assert "ranks 0-3: interrupted" in line and "with works.loop(), called in cell [" in line
     assert book.run("forgotten.done").ok().shown == "True"
     book.run("works.inc.call().get()").ok()

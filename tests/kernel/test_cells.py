@@ -162,7 +162,7 @@ def test_collected_output_of_a_failure_is_shown(notebook: Notebook) -> None:
 def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     cell = notebook.mesh("kept = 1\nimport time\nif rank == 2: time.sleep(600)\nrank", "--timeout 0.2")
     assert cell.status == "error"
-    assert "0.2 s" in cell.text and "rank 2: stopped by an interrupt" in cell.text
+    assert "0.2 s" in cell.text and "rank 2: interrupted" in cell.text
     assert (
         "CallTimeoutError: cell [" in cell.text and "did not end within 0.2 s on rank 2, and was stopped" in cell.text
     )

@@ -32,6 +32,7 @@ from monarch_kernel.compat import (
     cell_number,
     group_skipped_files,
     has_automagic,
+    missing_magic,
     publish,
     run_nested,
     runs_cell,
@@ -62,6 +63,17 @@ def test_runs_cell_is_true_only_in_cell_code(shell: InteractiveShell) -> None:
     shell.run_cell("probe()")
     shell.user_ns["probe"]()
     assert seen == [True, False]
+
+
+def test_missing_magic_is_known_by_name_and_kind(shell: InteractiveShell) -> None:
+    errors: list[Any] = []
+    shell.set_custom_exc((Exception,), lambda _shell, _kind, _error, tb, **_: errors.append(missing_magic(shell, tb)))
+    for code in ("%%timeti\n1", "%timeti 1", "%bash", "%%load_ext x\n1", "%%time\n", "%cd /nowhere/x\n1 / 0"):
+        shell.run_cell(code)
+    (cell, name, known), (line, _, others) = errors[:2]
+    assert (cell, name, line) == ("%%", "timeti", "%") and "timeit" in known and "bash" in known
+    assert "load_ext" in others and "bash" not in others
+    assert errors[2:] == [None] * 4, "one of the other kind, an empty body, errors of other code"
 
 
 def test_debugger_takes_patterns_of_the_files_that_it_skips() -> None:

@@ -210,11 +210,11 @@ def test_error_is_not_hidden_by_a_stop(notebook: Notebook, end: str) -> None:
     cell.wait()
     assert cell.stream("stderr").count("rank 1: ValueError: bad") == 1 and "[rank" not in cell.reply.get("evalue", "")
     if "nowait" in end:
-        assert "ranks 0,2-3: stopped by an interrupt" in notebook.run("handle.interrupt()").ok().shown
+        assert "ranks 0,2-3: interrupted" in notebook.run("handle.interrupt()").ok().shown
         assert "rank 1: ValueError: bad" in notebook.run("handle.result()").text
     else:
         name = "KeyboardInterrupt" if end == "stop" else "CallTimeoutError"
-        assert cell.reply["ename"] == name and "ranks 0,2-3: stopped by an interrupt" in cell.stream("stderr")
+        assert cell.reply["ename"] == name and "ranks 0,2-3: interrupted" in cell.stream("stderr")
         assert "ValueError: bad" in cell.shown
 
 

@@ -44,6 +44,19 @@ def test_newer_version_of_a_pushed_function_is_told_once(notebook: Notebook) -> 
     assert notebook.mesh("(scaled(1), Config.size)").ok().shown == "[ranks 0-3] (3, 2)"
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("%%mash\n1", "Cell magic `%%mash` not found; did you mean `%%mesh`?"),
+        ("if True:\n    x = %mehs list", "Line magic function `%mehs` not found; did you mean `%mesh`?"),
+        ("%%unlike_any\n1", "Cell magic `%%unlike_any` not found."),
+    ],
+)
+def test_misspelt_magic_names_the_similar_one(notebook: Notebook, code: str, error: str) -> None:
+    cell = notebook.run(code)
+    assert cell.status == "error" and ESCAPES.sub("", cell.text).strip() == f"UsageError: {error}"
+
+
 def test_undefined_name_on_ranks_names_push(notebook: Notebook) -> None:
     notebook.run("of_notebook = 5").ok()
     cell = notebook.mesh("of_notebook + 1")

@@ -94,6 +94,13 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
         workers.close()
 
 
+def test_last_words_of_ranks_are_in_the_cell_that_ends_them(more: Notebook) -> None:
+    more.run("%mesh up brief --procs 2").ok()
+    more.run("%%mesh brief\nimport atexit\n_ = atexit.register(print, 'bye')").ok()
+    cell = more.run("%mesh down brief").ok()
+    assert cell.said() == {"bye": {0, 1}} and cell.stream().endswith("mesh 'brief' is down\n")
+
+
 def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], leaks: Kit) -> None:
     book = own()
     book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()

@@ -48,7 +48,7 @@ def test_handle_raises_the_error_of_its_cell(notebook: Notebook, ask: str) -> No
 def test_nowait_cell_can_be_cancelled(notebook: Notebook, stop: str) -> None:
     cell = notebook.mesh("kept = 1\nprint('runs')\nwhile True: pass", "--nowait --out handle").ok()
     cell.until(lambda: cell.said().get("runs") == ALL)
-    assert "ranks 0-3: stopped by an interrupt" in notebook.run(f"handle.{stop}()").ok().shown
+    assert "ranks 0-3: interrupted" in notebook.run(f"handle.{stop}()").ok().shown
     assert notebook.run("handle.result()").status == "error"
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"
 

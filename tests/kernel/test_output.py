@@ -33,6 +33,29 @@ def test_output_of_c_code_and_programs_is_shown(notebook: Notebook) -> None:
     assert list(cell.said().items()) == [("by descriptor", ALL), ("by a program", ALL)]
 
 
+def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> None:
+    lost = "saved = os.dup(1); null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.close(null)"
+    cell = notebook.mesh(f"import os, sys\n{lost}\nprint('lost')", "[0]").ok()
+    assert cell.stream().count("note: descriptor 1 of this rank was replaced by /dev/null: later prints are shown") == 1
+    assert "lost" not in cell.stream()
+    assert notebook.mesh("print('said')", "[0]").ok().stream() == "[rank 0] said\n"
+    cell = notebook.mesh("os.dup2(saved, 1); os.close(saved); sys.stdout.close(); print('said')", "[0]").ok()
+    assert cell.stream() == "[rank 0] said\n"
+    assert notebook.mesh("os.close(1); print('said'); os.system('echo of sh')", "[0]").ok().said().keys() >= {"said"}
+    assert notebook.mesh("_ = os.system('echo of sh')", "[0]").ok().stream() == "[rank 0] of sh\n"
+
+
+def test_slow_import_for_a_value_is_shown_meanwhile(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\nclass Value: ...\n")
+    path = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    notebook.run(path).ok()
+    notebook.mesh(f"{path}from slow_to_import import Value\nvalue = Value()", "[0]").ok()
+    cell = notebook.run("%mesh pull value --rank 0").ok()
+    lines = [each["data"].get("text/plain") for each in cell.contents("display_data", "update_display_data")]
+    assert lines == ["importing slow_to_import for 1 s, to read values of ranks", None], "shown, and removed"
+    notebook.run("del value, sys.modules['slow_to_import'], sys.path[0]").ok()
+
+
 def test_output_arrives_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
     cell = notebook.send(
         f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"

@@ -166,7 +166,7 @@ waits = mesh.spawn('waits', Waits)""").ok()
     cell.until(lambda: cell.said().get("waits") == ALL)
     notebook.interrupt()
     cell.wait()
-    assert "ranks 0-3: stopped by an interrupt" in is_stopped(cell)
+    assert "ranks 0-3: interrupted" in is_stopped(cell)
     assert cell.said().get("cleans up") == ALL
     assert notebook.run("waits.one.call().get(timeout=20).values()").ok().shown == "[1, 1, 1, 1]"
     notebook.run("waits.stop().get()").ok()
@@ -337,7 +337,7 @@ def test_rank_that_a_stop_kills_is_not_called_stopped(notebook: Notebook, tmp_pa
     )
     cell, _ = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4)
     line = is_stopped(cell)
-    assert "ranks 0,2-3: stopped by an interrupt" in line
+    assert "ranks 0,2-3: interrupted" in line
     assert "rank 1: killed by signal 2 (SIGINT) during the stop; variables are lost, and %mesh heal starts" in line
     notebook.run("%mesh heal").ok()
 
@@ -353,7 +353,7 @@ def test_suspended_rank_is_reported_and_stops_when_resumed(notebook: Notebook, t
     cell, seconds = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4 and is_suspended(tmp_path / "1"))
     line = is_stopped(cell)
     assert "rank 1: suspended by a signal such as SIGSTOP" in line and "C call" not in line
-    assert "ranks 0,2-3: stopped by an interrupt" in line and seconds < IN_TIME
+    assert "ranks 0,2-3: interrupted" in line and seconds < IN_TIME
     pid = int(line.partition("kill -CONT ")[2].partition(")")[0])
     # The next cell says so too.
     waits = notebook.send("%%mesh [1]\nkept == rank and os.getpid()")
@@ -416,7 +416,7 @@ def test_stop_of_many_kinds_of_ranks_is_quick(own: Callable[..., Notebook], tmp_
     # Sixteen ranks share the cores; tests/core checks that the bound holds for any number.
     assert seconds < IN_TIME + PATIENCE, line
     # On a busy machine a rank may be interrupted just before its collective.
-    for words in ("stopped in a collective", "stopped by an interrupt", "inside a C call that holds the GIL"):
+    for words in ("stopped in a collective", "interrupted", "inside a C call that holds the GIL"):
         assert words in line, line
     # Each names its own pid.
     assert line.count("suspended by a signal") == 4
@@ -433,7 +433,8 @@ def test_stop_of_many_kinds_of_ranks_is_quick(own: Callable[..., Notebook], tmp_
 def test_stop_ends_a_shell_command(notebook: Notebook, command: str) -> None:
     """While ``os.system`` runs, the C library ignores the signal."""
     cell, seconds = stopped(notebook, f"import os\nos.system({command!r})\nprint('goes on')")
-    assert is_stopped(cell) == "stopped: ranks 0-3: stopped by an interrupt" and "goes on" not in cell.stream()
+    assert is_stopped(cell) == "stopped: ranks 0-3: interrupted" and "goes on" not in cell.stream()
+    assert cell.reply["evalue"] == "cell interrupted on ranks 0-3"
     assert seconds < IN_TIME
     shown = notebook.mesh("import os\nos.system('exit 3') >> 8").ok().shown
     assert shown == "[ranks 0-3] 3"
@@ -470,7 +471,7 @@ def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> 
 def test_repeated_stops_work(notebook: Notebook) -> None:
     for _ in range(3):
         cell, seconds = stopped(notebook, BUSY["python"])
-        assert seconds < IN_TIME and "ranks 0-3: stopped by an interrupt" in is_stopped(cell)
+        assert seconds < IN_TIME and "ranks 0-3: interrupted" in is_stopped(cell)
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
@@ -554,7 +555,7 @@ def test_stop_by_message_works(notebook: Notebook) -> None:
     assert notebook.control("interrupt_request")["status"] == "ok"
     cell.wait()
     assert time.perf_counter() - begun < IN_TIME
-    assert cell.status == "error" and "ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert cell.status == "error" and "ranks 0-3: interrupted" in cell.stream("stderr")
     assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
 
 

@@ -101,7 +101,7 @@ def test_stop_reaches_actors_called_by_a_plain_cell(book: Notebook, call: str, f
     assert cell.reply["ename"] in ("KeyboardInterrupt", "CancelledError")
     # On a busy machine one may be late for the first rung, but none needs more than an interrupt.
     said = cell.stream("stderr")
-    assert "stopped by an interrupt" in said and "C call" not in said and "after each interrupt" not in said
+    assert "interrupted" in said and "C call" not in said and "after each interrupt" not in said
     assert "loop.py" not in cell.text
     name = call.partition(".")[0]
     assert book.run(f"set({name}.get.call().get().values())").ok().shown == "{'kept'}"
@@ -121,7 +121,7 @@ def test_stop_reaches_a_cell_inside_actors(book: Notebook, line: str, body: str)
     cell = book.send(f"%%mesh {line}\nself.kept = 'kept'\nprint('runs')\n{body}")
     assert stop(book, cell) < IN_TIME
     assert cell.status == "error"
-    assert "stopped: ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert "stopped: ranks 0-3: interrupted" in cell.stream("stderr")
     assert book.mesh("self.kept", line).ok().shown == "[ranks 0-3] 'kept'"
 
 
@@ -135,7 +135,7 @@ def test_actor_inside_a_c_call_finishes_it(book: Notebook) -> None:
 
 @pytest.mark.parametrize(
     ("wait", "words"),
-    [("queue", "stopped by an interrupt"), ("store", "stopped by closing the connection that it was waiting for")],
+    [("queue", "interrupted"), ("store", "stopped by closing the connection that it was waiting for")],
 )
 def test_wait_in_a_thread_is_freed(book: Notebook, wait: str, words: str) -> None:
     """No signal reaches the thread, and Python raises nothing in a thread that waits without a timeout."""
@@ -220,7 +220,7 @@ def test_stop_reaches_actors_of_a_program_without_magics(own: Callable[[], Noteb
     cell = book.send(PROGRAM)
     cell.until(lambda: cell.said().get("runs") == {0, 1})
     book.interrupt()
-    assert "stopped: ranks 0-1: stopped by an interrupt" in cell.wait().text
+    assert "stopped: ranks 0-1: interrupted" in cell.wait().text
     assert "'kept', 'kept'" in book.run("works.get.call().get().values()").ok().shown
     # Its actors are those of cells too; after their deaths, the error is about the cell.
     assert book.mesh("self.kept", "works").ok().shown == "[ranks 0-1] 'kept'"

@@ -75,14 +75,14 @@ def test_second_stop_breaks_off_cleanup_of_a_cell_in_the_way(notebook: Notebook)
     cell.until(lambda: "Stop aborts it" in cell.stream("stderr"))
     notebook.interrupt()
     cell.wait()
-    assert "ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert "ranks 0-3: interrupted" in cell.stream("stderr")
     assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
 
 
 def test_second_stop_breaks_off_cleanup_while_no_cell_runs(notebook: Notebook) -> None:
     cell, _ = stopped(notebook, f"kept = rank\n{ENDLESS}")
     notebook.interrupt()
-    notebook.take(lambda: "ranks 0-3: stopped by an interrupt" in cell.stream(), "the end of the cleanup")
+    notebook.take(lambda: "ranks 0-3: interrupted" in cell.stream(), "the end of the cleanup")
     after = notebook.mesh("kept == rank").ok()
     assert after.shown == "[ranks 0-3] True" and "waiting" not in after.stream()
 
@@ -115,7 +115,7 @@ def test_swallowed_interrupt_costs_no_variables(notebook: Notebook, kind: str) -
     notebook.mesh("def step():\n    sum(range(1000))\n    torch.ones(10).sum()").ok()
     cell, seconds = stopped(notebook, f"print('runs')\n{SWALLOWS[kind]}")
     assert seconds < 2.0 and "replace" not in cell.text, cell.text
-    assert ("Stop again" if kind == "saves" else "ranks 0-3: stopped by an interrupt") in cell.stream("stderr")
+    assert ("Stop again" if kind == "saves" else "ranks 0-3: interrupted") in cell.stream("stderr")
     after = notebook.mesh("kept == rank, pid == os.getpid(), saved").ok()
     assert after.shown == f"[ranks 0-3] (True, True, {kind == 'saves'})"
 

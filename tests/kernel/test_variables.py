@@ -130,6 +130,17 @@ def test_values_that_cannot_be_pickled_are_named_in_one_line(notebook: Notebook)
         assert error["evalue"] == f"{where}: cannot pickle 'generator' object"
 
 
+def test_tensors_pulled_together_share_their_memory(notebook: Notebook) -> None:
+    notebook.mesh("whole = torch.arange(4.) + rank; view = whole[1:]").ok()
+    notebook.run("%mesh pull whole view --rank 1").ok()
+    assert notebook.run("view[0] = 9; whole.tolist()").ok().shown == "[1.0, 9.0, 3.0, 4.0]"
+    notebook.run("%mesh pull whole view").ok()
+    assert notebook.run("view[2][0] = 9; whole[2].tolist(), whole[3].tolist()").ok().shown == (
+        "([2.0, 9.0, 4.0, 5.0], [3.0, 4.0, 5.0, 6.0])"
+    )
+    assert "no rank has a variable 'nosuch'" in notebook.run("%mesh pull whole nosuch").text
+
+
 def test_name_of_the_mesh_set_by_the_user_is_not_reported(notebook: Notebook) -> None:
     notebook.run("mesh['point'] = 7").ok()
     assert notebook.mesh("point").ok().text.strip() == "[ranks 0-3] 7"

@@ -204,5 +204,5 @@ def test_terminal_has_no_line_before_the_text_of_a_stop(notebook: Notebook) -> N
     cell.until(lambda: re.search(r"ranks 0-3 running for [2-9]s", cell.stream()))
     notebook.interrupt()
     cell.wait()
-    assert "stopped: ranks 0-3: stopped by an interrupt" in screen(cell)
+    assert "stopped: ranks 0-3: interrupted" in screen(cell)
     assert not any("running for" in line for line in screen(cell))

@@ -145,6 +145,34 @@ def test_children_that_are_waited_for_by_pid_are_named(notebook: Notebook) -> No
     notebook.mesh("pid = child.pid if rank < 2 else child\nos.kill(pid, 9)\nos.waitpid(pid, 0)").ok()
 
 
+CHILDREN = """import os, time
+import torch.multiprocessing as mp
+def train(i, pipe):
+    if i == 0:
+        os.read(pipe[0], 1)
+    while True:
+        time.sleep(600)
+mp.start_processes(train, args=(os.pipe(),), nprocs=3, start_method="fork")"""
+
+
+def test_places_of_spawned_processes_are_told(notebook: Notebook) -> None:
+    notebook.mesh(CHILDREN, "[0] --nowait --out h").ok()
+    wanted = (
+        r"is waiting for a child process: processes 0 \(pid \d+\), 1 \(pid \d+\), 2 \(pid \d+\) of mp.spawn\n",
+        r"\n    2 child processes asleep at cell \[\d+\] line 8 in train: time.sleep\(600\)\n",
+        r"\n    1 child process waiting to read from a pipe at cell \[\d+\] line 6 in train: os.read\(pipe\[0\], 1\)\n",
+    )
+
+    def told() -> bool:
+        text = notebook.run("%mesh why").ok().stream()
+        return all(re.search(each, text) for each in wanted)
+
+    assert wait_until(told), notebook.run("%mesh why").text
+    notebook.run("h.cancel()")
+    ends = "import multiprocessing\nfor each in multiprocessing.active_children(): each.kill(); each.join()"
+    notebook.mesh(ends, "[0]").ok()
+
+
 def test_idle_and_computing_ranks_are_not_stuck(notebook: Notebook) -> None:
     assert "nothing appears to be stuck\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
     notebook.mesh("while True: rank + 1", "--nowait --out h").ok()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from leaks import wait_until
+from monarch._debug.why.child_places import place_in_child
+from monarch._procs.os.child_stacks import Line, stacks_of
 from monarch._procs.os.children import at_other_end, doing_of_child, family_runs, process_runs
 
 
@@ -52,3 +54,38 @@ def test_child_that_computes_is_told_from_one_that_waits() -> None:
             assert wait_until(family_runs)
             assert all(family_runs() for _ in range(20)) and doing_of_child(busy.pid) == ""
             assert process_runs(busy.pid) and not process_runs(asleep.pid)
+
+
+def test_stack_of_a_child_is_served_and_its_call_goes_on() -> None:
+    code = """
+import os, time
+from monarch._procs.os.child_stacks import serve, stacks_of
+serve()
+def waits():
+    os.read(0, 1)
+waits()
+print("ended")
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (
+        child(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as served,
+        child("import time; time.sleep(60)") as other,
+    ):
+        assert wait_until(lambda: doing_of_child(served.pid) == "waiting to read from a pipe")
+        stacks: dict[int, list[Line]] = {}
+        # An overloaded machine takes longer than the patience of one request.
+        assert wait_until(lambda: stacks.update(stacks_of([served.pid, other.pid])) or stacks)
+        assert [(line.function, line.number) for line in stacks[served.pid]] == [("waits", 6), ("<module>", 7)]
+        assert stacks.keys() == {served.pid} and other.poll() is None, "a process without a handler is left alone"
+        assert served.communicate(b"x", timeout=20)[0] == b"ended\n"
+
+
+def test_collective_of_a_child_is_told_with_its_line() -> None:
+    torch = "/usr/lib/python3/site-packages/torch/distributed"
+    stack = [
+        Line(f"{torch}/distributed_c10d.py", 3137, "all_reduce"),
+        Line(f"{torch}/c10d_logger.py", 83, "wrapper"),
+        Line("cell [2]", 9, "train"),
+    ]
+    assert place_in_child(os.getpid(), stack) == "in all_reduce at cell [2] line 9 in train"
+    assert place_in_child(os.getpid(), stack[:2]) == ""

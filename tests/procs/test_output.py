@@ -333,3 +333,34 @@ assert not own_may_hold()
     # With PYTHONUNBUFFERED, Python makes C write immediately as well.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, env=env, check=True)
+
+
+def test_stream_outlasts_a_closed_and_a_replaced_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_streams, "_files", {})
+    with open(tmp_path / "captured", "w+b") as captured, open(tmp_path / "other", "w+b") as other:
+        fd = os.dup(captured.fileno())
+        stream = text_streams.standard_text(fd)
+        try:
+            os.close(fd)
+            print("reopened", file=stream)
+            stream.close()
+            print("open", file=stream)
+            assert text_streams.replaced() == []
+            os.dup2(other.fileno(), fd)
+            print("elsewhere", file=stream)
+            assert text_streams.replaced() == [(fd, str(tmp_path / "other"))]
+            print("captured again", file=stream)
+            assert text_streams.replaced() == [], "told once"
+            text_streams.restore()
+            os.write(fd, b"restored\n")
+            kept = os.dup(stream.succeed().raw.kept)
+            os.dup2(other.fileno(), stream.succeed().raw.kept)
+            os.dup2(other.fileno(), fd)
+            assert text_streams.replaced() == [], "the duplicate is lost too"
+            os.dup2(kept, stream.succeed().raw.kept)
+            os.close(kept)
+        finally:
+            os.close(stream.succeed().raw.kept)
+            os.close(fd)
+    assert (tmp_path / "captured").read_text().split("\n")[:-1] == ["reopened", "open", "captured again", "restored"]
+    assert (tmp_path / "other").read_text() == "elsewhere\n"

@@ -530,3 +530,40 @@ def test_ranks_of_several_hosts_write_together(program: Any, tmp_path: Path) -> 
     out = program(HOSTS, str(tmp_path / "run")).ok()
     assert out == f"v000001\nv000001 {[(sum(range(1 << 16)), sum(range(3000)))]}\n"
     assert len(list((tmp_path / "run" / "v000001").glob("*.distcp"))) == 4
+
+
+class Pickled(Actor):
+    """An actor whose state is that of pickle."""
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(3)
+        self.steps = 0
+
+    @endpoint
+    def step(self) -> tuple[list[float], int]:
+        self.weights += 1
+        self.steps += 1
+        return self.weights.tolist(), self.steps
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"weights": self.weights, "steps": self.steps}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+class Stateless(Actor):
+    pass
+
+
+def test_actors_are_saved_by_the_methods_of_pickle(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(1)
+    first = mesh.spawn("first", Pickled)
+    for _ in range(2):
+        first.step.call().get(30)
+    checkpoint(first, tmp_path).get(60)
+    second = mesh.spawn("second", Pickled)
+    restore(second, tmp_path).get(60)
+    assert second.step.call_one().get(30) == ([3.0] * 3, 3)
+    with pytest.raises(ArgumentError, match="has no method 'state_dict'; define state_dict and load_state_dict, or __"):
+        checkpoint(mesh.spawn("none", Stateless), tmp_path)

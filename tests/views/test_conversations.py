@@ -178,7 +178,7 @@ def test_an_interrupt_of_one_rank_ends_its_cell(book: Notebook, front: Front) ->
     cell.wait()
     # As after a Stop.
     assert cell.reply["ename"] == "KeyboardInterrupt"
-    assert cell.stream("stderr") == "stopped: ranks 0-1: stopped by an interrupt\n"
+    assert cell.stream("stderr") == "stopped: ranks 0-1: interrupted\n"
 
 
 def test_an_interrupt_of_one_rank_frees_those_that_wait_for_it(book: Notebook, front: Front) -> None:
@@ -191,7 +191,7 @@ def test_an_interrupt_of_one_rank_frees_those_that_wait_for_it(book: Notebook, f
     panel.say("act", id=1, action="interrupt", ranks=[1], uid=uid)
     cell.wait()
     assert cell.reply["ename"] == "KeyboardInterrupt"
-    assert "rank 1: stopped by an interrupt; ranks 0,2-3 waited for it in a collective" in cell.stream("stderr")
+    assert "rank 1: interrupted; ranks 0,2-3 waited for it in a collective" in cell.stream("stderr")
 
 
 def test_ranks_that_wait_for_an_interrupted_one_have_not_failed(book: Notebook, front: Front, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ shutdown_context().get(timeout=30)
 def test_view_outside_ipython_follows_a_running_cell_and_stop_ends_it(program: Callable[..., Any]) -> None:
     said = program(AHEAD).ok()
     assert "at first ['idle', 'idle']" in said and "then 2" in said
-    assert "stopped: ranks 0-1: stopped by an interrupt" in said and "interrupted" in said
+    assert "stopped: ranks 0-1: interrupted" in said and "interrupted" in said
     assert said.count("1 other mesh named 'procs' still runs (2 ranks), as after a second run") == 1
     assert "pinged" in said and "later ''" in said
 

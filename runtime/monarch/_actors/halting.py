@@ -43,14 +43,23 @@ class Halting:
         reason: for the callers of refused messages.
         stopped: called once, in any thread, with the failure of the end if any; see ``also``.
         process: whether the process ends with the actor.
+        drain: seconds for earlier messages; None for the setting.
     """
 
-    def __init__(self, mailbox: ActorLike, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
+    def __init__(
+        self,
+        mailbox: ActorLike,
+        reason: str,
+        stopped: Callable[[bytes | None], None],
+        process: bool,
+        drain: float | None,
+    ) -> None:
         self._mailbox = mailbox
         self._reason = reason
         self._waiting: list[Callable[[bytes | None], None]] | None = [stopped]
         """To be told of the end; None when they have been. Lock: ``_lock``."""
         self._process = process
+        self._drain = STOP_DRAIN() if drain is None else drain
         self._lock = Lock()
         self._step = _DRAINING
         """Written by the actor's thread and by the timers, under ``_lock``."""
@@ -74,7 +83,7 @@ class Halting:
 
     def begin(self) -> None:
         """Begin the end after earlier messages; in the receiving thread."""
-        self._limit(_DRAINING, STOP_DRAIN())
+        self._limit(_DRAINING, self._drain)
         self._mailbox.executor.post(self._act)
 
     # In the actor's thread
@@ -108,7 +117,7 @@ class Halting:
         mailbox = self._mailbox
         failure = None
         try:
-            await mailbox.turns.drain(STOP_DRAIN())
+            await mailbox.turns.drain(self._drain)
             mailbox.refuse_rest(self._reason)
             mailbox.abandon(await mailbox.turns.cancel_all(STOP_CANCEL()))
             current.set(self._message())
@@ -221,7 +230,7 @@ class Halting:
         where = self._where(running)
         fate = "its process was ended" if self._process else "its thread keeps running until the procs are stopped"
         return (
-            f"{where} did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
+            f"{where} did not end within {self._drain:g} s of the stop and ignored two interrupts; "
             f"{fate}, and __cleanup__ has not run. Set {STOP_DRAIN.variable} to give calls more time"
         )
 

@@ -461,16 +461,23 @@ class Mailbox:
 
     # Life
 
-    def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
+    def halt(
+        self,
+        reason: str,
+        stopped: Callable[[bytes | None], None],
+        process: bool = False,
+        drain: float | None = None,
+    ) -> None:
         """Stop the actor after earlier messages, then report the end and any failure of its cleanup.
 
         Args:
             reason: for callers.
             stopped: called at the end, in any thread.
             process: whether its process ends with it.
+            drain: seconds for the earlier messages; None for the setting.
         """
         if self.halting is None or not self.halting.also(stopped):
-            self.halting = Halting(self, reason, stopped, process)
+            self.halting = Halting(self, reason, stopped, process, drain)
             self.halting.begin()
 
     def end_cause(self) -> Exception | None:

@@ -46,6 +46,11 @@ def is_users(frame: FrameType) -> bool:
     return bool(_name_of(frame.f_code.co_filename))
 
 
+def is_users_file(file: str) -> bool:
+    """Return the same of the file of a frame."""
+    return bool(_name_of(file))
+
+
 def is_ours(frame: FrameType) -> bool:
     """Return whether a frame is of this package."""
     return frame.f_code.co_filename.startswith(_OURS)

@@ -22,6 +22,8 @@ from monarch._node.current import current_node
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
+from monarch._procs.rank.exit_functions import at_end_of_program
+from monarch._procs.rank.text_streams import restore
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -140,7 +142,8 @@ def new_token() -> str:
 def run_script(script: Script, meeting: Meeting) -> None:
     """Run a program as ``__main__``, as torchrun would, in this thread.
 
-    Its changes of the environment, ``sys.argv`` and ``sys.path`` are undone, and a process group that it leaves ends.
+    Its changes of the environment, ``sys.argv``, ``sys.path`` and standard descriptors are undone, its own functions of
+    ``atexit`` run at its end, and a process group that it leaves ends.
 
     Raises:
         RuntimeError: the program exited with a nonzero code. Its other errors are raised as they are.
@@ -150,7 +153,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
         own.leave()
         retire_elsewhere(own.generation)
     # Like torchrun, which does not bind processes to cores.
-    with as_helper(), own_group(), _setting(script), _own_groups():
+    with as_helper(), own_group(), _setting(script), _own_groups(), at_end_of_program():
         set_variables(meeting)
         try:
             if script.path == "-m":
@@ -162,6 +165,8 @@ def run_script(script: Script, meeting: Meeting) -> None:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise RuntimeError(f"{_title(script)} ended with exit code {end.code}") from None
+        finally:
+            restore()
 
 
 def _run_source(path: str, source: str) -> None:

@@ -32,6 +32,8 @@ class Meshes:
         """The shared state of process meshes, by uid."""
         self.added: Event[[str, ProcsState]] = Event(tell_error)
         """A process mesh was registered, by its uid."""
+        self.stopping: Event[[str, list[str], int]] = Event(tell_error)
+        """A process mesh was told to end: its uid, the living processes, and the port of the future of their end."""
         self.joined: Event[[str, int, str]] = Event(tell_error)
         """A rank joined a mesh: uid, rank, proc id."""
         self.left: Event[[str, int]] = Event(tell_error)

@@ -22,6 +22,7 @@ from monarch._notebook.display import Display
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
 from monarch._notebook.show import Bundle, bundle_of, portable
+from monarch._notebook.streams import tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
@@ -178,6 +179,7 @@ def steps_of(
     finally:
         running_cell.reset(before)
         unmark()
+        tell_replaced()
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 

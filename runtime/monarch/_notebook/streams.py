@@ -12,7 +12,7 @@ from typing import Any
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node, has_node
-from monarch._procs.rank.text_streams import RankText
+from monarch._procs.rank.text_streams import RankText, replaced
 
 # Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
 _lock = threading.RLock()
@@ -146,6 +146,16 @@ def install() -> None:
         start(self)
 
     threading.Thread.start = start_of_call
+
+
+def tell_replaced() -> None:
+    """Say in the running cell that user code has replaced a descriptor of this rank, once."""
+    for number, path in replaced():
+        print(
+            f"note: descriptor {number} of this rank was replaced by {path}: later prints are shown, output of C code "
+            f"and child processes is not",
+            file=_streams[-1] if _streams else sys.stderr,
+        )
 
 
 def _renew() -> None:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from monarch._core.roster import split_proc
 from monarch._core.text.cpp_frames import without_cpp_frames
@@ -59,6 +60,17 @@ class _Gate:
         return self._shown.is_set() or now >= self.deadline
 
 
+class _Stop:
+    """A mesh that is ending. For the output thread only."""
+
+    def __init__(self, uid: str, procs: Sequence[str]) -> None:
+        self.uid = uid
+        self.left = set(procs)
+        """Processes whose last output is not taken."""
+        self.shown: threading.Event | None = None
+        """To be set when all is shown; None while the future of the end is open."""
+
+
 class OutputView:
     """Collects the output of all ranks of a session in a separate thread; receiving only queues it.
 
@@ -94,6 +106,8 @@ class OutputView:
         """By proc: output that waits for something else to be shown."""
         self._endings: list[tuple[int, threading.Event]] = []
         """Ended calls whose output may wait there."""
+        self._stops: dict[int, _Stop] = {}
+        """Stopped meshes, by the port of the future of their end."""
         self.on_line: Callable[[Line], None] = show
         self.on_blocks: Callable[[list[Block]], None] = self._by_line
         self.on_unfinished: Callable[[Source, list[Block]], None] | None = None
@@ -138,6 +152,20 @@ class OutputView:
             self._printing.discard(port)
             shown = self._node.waits.unshown[port] = threading.Event()
             self._put(lambda: self._done(port, shown), urgent=True)
+
+    def stops(self, uid: str, procs: Sequence[str], port: int) -> None:
+        """Show the last output of a mesh before the result of its end is read.
+
+        Args:
+            uid: of the mesh.
+            procs: processes that are ending.
+            port: of the future of their end.
+        """
+        self._put(partial(self._stops.__setitem__, port, _Stop(uid, procs)))
+        self._printing.add(port)
+        if not self._node.ports.follow(port):
+            self._printing.discard(port)
+            self._put(lambda: self._forget_stop(port))
 
     def await_shown(self) -> None:
         """Wait briefly until the output of ended calls is shown, before a result is read."""
@@ -344,6 +372,11 @@ class OutputView:
             folder.add(source, rank, stream, text if self._cpp_frames else without_cpp_frames(text), now)
 
     def _done(self, port: int, shown: threading.Event) -> None:
+        stop = self._stops.get(port)
+        if stop is not None and stop.left:
+            # The port closes before the last death comes here.
+            stop.shown = shown
+            return
         if self._gates:
             self._endings.append((port, shown))
             return
@@ -351,11 +384,20 @@ class OutputView:
             for source in self._sources.pop(port, ()):
                 self._unfinished.pop(source, None)
                 self._flush_source(source)
+            if stop is not None:
+                del self._stops[port]
+                for folder in self._folders.values():
+                    for source in folder.sources():
+                        if source[0] == stop.uid:
+                            self._due += folder.flush_blocks(source)
             self._emit()
             self._safely(lambda: self.on_end(port))
         finally:
             self._node.waits.unshown.pop(port, None)
             shown.set()
+
+    def _forget_stop(self, port: int) -> None:
+        self._stops.pop(port, None)
 
     def _flush_source(self, source: Source) -> None:
         for folder in self._folders.values():
@@ -367,6 +409,10 @@ class OutputView:
         self._owed.pop(proc, None)
         for stream in ("stdout", "stderr"):
             self._decoders.pop((proc, stream), None)
+        for port, stop in list(self._stops.items()):
+            stop.left.discard(proc)
+            if not stop.left and stop.shown is not None:
+                self._done(port, stop.shown)
 
     def _flush(self, shown: threading.Event) -> None:
         try:

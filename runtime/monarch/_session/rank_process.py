@@ -36,13 +36,16 @@ from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
 from monarch._node.services.registry import declared, service
 from monarch._procs.agent.gpu_shares import ORDER
+from monarch._procs.os.child_stacks import serve_in_forks
 from monarch._procs.os.helpers import let_helpers_use
 from monarch._procs.os.shared_names import keep_names
+from monarch._procs.rank import exit_functions
 from monarch._procs.rank.cell_marker import mark_stopped
 from monarch._procs.rank.ending import leave_term_to_agent
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._procs.session_folder import TEND
 from monarch._procs.zygote.user_forks import watch_forks
+from monarch._session.last_steps import LastSteps
 from monarch._session.outbox import Outbox
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
@@ -130,6 +133,8 @@ class Rank:
         self._stuck = False
         """Whether an actor was given up while its code goes on; set once under ``_halt_lock``."""
         self._halt_lock = threading.Lock()
+        self._halted_at = 0.0
+        """The time of the owner's wish that this process ends; receiving thread only."""
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
         # Written by the receiving thread only: the newest level of log records.
@@ -337,13 +342,14 @@ class Rank:
             abort_paused(mailboxes, halt.reason)
         gate.end()
         self._halting = len(mailboxes)
+        self._halted_at = time.monotonic()
         if not mailboxes:
             self._end_process()
             return
         # The process is alive, so its actors get time to clean up.
         node.peers.to_agent(node.host, m.Stop(node.proc, [node.proc], longest()))
         for mailbox in mailboxes:
-            mailbox.halt(halt.reason, partial(self._halted, mailbox), True)
+            mailbox.halt(halt.reason, partial(self._halted, mailbox), True, halt.drain)
 
     def _halted(self, mailbox: Mailbox, failure: bytes | None) -> None:
         """Note the end of an actor, and end the process after the last one."""
@@ -362,13 +368,27 @@ class Rank:
         if self._stuck:
             threading.Thread(target=self._exit, name="monarch-exit", daemon=True).start()
         else:
+            last = LastSteps(self.node, self.main, self._halted_at, self._give_up)
+            self.main.post(last.run)
             self.main.end()
 
-    def _exit(self) -> None:
-        """End the process even though user code still runs."""
+    def _give_up(self, text: str) -> None:
+        """End the process although a thread or an exit function still runs."""
+        threading.Thread(target=lambda: self._exit(text), name="monarch-exit", daemon=True).start()
+
+    def _exit(self, text: str = "") -> None:
+        """End the process even though user code still runs.
+
+        Args:
+            text: why the exit functions are not run here; empty to run them.
+        """
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
         timer.name, timer.daemon = "monarch-exit-limit", True
         timer.start()
+        if text:
+            print(text, file=sys.stderr)
+        else:
+            exit_functions.run_functions()
         self._flush()
         self.node.close(linger_ms=1000)
         self._exit_stopped()
@@ -420,6 +440,7 @@ def main(config: bytes) -> int:
     """Run a rank; ``config`` is its proc id, base rank, folder, and the configuration of its mesh."""
     proc, place, folder, packed = config.split(b"\0", 3)
     known: RankConfig = loads(packed)
+    exit_functions.begin()
     global _this
     rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
     interrupt = rank.interrupt
@@ -432,6 +453,7 @@ def main(config: bytes) -> int:
     take_breakpoints()
     sys.setswitchinterval(_SWITCH_S)
     watch_forks(signal.SIGINT, NOTICE, PAUSE)
+    serve_in_forks()
     # Forget a node that the zygote's memory may hold.
     del config, packed
     rank.run()

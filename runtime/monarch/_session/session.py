@@ -18,6 +18,7 @@ from monarch._actors.table import actors_of
 from monarch._core.causes import Cause, HostLost
 from monarch._meshes.procs.agents import AgentsSlot
 from monarch._meshes.procs.limits import check_session
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.node import Node
@@ -31,6 +32,7 @@ from monarch._procs.session_folder import (
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
 from monarch._session.host_watch import HostWatch
 from monarch._session.local_agent import LocalAgent
+from monarch._session.orderly_end import end_processes
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
 from monarch._session.wiring import wire
@@ -40,6 +42,7 @@ from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Link
 from monarch._wire.receiving.timers import until_next
+from monarch.config import STOP_CLEANUP
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
 _LISTENING_S = 60.0
@@ -97,6 +100,7 @@ class Session:
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.died.subscribe(self._on_dead)
+        meshes_of(node).stopping.subscribe(self.output.stops)
         self._faults = Faults(node)
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
@@ -361,8 +365,17 @@ class Session:
             for proc in [proc for proc, peer in peers.items() if peer.host == host]:
                 del peers[proc]
 
-    def release(self, hosts: Sequence[str]) -> None:
-        """Release an attachment of hosts, and end the agents that nobody uses any more."""
+    def release(self, hosts: Sequence[str], orderly: bool = True) -> None:
+        """Release an attachment of hosts, and end the agents that nobody uses any more.
+
+        Args:
+            hosts: their ids.
+            orderly: whether processes of meshes that are on these hosts alone clean up before that.
+        """
+        with self._lock:
+            last = {host for host in hosts if self._users[host] <= 1 and host in self.node.hosts.known}
+        if orderly and last:
+            end_processes(self.node, STOP_CLEANUP() + 1, last, "its hosts were shut down")
         for host in hosts:
             with self._lock:
                 self._users[host] -= 1
@@ -379,15 +392,29 @@ class Session:
     # The end
 
     def close(self, timeout: float) -> None:
-        """End everything: ranks, agents, sockets, folder."""
+        """End everything: ranks, which clean up first, agents, sockets, folder.
+
+        Args:
+            timeout: seconds for the ranks, and for the agent of this host.
+        """
         node = self.node
         if os.getpid() != self.pid or node.closed:
             # A fork of the program has a copy of the session's memory, but not the session.
             return
+        self._faults.ends = True
+        own = {node.host, *node.hosts.known} - set(self.detached)
+        try:
+            end_processes(node, timeout, own, "the session was shut down")
+        finally:
+            # A Ctrl-C ends the wait, not the rest.
+            self._close(timeout)
+
+    def _close(self, timeout: float) -> None:
+        node = self.node
         self._faults.flush()
         self.output.flush()
         self._users.clear()
-        self.release([host for host in node.hosts.known if host not in self.detached])
+        self.release([host for host in node.hosts.known if host not in self.detached], orderly=False)
         self._local.dismiss()
         if self._door is not None:
             self._door.close()
@@ -459,4 +486,4 @@ def _at_exit() -> None:
     if has_node():
         session = session_of(current_node())
         if session is not None and session.pid == os.getpid():
-            session.close(1.0)
+            session.close(STOP_CLEANUP() + 1)

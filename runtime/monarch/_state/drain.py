@@ -23,8 +23,9 @@ from monarch._meshes.procs.resize import resize
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
 from monarch._node.services.registry import name_of
+from monarch._state.contract import copied_by
 from monarch._state.handoff import receiver
-from monarch._state.handoff.sender import has_hooks, member_of
+from monarch._state.handoff.sender import member_of
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError, ShapeError
 
@@ -55,9 +56,9 @@ def drain(mesh: ProcMesh, hosts: HostMesh, *, onto: HostMesh | None = None, time
     """Move the ranks of a mesh off hosts that are going away, while these still run.
 
     Each rank gets a new process on a host of ``onto``, with its actors constructed again with their original arguments.
-    Actors with ``__getstate__`` and ``__setstate__`` keep their state: it goes from the old process to the new one, in
-    its turn among their calls. If ``onto`` has too few hosts, the mesh shrinks: its last ranks end, and the hosts that
-    these leave take the others.
+    Actors with ``__getstate__`` and ``__setstate__``, or ``state_dict`` and ``load_state_dict``, keep their state: it
+    goes from the old process to the new one, in its turn among their calls. If ``onto`` has too few hosts, the mesh
+    shrinks: its last ranks end, and the hosts that these leave take the others.
 
     Args:
         mesh: the processes.
@@ -158,7 +159,7 @@ def _actors(meshes: Sequence[ActorMesh], means: Callable[[ActorMesh], Means | No
     found: list[tuple[ActorMesh, Means]] = []
     for mesh in meshes:
         how = means(mesh)
-        if how is None and has_hooks(state_of(mesh).cls):
+        if how is None and copied_by(state_of(mesh).cls):
             how = receiver.state_of, receiver.set_state, ()
         if how is not None:
             found.append((mesh, how))

@@ -38,8 +38,9 @@ def heal_mesh(
     Args:
         mesh: a mesh of processes or actors, a Mesh, or a slice of one; the whole process mesh is healed.
         copy_from: for replicas: the rank of a living actor, or ``"peer"`` for any. ``__setstate__`` of each new actor
-            gets the result of ``__getstate__`` there; tensors in it go from rank to rank. This applies to all actor
-            meshes on the processes; heal a mesh whose class lacks these methods with ``copy``.
+            gets the result of ``__getstate__`` there; of a class without these, ``load_state_dict`` that of
+            ``state_dict``. Tensors go from rank to rank. This applies to all actor meshes on the processes; heal a mesh
+            whose class lacks these methods with ``copy``.
         copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: they are
             copied in place from a living actor, or from ``copy_from``, as ``copy_state`` does.
         hosts: new hosts for ranks whose host is lost, one per lost host.

@@ -23,6 +23,7 @@ from monarch._supervision.escalation import Escalation, call_hook
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import TOGETHER
 from monarch._wire import messages as m
+from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
     from monarch._core.verdicts import Hold
@@ -42,6 +43,8 @@ class Faults:
         """Faults being collected. Lock: ``_lock``."""
         self._latest = 0
         """The last port opened before the last fault. Lock: ``_lock``."""
+        self.ends = False
+        """Whether the program ends: the end of calls that nobody waits for is no news then. Set once."""
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By process mesh, the hold on its verdict until its faults are collected. Lock: ``_lock``."""
         node.events.faulted.subscribe(self.on_fault)
@@ -108,6 +111,8 @@ class Faults:
                     # By now somebody has its error.
                     continue
                 failure = unpack_failure(fault.body)
+                if self.ends and failure.own and failure.kind == StoppedError.__name__:
+                    continue
                 groups.setdefault((fault.actor, failure.kind, failure.text), []).append(fault)
             for (actor, _, _), several in groups.items():
                 self._report_one(actor, several, latest)

@@ -116,6 +116,8 @@ class Halt(_Message, tag=22):
     port: int
     view: bytes
     reason: str
+    drain: float | None = None
+    """Seconds for earlier messages; None for the receiver's own limit."""
 
 
 class Reply(_Message, tag=3):

@@ -110,6 +110,8 @@ class Doing(NamedTuple):
     """Whether it waits for another thread of the rank that waits for it."""
     issued: tuple[Entered, ...] = ()
     """While it waits for its GPU: the last collective of each group that runs there, which may have ended."""
+    children: tuple[str, ...] = ()
+    """Where the child processes are that it may wait for, in words."""
 
 
 class RankFacts(NamedTuple):

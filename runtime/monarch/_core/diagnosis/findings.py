@@ -58,6 +58,8 @@ class Standing(NamedTuple):
     uid: str = ""
     """Of their process mesh."""
     cores: float = -1.0
+    children: tuple[str, ...] = ()
+    """Where the child processes are that they may wait for."""
 
     @property
     def line(self) -> Frame | None:
@@ -271,9 +273,18 @@ def _standings(parties: Iterable[Party]) -> list[Standing]:
             frames, entered = doing.frames, doing.entered
             each = Standing(
                 (rank,), doing.kind, doing.what, frames, doing.seconds, doing.title, entered, doing.advice, party.uid,
-                doing.cores,
+                doing.cores, doing.children,
             )  # fmt: skip
             same = entered and (entered.operation, entered.group, entered.tensors, entered.root, entered.peers)
-            key = (party.uid, doing.kind, doing.what, frames, "" if entered else doing.title, doing.advice, same)
+            key = (
+                party.uid,
+                doing.kind,
+                doing.what,
+                frames,
+                "" if entered else doing.title,
+                doing.advice,
+                same,
+                doing.children,
+            )
             found[key] = _joined(found[key], each) if key in found else each
     return sorted(found.values(), key=lambda standing: (standing.uid, standing.ranks))

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch._core.shapes.ranks import describe_ranks
 
@@ -224,6 +224,10 @@ class Folder:
                 self._emit_oldest(name, pending, float("inf"), blocks)
             self._tidy(name, pending)
         return blocks
+
+    def sources(self) -> list[Any]:
+        """Return the sources with pending lines."""
+        return list(self._sources)
 
     def catch_up(self, source: Hashable) -> list[Block]:
         """Take out all finished lines of a source."""

@@ -156,14 +156,14 @@ def _advice(finding: Finding) -> str:
 
 
 def place_text(each: Standing, names: Mapping[str, str]) -> str:
-    """Return where ranks are, in one line."""
+    """Return where ranks are, in one line, and below it where their child processes are."""
     mesh = f"{names[each.uid]}: " if each.uid in names and len(names) > 1 else ""
     text = f"{mesh}{describe_ranks(each.ranks)} {_what(each)}"
     if each.seconds >= 1:
         text += f" for {duration_text(int(each.seconds))}"
     if each.title:
         text += f" (running {each.title})"
-    return text + _at(each.frames)
+    return "\n    ".join([text + _at(each.frames), *each.children])
 
 
 def _what(each: Standing) -> str:

@@ -12,7 +12,7 @@ from monarch._core.diagnosis.facts import Kind
 from monarch._core.frames import frame_of
 from monarch._core.kinds import is_list, is_tuple
 from monarch._debug.why.holders import line_of
-from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool
+from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool, of_spawned
 
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _LONGEST = 80
@@ -85,6 +85,7 @@ _TABLE: dict[str, Known] = {
     **_known(Kind.THREAD, "threading.py:join threading.py:_wait_for_tstate_lock threading.py:_shutdown", _of_thread),
     **_known(Kind.CHILD, "subprocess.py:wait subprocess.py:_wait subprocess.py:communicate", _of_child),
     **_known(Kind.CHILD, "multiprocessing/process.py:join", _of_process),
+    **_known(Kind.CHILD, "torch/multiprocessing/spawn.py:join", of_spawned),
     **_known(Kind.QUEUE, "multiprocessing/queues.py:get multiprocessing/queues.py:put"),
     **_known(
         Kind.PIPE,

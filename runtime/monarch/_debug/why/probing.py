@@ -19,6 +19,7 @@ from monarch._core.frames import frame_of
 from monarch._core.position import Frame
 from monarch._core.roster import split_proc
 from monarch._debug.frames import described, users_frames
+from monarch._debug.why.child_places import child_places
 from monarch._debug.why.tasks import awaiting, task_of
 from monarch._debug.why.threads import Look, collective_beside, look_at
 from monarch._groups.convening import ensure_world
@@ -40,6 +41,8 @@ _FRAMES = 4
 _DEPTH = 60
 _BY_THREADS = frozenset({Kind.THREAD, Kind.EVENT, Kind.QUEUE, Kind.LOCK})
 """Kinds of waits that another thread of the rank ends."""
+_BY_CHILDREN = frozenset({Kind.CHILD, Kind.PIPE, Kind.QUEUE, Kind.LOCK, Kind.EVENT, Kind.SOCKET})
+"""Kinds of waits that a child process may end."""
 _FORGET = 30.0
 """Seconds without a look after which the last one is too old to compare with."""
 _LASTING = 1.0
@@ -169,6 +172,11 @@ def _issued() -> list[Entered]:
     from monarch._tensors.collectives.nccl import issued
 
     return issued()
+    children = child_places() if look.kind in _BY_CHILDREN else ()
+    return Doing(
+        look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock,
+        children,
+    )  # fmt: skip
 
 
 def _recorded(what: object, entered: Entered) -> Entered:

@@ -9,6 +9,8 @@ from monarch._core.kinds import is_dict, is_list, is_tuple
 from monarch._procs.os.children import doing_of_child
 
 THREADS = "threads"
+_SHOWN = 4
+"""Most processes that are named."""
 Values = Mapping[str, Any]
 
 
@@ -32,6 +34,18 @@ def of_pool(values: Values) -> str:
     workers = getattr(pool, "_pool", None)
     kind = THREADS if type(pool).__name__ == "ThreadPool" else "processes"
     return f"a pool of {len(workers)} {kind}" if is_list(workers) else "a pool"
+
+
+def of_spawned(values: Values) -> str:
+    """Return the processes of ``mp.spawn`` that have not ended."""
+    context = values.get("self")
+    processes, left = getattr(context, "processes", None), getattr(context, "sentinels", None)
+    if not is_list(processes) or not is_dict(left):
+        return "processes of mp.spawn"
+    indices = sorted(index for index in left.values() if type(index) is int and index < len(processes))
+    pids = ", ".join(f"{index} (pid {getattr(processes[index], 'pid', None)})" for index in indices[:_SHOWN])
+    more = f" and {len(indices) - _SHOWN} more" if len(indices) > _SHOWN else ""
+    return f"process{'es' if len(indices) > 1 else ''} {pids}{more} of mp.spawn"
 
 
 def of_executor(values: Values) -> str:

@@ -24,12 +24,13 @@ from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.events import events_of
 from monarch._meshes.procs.pausing import HasPauses
 from monarch._meshes.procs.reasons import HasReasons
-from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.state import ProcsState
+from monarch._meshes.procs.stopping import begin_stop
 from monarch._meshes.procs.tensors import HasTensors
 from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
-from monarch._node.future import Future, Promise, judging, when_done
+from monarch._node.future import Future, Promise, judging
 from monarch._node.gather import died
 from monarch._node.node import Node
 from monarch._wire import messages as m
@@ -234,8 +235,9 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         """End the processes after their actors have handled earlier messages and cleaned up.
 
         It begins at once; the returned future is done when the processes have ended. Actors end as with
-        ``ActorMesh.stop``, with the same bounds. A process is killed if its actor ignores two interrupts, or if it is
-        silent for 3 s. `monarch.config` has the bounds.
+        ``ActorMesh.stop``, with the same bounds. Then threads that are no daemons, and functions of ``atexit``, get 5 s
+        each. A process is killed if its actor ignores two interrupts, or if it is silent for 3 s. `monarch.config` has
+        the bounds.
 
         Raises:
             StoppedError: this is a view or a reference; only the owner stops a mesh, as a whole.
@@ -243,24 +245,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         state, node = self._state, self._node
         if not state.owned or self._region != state.procs.region():
             raise StoppedError(f"{self.name} can only be stopped as a whole, by its owner", mesh=self.name)
-        if state.stopping is not None:
-            return state.stopping
-        state.stopped = reason
-        procs = state.procs
-        peers = [node.peers.get(procs.proc(rank)) for rank in self._region.base_ranks()]
-        peers.extend(node.peers.get(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
-        ended = Ended(node, f"{self.name}.stop()", [peer for peer in peers if peer.dead is None])
-        by_host: dict[str, list[str]] = {}
-        for peer in peers:
-            by_host.setdefault(peer.host, []).append(peer.proc)
-        for host, names in by_host.items():
-            node.peers.to_agent(host, m.Stop(node.proc, names, STOP_REACT()))
-        halt = m.encode(m.Halt(node.proc, "", 0, b"", reason))
-        for peer in peers:
-            peer.send(halt)
-        state.stopping = ended
-        when_done(ended, lambda _: state.ended.tell())
-        return ended
+        return begin_stop(node, state, reason, STOP_REACT())
 
     def events(self) -> EventTable:
         """Return what has happened to the ranks, oldest first: starts, calls, reports, metrics, deaths.

@@ -7,6 +7,7 @@ and classes of cells could not be found there by name.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
@@ -15,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 
+from monarch._procs.os import child_stacks
 from monarch._wire.codes import DISPATCH_TABLE
 
 
@@ -24,9 +26,11 @@ def spawn_by_value() -> None:
     ForkingPickler.reducer_override = _reduce  # type: ignore[attr-defined]
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes, pid: int) -> Any:
     """Return a function or class in a spawned process, which sends such back in the same way."""
     spawn_by_value()
+    if os.getpid() != pid:
+        child_stacks.serve()
     return pickle.loads(data)
 
 
@@ -37,7 +41,7 @@ def _reduce(_: ForkingPickler, obj: Any) -> Any:
         return NotImplemented
     file = io.BytesIO()
     _ByValue(file).dump(obj)
-    return load, (file.getvalue(),)
+    return load, (file.getvalue(), os.getpid())
 
 
 class _ByValue(cloudpickle.Pickler):

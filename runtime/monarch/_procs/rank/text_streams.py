@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any
 STEP = 1 << 20
 """Bytes after which a writer checks whether it is too far ahead of the reader; also its write size."""
 _pace: Callable[[], None] | None = None
+_files: dict[int, RankFile] = {}
+"""Those of the standard descriptors of this process, set at its start."""
 _write = io.FileIO.write
 _write_text = io.TextIOWrapper.write
 _buffer: Callable[[io.TextIOWrapper], Any] = io.TextIOWrapper.buffer.__get__
@@ -20,6 +24,12 @@ class RankFile(io.FileIO):
 
     # Bytes since the last check. Concurrent writers may count less, which is harmless.
     _since = 0
+    kept = -1
+    """A duplicate of the captured descriptor, which only this object uses; -1 without one."""
+    file = (0, 0)
+    """The device and the inode of its file, since user code may close the duplicate too."""
+    is_replaced = False
+    """Whether user code has put another file in the descriptor's place, so that the duplicate is written to."""
 
     def write(self, data: Any, /) -> int:
         """Write some bytes, not necessarily all, like a raw file."""
@@ -31,7 +41,44 @@ class RankFile(io.FileIO):
                 # Before anything is written: an interrupt here leaves nothing half done.
                 _pace()
             data = memoryview(data)[:STEP]
-        return _write(self, data)
+        if self.is_replaced:
+            return os.write(self.kept, data)
+        try:
+            return _write(self, data)
+        except OSError as error:
+            if error.errno != errno.EBADF or not self.reopen():
+                raise
+            return _write(self, data)
+
+    def reopen(self) -> bool:
+        """Open the descriptor again, and return True, if user code has closed it."""
+        try:
+            os.fstat(self.fileno())
+        except OSError:
+            if self._has_kept():
+                os.dup2(self.kept, self.fileno())
+                return True
+        return False
+
+    def _has_kept(self) -> bool:
+        return self.kept >= 0 and _file_of(self.kept) == self.file
+
+    def look(self) -> str:
+        """Return the file that user code has newly put in the descriptor's place; empty if it has not.
+
+        Later prints are captured all the same, and a closed descriptor is opened again.
+        """
+        if not self._has_kept() or self.reopen():
+            self.is_replaced = False
+            return ""
+        before, self.is_replaced = self.is_replaced, _file_of(self.fileno()) != self.file
+        return os.readlink(f"/proc/self/fd/{self.fileno()}") if self.is_replaced and not before else ""
+
+    def restore(self) -> None:
+        """Undo what user code has done to the descriptor."""
+        if self._has_kept():
+            os.dup2(self.kept, self.fileno())
+        self.is_replaced = False
 
 
 class RankText(io.TextIOWrapper):
@@ -68,6 +115,10 @@ class RankText(io.TextIOWrapper):
             self.unflushed = True
         return len(text)
 
+    def close(self) -> None:
+        """Write out the buffer. It stays open, as in a notebook: later cells print too."""
+        self.flush_held()
+
     def flush_held(self) -> None:
         """Write out the buffer."""
         self.unflushed = False
@@ -82,6 +133,36 @@ def rank_text(fd: int) -> RankText:
     # As open() sets it.
     text.mode = "w"  # pyright: ignore[reportAttributeAccessIssue]
     return text
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    """Return the device and the inode of an open file; zeros for a closed descriptor."""
+    try:
+        known = os.fstat(fd)
+    except OSError:
+        return 0, 0
+    return known.st_dev, known.st_ino
+
+
+def standard_text(fd: int) -> RankText:
+    """Text as above to a standard descriptor of this process, which outlasts user code that closes or replaces it."""
+    text = rank_text(fd)
+    file = text.succeed().raw
+    file.kept = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    file.file = _file_of(fd)
+    _files[fd] = file
+    return text
+
+
+def replaced() -> list[tuple[int, str]]:
+    """Return the captured descriptors that user code has replaced since the last look, and by which files."""
+    return [(file.fileno(), path) for file in _files.values() if (path := file.look())]
+
+
+def restore() -> None:
+    """Undo what user code has done to the captured descriptors."""
+    for file in _files.values():
+        file.restore()
 
 
 def set_pace(pace: Callable[[], None] | None) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import mark_rank
-from monarch._procs.rank.text_streams import rank_text
+from monarch._procs.rank.text_streams import standard_text
 from monarch._procs.zygote.own_folders import OWN_FOLDERS, with_own_folders
 
 # The fork that makes a rank ends right after it; this only bounds the wait in case it was suspended.
@@ -126,8 +126,8 @@ def _leave_zygote(stdout: int, stderr: int, keep: int, leads: bool) -> None:
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = sys.__stdin__ = os.fdopen(0, "r", 1, "utf-8", "backslashreplace", closefd=False)
-    sys.stdout = sys.__stdout__ = rank_text(1)
-    sys.stderr = sys.__stderr__ = rank_text(2)
+    sys.stdout = sys.__stdout__ = standard_text(1)
+    sys.stderr = sys.__stderr__ = standard_text(2)
     posix.unbuffer_c_stdout()
 
 

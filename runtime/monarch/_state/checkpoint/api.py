@@ -27,7 +27,7 @@ from monarch._node.gather import Gather, is_gather
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
 from monarch._state.checkpoint import worker
-from monarch._state.checkpoint.worker import method_of
+from monarch._state.contract import DICTS, Pair, method_of, saved_by
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 _STEPS = 5
@@ -58,7 +58,8 @@ def checkpoint(
         mesh: actors, all of a mesh or a slice.
         path: the folder, visible to all hosts of the mesh; created if missing.
         state: a method of the actors, endpoint or not, that returns a nested dict of tensors, DTensors and values that
-            can be pickled. A key of several ranks counts as replicated, unless it is a DTensor: one copy is kept.
+            can be pickled; of a class without ``state_dict``, ``__getstate__`` if it has ``__setstate__`` too. A key of
+            several ranks counts as replicated, unless it is a DTensor: one copy is kept.
         keep: how many versions stay in the folder.
         timeout: seconds for all of it.
 
@@ -71,7 +72,7 @@ def checkpoint(
         ArgumentError: ``mesh`` is not an actor mesh, or its class has no such method.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
-    actors = _check(mesh, timeout, state)
+    actors, (state, _) = _check(mesh, timeout, (state, DICTS[1]), 1)
     if type(keep) is not int or keep < 1:
         raise ArgumentError(f"keep: expected a number of versions of at least 1, got {keep!r}")
     return Save(actors, folder_of(path), state, (), keep, timeout).future
@@ -96,7 +97,7 @@ def restore(
         mesh: actors, all of a mesh or a slice.
         path: of the folder.
         state: the method that returns the state.
-        load: the method that takes it.
+        load: the method that takes it; ``__setstate__`` as above.
         version: the name or the number of a version; None for the latest.
         timeout: seconds for all of it.
 
@@ -108,7 +109,7 @@ def restore(
         ArgumentError: ``mesh`` is not an actor mesh, its class has no such method, or the version does not exist.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
-    actors = _check(mesh, timeout, state, load)
+    actors, (state, load) = _check(mesh, timeout, (state, load), 2)
     until = time.monotonic() + timeout
     folder = find(actors, folder_of(path), version, timeout)
     answer = send(actors, "restore", worker.load, folder, state, load)
@@ -141,15 +142,17 @@ def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -
     return answer
 
 
-def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
+def _check(mesh: Any, timeout: float, methods: Pair, count: int) -> tuple[ActorMesh, Pair]:
+    """Return the actors, and the methods by which they save; the first ones must exist."""
     if not is_a(mesh, ActorMesh):
         raise ArgumentError(f"mesh: expected a mesh of actors, got {type(mesh).__name__}")
     actors = cast("ActorMesh", mesh)
-    for method in methods:
+    pair = saved_by(state_of(actors).cls, *methods)
+    for method in pair[:count]:
         method_of(state_of(actors).cls, method)
     if not timeout > 0:
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
-    return actors
+    return actors, pair
 
 
 class Save:

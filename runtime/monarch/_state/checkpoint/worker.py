@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.ports import Port, answer
-from monarch._core.kinds import class_of
 from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import function_of, service
 from monarch._procs.os.helpers import be_helper
 from monarch._procs.os.versions import NewVersion, find_version
+from monarch._state.contract import call_method
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError
+from monarch.exceptions import DeviceMeshError, MonarchError
 
 if TYPE_CHECKING:
     from monarch._node.node import Node
@@ -112,16 +112,7 @@ async def _load_awaited(actor: Any, version: Any, template: Awaitable[Any], load
 def _call(actor: Any, method: str, *args: Any) -> Any:
     if "." in method:
         return function_of(method)(actor, *args)
-    return method_of(class_of(actor), method)(actor, *args)
-
-
-def method_of(cls: type[Any], name: str) -> Callable[..., Any]:
-    """Return a method of an actor class, endpoint or not; raise ArgumentError if it does not exist."""
-    found = getattr(cls, name, None)
-    found = getattr(found, "method", found)
-    if not callable(found):
-        raise ArgumentError(f"{cls.__name__} has no method {name!r}")
-    return found
+    return call_method(actor, method, *args)
 
 
 # Beside the actor

@@ -9,7 +9,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from monarch._core.kinds import class_of
 from monarch._node.services.registry import function_of, service
+from monarch._state.contract import Pair, call_method, copied_by
 from monarch._wire.pickling import dumps, loads
 
 Packed = tuple[bytes, list[tuple[Any, ...]]]
@@ -25,7 +27,8 @@ _given: dict[str, tuple[list[memoryview], list[int]]] = {}
 @service("handoff.state_of", "actor")
 def state_of(actor: Any) -> Any:
     """Return the state without a report."""
-    state = actor.__getstate__()
+    give, _ = _pair(actor)
+    state = call_method(actor, give)
     if inspect.isawaitable(state):
         return _with_nothing(state)
     return state, None
@@ -81,7 +84,14 @@ def still_given() -> int:
 @service("handoff.set_state", "actor")
 def set_state(actor: Any, state: Any) -> Any:
     """Set the state by the actor's own method."""
-    return actor.__setstate__(state)
+    _, take = _pair(actor)
+    return call_method(actor, take, state)
+
+
+def _pair(actor: Any) -> Pair:
+    pair = copied_by(class_of(actor))
+    assert pair is not None, "the program has checked it"
+    return pair
 
 
 @service("handoff.unpack", "actor")

@@ -12,10 +12,9 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import member_at, state_of, view_at
 from monarch._node.services.registry import name_of
+from monarch._state.contract import BOTH, copied_by
 from monarch._state.handoff import receiver
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
-
-_HOOKS = ("__getstate__", "__setstate__")
 
 
 class StateTransfer:
@@ -34,12 +33,12 @@ class StateTransfer:
 
     @staticmethod
     def check(meshes: Sequence[ActorMesh], named: bool) -> None:
-        """Raise ArgumentError for a class without the two methods."""
-        able = [mesh for mesh in meshes if has_hooks(state_of(mesh).cls)]
+        """Raise ArgumentError for a class without methods that give and take its state."""
+        able = [mesh for mesh in meshes if copied_by(state_of(mesh).cls)]
         if not able or (named and len(able) < len(meshes)):
             raise ArgumentError(
-                "copy_from needs actors whose class has __getstate__, which returns the state of a replica, and "
-                "__setstate__, which takes it; or name a method that returns their tensors: copy='weights'"
+                f"copy_from needs actors whose class has methods that return and take the state of a replica: {BOTH}; "
+                f"or name a method that returns their tensors: copy='weights'"
             )
 
     def run(
@@ -57,7 +56,7 @@ class StateTransfer:
             take: service that gets the actor and the state.
             args: for ``give``.
         """
-        if not self._new or (give is receiver.state_of and not has_hooks(state_of(self._mesh).cls)):
+        if not self._new or (give is receiver.state_of and not copied_by(state_of(self._mesh).cls)):
             return None
         token = secrets.token_hex(8)
         source = member_of(self._mesh, self._source)
@@ -102,8 +101,3 @@ def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
     position = region.position_of(rank)
     assert position is not None
     return member_at(view_at(mesh, region), position)
-
-
-def has_hooks(cls: type) -> bool:
-    """Return whether a class has the two methods."""
-    return all(any(name in each.__dict__ for each in cls.__mro__ if each is not object) for name in _HOOKS)

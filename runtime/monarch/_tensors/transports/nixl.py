@@ -86,7 +86,7 @@ class Nixl:
 
     def __init__(self, name: str, registry: Registry, ask: _Ask) -> None:
         self._name = name
-        self._registry = registry
+        self._memories = registry
         self._ask = ask
         self._lock = threading.Lock()
         # Lock: _lock, down to _tables.
@@ -119,7 +119,7 @@ class Nixl:
         with self._lock:
             agent = self._own_agent()
             for key in keys:
-                memory, table = self._registry.get(key), self._registry.slot_table(key)
+                memory, table = self._memories.get(key), self._memories.slot_table(key)
                 if memory is None or table is None:
                     return None
                 if table not in self._tables:

@@ -23,7 +23,7 @@ class SameProcess:
 
     def __init__(self, proc: str, registry: Registry) -> None:
         self._proc = proc
-        self._registry = registry
+        self._memories = registry
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
         return "" if remote.proc == self._proc else "the owner is another process"
@@ -34,7 +34,7 @@ class SameProcess:
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         theirs: list[Memory] = []
         for remote, _, _ in moves:
-            memory = self._registry.get(remote.key)
+            memory = self._memories.get(remote.key)
             if memory is None:
                 raise dropped(remote)
             theirs.append(memory)

@@ -51,7 +51,7 @@ class StreamServer:
     """
 
     def __init__(self, registry: Registry, secret: bytes, address: str) -> None:
-        self._registry = registry
+        self._memories = registry
         self._secret = secret
         self._listener = socket.create_server((address, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -133,7 +133,7 @@ class StreamServer:
         if not 0 < count <= MOST or what not in (READ, WRITE):
             raise EOFError("invalid request")
         spans = numpy.reshape(numpy.frombuffer(receive(connection, count * SPAN), numpy.int64), (-1, 2))
-        memory = self._registry.get(key)
+        memory = self._memories.get(key)
         status = FINE
         if memory is None:
             status = DROPPED
@@ -146,7 +146,7 @@ class StreamServer:
             send(connection, memory, spans)
             return
         take(connection, memory, spans)
-        connection.sendall(ANSWER.pack(FINE if self._registry.get(key) is memory else DROPPED))
+        connection.sendall(ANSWER.pack(FINE if self._memories.get(key) is memory else DROPPED))
 
     def close(self) -> None:
         """Stop serving."""

@@ -1,0 +1,172 @@
+"""The orderly end of a process: after its actors, as Python ends one, and in bounded time; with the program too."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, endpoint
+
+SHORT = {"MONARCH_STOP_CLEANUP_S": "0.3", "MONARCH_STOP_CANCEL_S": "0.2"}
+
+
+class Ends(Actor):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.open = threading.Event()
+
+    def _note(self, what: str) -> None:
+        with open(self.path, "a") as file:
+            file.write(f"{what}\n")
+
+    @endpoint
+    def prepare(self) -> str:
+        atexit.register(self._note, "function")
+        weakref.finalize(self, subprocess.run, ["sh", "-c", f"echo finalizer >> {self.path}"])
+        # Joined before the functions run.
+        threading.Thread(target=lambda: self.open.wait() and self._note("thread")).start()
+        self.folder = tempfile.TemporaryDirectory()
+        return self.folder.name
+
+    @endpoint
+    def prepare_late(self, what: str) -> None:
+        if what == "thread":
+            threading.Thread(target=time.sleep, args=(1000,), name="prefetch").start()
+        elif what == "child":
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), name="worker").start()
+        else:
+            atexit.register(time.sleep, 1000)
+        atexit.register(self._note, "function")
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        self._note("cleanup")
+        self.open.set()
+
+
+def test_exit_functions_run_after_cleanup_and_threads(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(1)
+    folder = mesh.spawn("ends", Ends, str(tmp_path / "said")).prepare.call_one().get(timeout=20)
+    assert Path(folder).exists()
+    mesh.stop().get(timeout=20)
+    assert (tmp_path / "said").read_text().split() == ["cleanup", "thread", "function", "finalizer"]
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("thread", "these threads, which are no daemons and did not end within 0.3 s: 'prefetch'; start them with"),
+        ("child", "these child processes, which did not end within 0.3 s: 'worker'; start them with daemon=True"),
+        ("function", "the exit functions of the process did not end within 0.3 s and were interrupted; set MONARCH_"),
+    ],
+)
+def test_late_steps_of_an_end_are_interrupted_and_told(
+    procs: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str, text: str
+) -> None:
+    mesh = procs(1, env=SHORT)
+    mesh.spawn("ends", Ends, str(tmp_path / "said")).prepare_late.call_one(what).get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert (tmp_path / "said").read_text().split() == ["cleanup", "function"]
+    assert text in capfd.readouterr().err
+
+
+def test_processes_clean_up_at_the_end_of_the_program(program: Any) -> None:
+    done = program(
+        """
+import atexit, time
+from monarch.actor import Actor, endpoint, this_host
+
+class A(Actor):
+    @endpoint
+    def f(self):
+        atexit.register(print, "function")
+
+    @endpoint
+    def serve(self):
+        try:
+            time.sleep(1000)
+        finally:
+            print("stopped")
+
+    def __cleanup__(self, error):
+        print("cleanup", error)
+
+a = this_host().spawn_procs().spawn("a", A)
+a.f.call().get(timeout=50)
+a.serve.broadcast()
+print("last line")
+"""
+    )
+    ends = "last line\n[rank 0] stopped\n[rank 0] cleanup None\n[rank 0] function\n"
+    assert done.ok() == ends and done.err == "", "nobody waits for the call"
+
+
+def test_processes_clean_up_at_the_end_of_their_hosts(program: Any) -> None:
+    done = program(
+        """
+from monarch.actor import Actor, endpoint, this_host
+from monarch.testing import local_hosts
+
+class A(Actor):
+    @endpoint
+    def f(self):
+        return 1
+
+    def __cleanup__(self, error):
+        print("cleanup")
+
+with local_hosts(1) as hosts:
+    hosts.spawn_procs().spawn("a", A).f.call().get(timeout=50)
+print("last line")
+"""
+    )
+    assert done.ok() == "[rank 0] cleanup\nlast line\n"
+
+
+def test_late_process_is_named_at_the_end_of_the_program(program: Any) -> None:
+    done = program(
+        """
+import threading
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+class A(Actor):
+    @endpoint
+    def f(self):
+        return 1
+
+    def __cleanup__(self, error):
+        threading.Event().wait()
+
+this_host().spawn_procs(per_host={"gpus": 2}).spawn("a", A).f.call().get(timeout=50)
+shutdown_context(0.2).get()
+"""
+    )
+    done.ok()
+    assert "ranks 0-1 of procs did not end within 0.2 s and were killed; MONARCH_" in done.err
+
+
+def test_finalizers_of_the_zygote_do_not_run_in_its_forks() -> None:
+    code = """
+import weakref
+from monarch._procs.rank import exit_functions
+class Held: ...
+old, new = Held(), Held()
+weakref.finalize(old, print, "of the zygote")
+exit_functions.begin()
+weakref.finalize(new, print, "of the rank")
+exit_functions.run_functions()
+import os
+os._exit(0) if os.sys.stdout.flush() is None else None
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == "of the rank\n"
