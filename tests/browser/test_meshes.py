@@ -151,6 +151,28 @@ def test_widget_shows_a_mesh_under_its_cell(quiet: Any) -> None:
     assert not errors
 
 
+def test_view_goes_on_when_another_of_its_mesh_is_cleared(quiet: Any) -> None:
+    spin = "%%mesh\nimport time\nwhile True: time.sleep(0.01)"
+    book, errors = quiet("%mesh up --procs 2", "mesh", "mesh", spin)
+    start(book)
+    for number in (1, 2):
+        book.run(number)
+        book.output(number).locator(".mk-tile").nth(1).wait_for()
+    book.idle()
+    book.evaluate("book.content.model.cells.get(1).outputs.clear()")
+    book.wait(lambda: not book.output(1).locator(".mk-tile").count(), "one view is left")
+    book.run(3)
+    # Long before the view asks by itself whether the kernel is there.
+    book.wait(lambda: book.output(2).locator(".mk-tile.mk-running").count() == 2, "the running cell", 10)
+    book.stop()
+    book.idle()
+    # A rank that is pinned in one is pinned in the other.
+    book.run(1)
+    book.output(1).locator(".mk-tile").nth(1).click()
+    book.output(2).locator(".mk-details").wait_for()
+    assert not errors
+
+
 def test_logs_are_filtered_by_rank_text_and_stream(quiet: Any) -> None:
     print_all = "%%mesh\nimport sys\nprint('hello from', rank)\nprint('careful', rank, file=sys.stderr)"
     book, errors = quiet("%mesh up 4", print_all)

@@ -62,6 +62,21 @@ export function targets(session: MeshSession, selected: ReadonlySet<number>): nu
   return session.pinned >= 0 ? [session.pinned] : [];
 }
 
+function busyWord(session: MeshSession, trans: Trans): string {
+  switch (session.waits) {
+    case 'cell':
+      return trans.__('waiting for the running cell to end…');
+    case 'kernel':
+      return trans.__('waiting for the kernel…');
+    default:
+      return trans.__('working…');
+  }
+}
+
+function waitsHelp(trans: Trans): string {
+  return trans.__('Buttons act while a cell runs if the kernel of the notebook is Monarch');
+}
+
 interface Props {
   session: MeshSession;
   selected: ReadonlySet<number>;
@@ -104,7 +119,11 @@ export function Actions({ session, selected, trans }: Props) {
           {actionWord(action, trans)}
         </button>
       ))}
-      {session.pending.size > 0 && <span class="mk-busy">{trans.__('working…')}</span>}
+      {session.pending.size > 0 && (
+        <span class="mk-busy" role="status" title={session.waits === 'cell' ? waitsHelp(trans) : undefined}>
+          {busyWord(session, trans)}
+        </span>
+      )}
       {asks && <Confirm session={session} ranks={ranks} trans={trans} close={() => setAsks(false)} />}
     </div>
   );

@@ -1,5 +1,6 @@
 /** The view of a mesh, the same under a cell and in the Meshes panel. */
 
+import type { RefObject } from 'preact';
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import type { State } from '../protocol';
 import type { MeshSession } from '../session';
@@ -41,7 +42,7 @@ export function MeshApp({ session, theme, trans }: Props) {
   const [only, setOnly] = useState<State | null>(null);
   const [selected, setSelected] = useState<ReadonlySet<number>>(new Set());
   const [pointed, setPointed] = useState<{ rank: number; tile: HTMLElement } | null>(null);
-  usePace(session, () => grid.current?.update());
+  usePace(session, place, () => grid.current?.update());
 
   const ready = session.model.mesh !== null;
   useEffect(() => {
@@ -109,8 +110,8 @@ function toggled(set: ReadonlySet<number>, rank: number): ReadonlySet<number> {
   return next;
 }
 
-/** Call `fast` with each frame after a change, and render again at a slower pace, and each second. */
-function usePace(session: MeshSession, fast: () => void): void {
+/** Call `fast` with each frame after a change, and render again at a slower pace, and each second, while on the page. */
+function usePace(session: MeshSession, place: RefObject<HTMLElement>, fast: () => void): void {
   const [, render] = useReducer((count: number) => count + 1, 0);
   const latest = useRef(fast);
   latest.current = fast;
@@ -122,6 +123,9 @@ function usePace(session: MeshSession, fast: () => void): void {
       render(0);
     };
     const change = () => {
+      if (place.current && !place.current.isConnected) {
+        return;
+      }
       frame ||= requestAnimationFrame(() => {
         frame = 0;
         latest.current();
