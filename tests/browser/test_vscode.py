@@ -123,6 +123,37 @@ def test_reopened_notebook_shows_the_picture_until_its_cell_runs(window: Open) -
     assert not first.problems() and not second.problems()
 
 
+def test_view_of_a_cell_that_runs_again_takes_over_its_conversation(window: Open) -> None:
+    editor = window().start()
+    editor.run("%mesh up --procs 2")
+    number = editor.run("mesh")
+    editor.frame.locator(".mk-tile").nth(1).wait_for()
+    for _ in range(3):
+        editor.run("mesh", number)
+        editor.wait(lambda: editor.cell(number).locator(".mk-tile").count() == 2, "the new view")
+    running = editor.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)")
+    editor.wait(lambda: re.search(r"running\s+2\b", editor.text(number)), "the view shows running ranks")
+    assert editor.page.evaluate("editor.forwarded.filter(kind => kind === 'open').length") == 1
+    editor.cell(number).get_by_role("button", name="Interrupt").click()
+    editor.wait(lambda: not editor.is_running(running), "the cell ends")
+    assert not editor.problems()
+
+
+def test_keys_press_each_button_of_a_view_once(window: Open) -> None:
+    editor = window().start()
+    editor.run("%mesh up --procs 2")
+    number = editor.run("mesh")
+    stacks = editor.cell(number).get_by_role("button", name="Dump stacks")
+    stacks.wait_for()
+    editor.wait(lambda: stacks.get_attribute("tabindex") == "0", "the editor has looked at the buttons")
+    for count, key in enumerate(("Enter", "Space"), 1):
+        stacks.press(key)
+        editor.cell(number).locator(".mk-note").wait_for()
+        assert editor.page.evaluate("editor.forwarded.filter(kind => kind === 'act').length") == count
+        editor.wait(lambda: not stacks.is_disabled(), "the button can be pressed again")
+    assert not editor.problems()
+
+
 def test_progress_of_ranks_stays_in_one_line(window: Open) -> None:
     editor = window("vscode-dark").start()
     editor.run("%mesh up --procs 2")
