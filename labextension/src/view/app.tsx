@@ -70,6 +70,16 @@ export function MeshApp({ session, theme, trans }: Props) {
     return <Status session={session} trans={trans} />;
   }
   const colours = COLOURS[theme];
+  // What has the focus goes, and the next key must not go to the page around.
+  const unpin = () => {
+    const rank = session.pinned;
+    session.pin(-1);
+    grid.current?.focus(rank);
+  };
+  const dismiss = () => {
+    session.dismiss();
+    grid.current?.focus();
+  };
   return (
     <>
       <Title session={session} trans={trans} />
@@ -78,7 +88,7 @@ export function MeshApp({ session, theme, trans }: Props) {
       {session.note && (
         <p class={`mk-note${session.note.ok ? '' : ' mk-bad'}`} role="status">
           <span class={session.note.text.includes('\n') ? 'mk-lines' : undefined}>{session.note.text}</span>
-          <button type="button" class="mk-close" aria-label={trans.__('Dismiss')} onClick={() => session.dismiss()}>
+          <button type="button" class="mk-close" aria-label={trans.__('Dismiss')} onClick={dismiss}>
             ×
           </button>
         </p>
@@ -90,7 +100,7 @@ export function MeshApp({ session, theme, trans }: Props) {
           <div ref={place} class="mk-grid" />
           <Calls model={session.model} trans={trans} />
         </div>
-        <Details session={session} trans={trans} />
+        <Details session={session} trans={trans} close={unpin} />
       </div>
       <div class="mk-below">
         <Metrics model={session.model} colours={colours} trans={trans} />

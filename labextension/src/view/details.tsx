@@ -14,15 +14,25 @@ interface Props {
   trans: Trans;
 }
 
+interface DetailsProps extends Props {
+  close(): void;
+}
+
 /** The pinned rank: its figures, last lines, live stack and tensors. */
-export function Details({ session, trans }: Props) {
+export function Details({ session, trans, close }: DetailsProps) {
   const row = session.model.ranks[session.pinned];
   if (!row) {
     return null;
   }
   const { details } = session;
+  const press = (event: KeyboardEvent) => {
+    if (event.key === 'Escape') {
+      event.stopPropagation();
+      close();
+    }
+  };
   return (
-    <section class="mk-details" aria-label={trans.__('Rank %1', row.rank)}>
+    <section class="mk-details" aria-label={trans.__('Rank %1', row.rank)} onKeyDown={press}>
       <header>
         <span class={`mk-swatch mk-${row.state} mk-load4`} aria-hidden="true">
           {LOOKS[row.state].sign}
@@ -33,7 +43,7 @@ export function Details({ session, trans }: Props) {
           class="mk-close"
           aria-label={trans.__('Unpin')}
           title={trans.__('Unpin (Escape)')}
-          onClick={() => session.pin(-1)}
+          onClick={close}
         >
           ×
         </button>

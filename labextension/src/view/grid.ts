@@ -117,8 +117,8 @@ export class Grid {
     }
   }
 
-  /** Move the focus to a rank. */
-  focus(rank: number): void {
+  /** Move the focus to a rank; to the one that had it last if none is named. */
+  focus(rank = this.focused): void {
     if (this.tiles[rank]) {
       this.tiles[this.focused]?.element.setAttribute('tabindex', '-1');
       this.focused = rank;
