@@ -173,6 +173,40 @@ def test_view_goes_on_when_another_of_its_mesh_is_cleared(quiet: Any) -> None:
     assert not errors
 
 
+def test_widget_is_used_by_keys_alone(quiet: Any) -> None:
+    book, errors = quiet("%mesh up --procs 64", "mesh", "1 + 1")
+    start(book)
+    book.run(1)
+    output, press = book.output(1), book.page.keyboard.press
+    output.locator(".mk-tile").nth(63).wait_for()
+    book.idle()
+    output.get_by_role("button", name="Kill").focus()
+    press("Enter")
+    output.get_by_role("alertdialog").wait_for()
+    press("Escape")
+    output.get_by_role("alertdialog").wait_for(state="detached")
+    output.get_by_role("button", name="Dump stacks").focus()
+    press("Space")
+    output.locator(".mk-note").wait_for()
+    output.locator(".mk-tile[tabindex='0']").focus()
+    # JupyterLab has its own uses for most of these keys.
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+        press(key)
+    rank = book.page.evaluate("Number(document.activeElement.dataset.rank)")
+    assert rank > 1
+    output.locator(".mk-details h4", has_text=f"Rank {rank}").wait_for()
+    press("Escape")
+    output.locator(".mk-details").wait_for(state="detached")
+    press("Control+End")
+    press("Space")
+    output.get_by_role("button", name="Kill: rank 63").wait_for()
+    assert book.evaluate("[book.content.activeCellIndex, book.content.mode]") == [1, "command"]
+    # Others go to the notebook as ever.
+    press("Shift+Enter")
+    book.until("book.content.activeCellIndex === 2")
+    assert not errors
+
+
 def test_logs_are_filtered_by_rank_text_and_stream(quiet: Any) -> None:
     print_all = "%%mesh\nimport sys\nprint('hello from', rank)\nprint('careful', rank, file=sys.stderr)"
     book, errors = quiet("%mesh up 4", print_all)

@@ -62,7 +62,10 @@ export function MeshApp({ session, theme, trans }: Props) {
     const observer = new ResizeObserver(() => made.resize(place.current?.clientWidth ?? 0));
     observer.observe(place.current);
     made.resize(place.current.clientWidth);
-    return () => observer.disconnect();
+    return () => {
+      observer.disconnect();
+      made.dispose();
+    };
   }, [session, ready]);
   useEffect(() => grid.current?.mark(session.pinned, selected, only));
 
