@@ -301,6 +301,17 @@ def give_to_comm(kernel: Kernel, request: dict[str, Any]) -> None:
         comm._msg_callback(request)
 
 
+def pass_cells(comm: Any) -> None:
+    """Have messages to a comm handled in the subshell that they name, also while a cell runs.
+
+    Newer versions of ipykernel send them to where the kernel last used the comm: to the thread of the notebook. It also
+    raises the events of a cell for each message, which belong to that thread.
+    """
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, named: named
+    comm.handle_msg = lambda message: comm._msg_callback and comm._msg_callback(message)
+
+
 def can_ask(kernel: Kernel | None, parent: Any = None) -> bool:
     """Return whether the front end of a cell answers questions.
 

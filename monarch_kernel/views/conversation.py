@@ -12,7 +12,6 @@ from monarch_kernel.output.log import OutputLog
 from monarch_kernel.views.actions import Actions
 from monarch_kernel.views.details import Pinned, Pins, log_line
 from monarch_kernel.views.feed import SILENT_S, Feeds, Source
-from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import (
     VERSION,
@@ -49,13 +48,12 @@ class Place(Protocol):
     pins: Pins
 
     @property
-    def lane(self) -> Lane | None:
-        """Return what takes messages while a cell runs; None if they wait for it."""
-        ...
-
-    @property
     def actions(self) -> Actions:
         """Runs the actions of views."""
+        ...
+
+    def hears_at_once(self) -> bool:
+        """Return whether messages of pages, such as this one, pass the running cell."""
         ...
 
     def source_of(self, uid: str) -> Source | None:
@@ -176,7 +174,7 @@ class Conversation:
         self._note(uid, view)
         if not self._place.feeds.heard(uid, self._speaker):
             self._open(uid)
-        elif self._place.lane is not None:
+        elif self._place.hears_at_once():
             self._speaker.tell(Heard(uid))
 
     def _pin(self, message: Pin) -> None:

@@ -44,7 +44,10 @@ def bundle_of(shown: Snapshot, hint: str = "", name: str = "", live: str = "") -
         live: its CSS class, by which the live view above it hides it.
     """
     below = f"<div>{html.escape(hint)}</div>" if hint else ""
-    return {"text/html": html_of(shown, name, live) + below, "text/plain": "\n".join(filter(None, [text_of(shown), hint]))}
+    return {
+        "text/html": html_of(shown, name, live) + below,
+        "text/plain": "\n".join(filter(None, [text_of(shown), hint])),
+    }
 
 
 def html_of(shown: Snapshot, name: str = "", live: str = "") -> str:

@@ -207,6 +207,23 @@ def test_widget_is_used_by_keys_alone(quiet: Any) -> None:
     assert not errors
 
 
+def test_buttons_act_while_a_cell_of_a_python_kernel_runs(opened: Open) -> None:
+    spin = "%%mesh\nimport time\nwhile True: time.sleep(0.01)"
+    book = opened("%load_ext monarch_kernel\n%mesh up --procs 2", "mesh", spin, kernel="python3")
+    start(book)
+    book.run(1)
+    output = book.output(1)
+    output.locator(".mk-tile").nth(1).wait_for()
+    book.idle()
+    book.run(2)
+    book.wait(lambda: output.locator(".mk-tile.mk-running").count() == 2, "the running cell")
+    output.get_by_role("button", name="Dump stacks").click()
+    output.locator(".mk-note", has_text="in <module>").wait_for()
+    output.get_by_role("button", name="Interrupt").click()
+    book.idle()
+    assert "stopped by an interrupt" in book.said(2)
+
+
 def test_logs_are_filtered_by_rank_text_and_stream(quiet: Any) -> None:
     print_all = "%%mesh\nimport sys\nprint('hello from', rank)\nprint('careful', rank, file=sys.stderr)"
     book, errors = quiet("%mesh up 4", print_all)
