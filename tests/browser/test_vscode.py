@@ -106,14 +106,15 @@ def test_view_and_picture_are_readable_in_each_theme(window: Open) -> None:
 def test_reopened_notebook_shows_the_picture_until_its_cell_runs(window: Open) -> None:
     first = window().start()
     first.run("%mesh up --procs 2")
-    number = first.run("mesh")
-    first.frame.locator(".mk-tile").nth(1).wait_for()
+    number, other = first.run("mesh"), first.run("%mesh view")
+    first.frame.locator(".mk-tile").nth(3).wait_for()
     (kernel,) = [each["kernel"] for each in first.lab.ask("sessions")]
     second = window().open(first.saved(), kernel)
     assert "live view of mesh 'mesh': procs=2" in second.text(number) and "2 ranks: 2 idle" in second.text(number)
     assert second.run("mesh", number) == number
     second.frame.locator(".mk-tile").nth(1).wait_for()
     assert not second.cell(number).locator(".monarch-static").is_visible()
+    assert second.cell(other).locator(".monarch-static").is_visible()
     # Both windows show the mesh from now on.
     running = second.send("%%mesh [0]\nimport time\nwhile True: time.sleep(0.01)")
     for each in (first, second):
