@@ -89,6 +89,7 @@ def test_view_and_picture_are_readable_in_each_theme(window: Open) -> None:
     editor.run("%mesh view")
     title = editor.frame.locator(".mk-title h3")
     title.wait_for()
+    assert title.evaluate("element => getComputedStyle(element).fontFamily").endswith("sans-serif")
     offline = window().open(editor.saved())
     picture = offline.frame.locator(".monarch-static b")
     for theme, kind in THEMES.items():
