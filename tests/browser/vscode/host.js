@@ -16,8 +16,16 @@ const USUAL = { username: '', handleComms: true, commsOverSubshells: CommsOverSu
 const THEMES = {
   'vscode-light': { '--vscode-editor-background': '#ffffff', '--vscode-editor-foreground': '#3b3b3b' },
   'vscode-dark': { '--vscode-editor-background': '#1f1f1f', '--vscode-editor-foreground': '#cccccc' },
-  'vscode-high-contrast': { '--vscode-editor-background': '#000000', '--vscode-editor-foreground': '#ffffff' },
-  'vscode-high-contrast-light': { '--vscode-editor-background': '#ffffff', '--vscode-editor-foreground': '#292929' }
+  'vscode-high-contrast': {
+    '--vscode-editor-background': '#000000',
+    '--vscode-editor-foreground': '#ffffff',
+    '--vscode-contrastBorder': '#6fc3df'
+  },
+  'vscode-high-contrast-light': {
+    '--vscode-editor-background': '#ffffff',
+    '--vscode-editor-foreground': '#292929',
+    '--vscode-contrastBorder': '#0f4a85'
+  }
 };
 
 /** The kernel of the frame: what it sends goes to the extension host, and messages come from there. */
@@ -405,6 +413,7 @@ class Editor {
       body.classList.add(...classes);
       body.dataset.vscodeThemeKind = name;
     }
+    this.frame.document.documentElement.style.removeProperty('--vscode-contrastBorder');
     for (const [key, value] of Object.entries(THEMES[name])) {
       this.frame.document.documentElement.style.setProperty(key, value);
     }
