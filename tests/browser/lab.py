@@ -86,6 +86,7 @@ class Lab:
         options = [
             "--no-browser", "--allow-root", "--ServerApp.port=0", f"--IdentityProvider.token={self.token}",
             f"--ServerApp.root_dir={self.root}", "--LabApp.expose_app_in_browser=True",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             f"--ServerApp.extra_static_paths={self.pages}",
         ]  # fmt: skip
         self.log = folder / "server.log"
@@ -149,6 +150,12 @@ class Book:
         self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{name}?token={self.lab.token}")
         self._ready()
         self.evaluate("window.loadedOnce = true")
+        return self
+
+    def open_classic(self, name: str) -> Book:
+        """Load the page of Notebook 7 with a notebook, and wait for its kernel."""
+        self.page.goto(f"{self.lab.url}/notebooks/{name}?token={self.lab.token}")
+        self._ready()
         return self
 
     def show(self, name: str) -> Book:
