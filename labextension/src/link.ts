@@ -4,6 +4,7 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
 import { type CellTarget, type FromKernel, type FromView, type MeshSummary, TARGET, VERSION } from './protocol';
+import { tellEnded } from './ended';
 import type { IKernelLink, LinkState } from './tokens';
 
 export class KernelLink implements IKernelLink {
@@ -133,6 +134,7 @@ export class KernelLink implements IKernelLink {
   private onStatus(_: unknown, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting' || status === 'dead' || status === 'terminating') {
       if (this.state !== 'none') {
+        tellEnded(this.meshes.filter(mesh => !mesh.owner && !mesh.detached).map(mesh => mesh.uid));
         this.drop('dead');
       }
     } else if (this.state === 'dead' && (status === 'idle' || status === 'busy')) {

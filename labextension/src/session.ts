@@ -43,6 +43,10 @@ export const NOT_HEARD =
 export const SILENT =
   'The kernel does not answer. This is the last state that it sent; if it was restarted, run the cell again for a live view.';
 
+/** What is said where the kernel is known to have ended. */
+export const ENDED =
+  'The kernel has ended or was restarted. This is the last state that it sent; run the cell again for a live view.';
+
 let lastAction = 0;
 
 /** Return an id for an action, which no other page uses. */
@@ -142,6 +146,7 @@ export class MeshSession {
   lose(reason: string): void {
     this.link = 'lost';
     this.reason = reason;
+    this.model.freeze();
     this.asked = false;
     this.pending.clear();
     this.tell();

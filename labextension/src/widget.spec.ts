@@ -1,4 +1,5 @@
 import { afterEach, expect, test, vi } from 'vitest';
+import { tellEnded } from './ended';
 import type { FromKernel, FromView } from './protocol';
 import { meshRow, snapshotOf } from './testing';
 import makeWidget, { RESTS } from './widget';
@@ -169,4 +170,16 @@ test('the static pictures of the widget are hidden while it shows the mesh', () 
   expect(hides()).toBe(true);
   end();
   expect(hides()).toBe(false);
+});
+
+test('a view whose kernel has ended says so, and its clock stops', async () => {
+  const { model, show } = make();
+  const el = place();
+  show(el);
+  model.tell(snapshotOf(2, { mesh: meshRow(2, { uid: 'mine' }) }));
+  await vi.waitFor(() => expect(el.textContent).toContain('up for'));
+  tellEnded(['another']);
+  tellEnded(['mine']);
+  await vi.waitFor(() => expect(el.textContent).toContain('The kernel has ended or was restarted'));
+  expect(el.textContent).not.toContain('up for');
 });

@@ -1,7 +1,8 @@
 /** The widget of a mesh in any front end that shows anywidgets. */
 
+import { onEnded } from './ended';
 import type { FromKernel } from './protocol';
-import { type Channel, MeshSession } from './session';
+import { type Channel, ENDED, MeshSession } from './session';
 import { watchAttached } from './view/attached';
 import { mountMesh } from './view/mount';
 
@@ -62,6 +63,7 @@ function hideStatic(session: MeshSession, name: string): () => void {
 class Shared {
   readonly session: MeshSession;
   private readonly showStatic: () => void;
+  private readonly ignoreEnds: () => void;
   /** By view, whether it is on the page. VS Code takes views off the page without ending them. */
   private readonly attached = new Map<object, boolean>();
   private rests: ReturnType<typeof setTimeout> | undefined;
@@ -69,6 +71,11 @@ class Shared {
   constructor(model: Model) {
     this.session = new MeshSession(channel(model), '', (model.get('ranks') as number[] | undefined) ?? []);
     this.showStatic = hideStatic(this.session, (model.get('picture') as string | undefined) ?? '');
+    this.ignoreEnds = onEnded(uids => {
+      if (uids.includes(this.session.model.mesh?.uid ?? '')) {
+        this.session.lose(ENDED);
+      }
+    });
   }
 
   get views(): number {
@@ -97,6 +104,7 @@ class Shared {
   end(): void {
     clearTimeout(this.rests);
     this.showStatic();
+    this.ignoreEnds();
     this.session.close();
   }
 }

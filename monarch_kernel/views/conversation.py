@@ -156,6 +156,12 @@ class Conversation:
             self._speaker.tell(Gone(uid, "this kernel does not have the mesh; it may have been stopped"))
         else:
             self._place.feeds.open(source, self._speaker, self._place.offered(uid))
+            self._say_heard(uid)
+
+    def _say_heard(self, uid: str) -> None:
+        """Let a view know that it is heard, if the next answer comes as soon, also while a cell runs."""
+        if self._place.hears_at_once():
+            self._speaker.tell(Heard(uid))
 
     def _note(self, uid: str, view: str) -> None:
         self._heard[uid, view] = time.monotonic()
@@ -174,8 +180,8 @@ class Conversation:
         self._note(uid, view)
         if not self._place.feeds.heard(uid, self._speaker):
             self._open(uid)
-        elif self._place.hears_at_once():
-            self._speaker.tell(Heard(uid))
+        else:
+            self._say_heard(uid)
 
     def _pin(self, message: Pin) -> None:
         uid = self._of(message.uid)

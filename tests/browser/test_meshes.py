@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +224,22 @@ def test_buttons_act_while_a_cell_of_a_python_kernel_runs(opened: Open) -> None:
     output.get_by_role("button", name="Interrupt").click()
     book.idle()
     assert "stopped by an interrupt" in book.said(2)
+
+
+def test_view_says_at_once_that_its_kernel_was_killed(quiet: Any) -> None:
+    book, _ = quiet("import os\nos.getpid()", "%mesh up --procs 2", "mesh", TRAIN)
+    for number in range(3):
+        book.run(number)
+        book.idle()
+    view = book.output(2)
+    view.locator(".mk-tile").nth(1).wait_for()
+    book.run(3)
+    book.wait(lambda: view.locator(".mk-tile.mk-running, .mk-tile.mk-blocked").count() == 2, "the running cell")
+    os.kill(int(book.said(0)), signal.SIGKILL)
+    view.get_by_text("The kernel has ended or was restarted.").wait_for()
+    assert not view.get_by_role("button", name="Interrupt").count()
+    assert view.locator(".mk-title span").inner_text() == "2 ranks"
+    book.used_up = True
 
 
 def test_logs_are_filtered_by_rank_text_and_stream(quiet: Any) -> None:
