@@ -26,8 +26,18 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+"""Checks accessibility; `make test-ts` installs it."""
 GUARD = 30.0
 """Seconds after which an operation counts as hung."""
+
+
+def violations(page: Any, selector: str = "html") -> list[str]:
+    """Return what axe finds in a part of a page, as its rule and the first element."""
+    if not page.evaluate("typeof axe !== 'undefined'"):
+        page.add_script_tag(content=AXE.read_text())
+    found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']}).then(all => all.violations)", selector)
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
 def find_browser() -> str | None:

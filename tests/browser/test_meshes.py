@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from browser.lab import Book, Lab
+from browser.lab import AXE, Book, Lab, violations
 from monarch._core.shapes.ranks import parse_ranks
 
 Open = Callable[..., Book]
@@ -172,6 +172,23 @@ def test_view_goes_on_when_another_of_its_mesh_is_cleared(quiet: Any) -> None:
     book.run(1)
     book.output(1).locator(".mk-tile").nth(1).click()
     book.output(2).locator(".mk-details").wait_for()
+    assert not errors
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe is not installed; `make test-ts` installs it")
+def test_view_and_panel_are_accessible_in_their_pages(quiet: Any) -> None:
+    book, errors = quiet("%mesh up --procs 4", "mesh")
+    start(book)
+    book.run(1)
+    book.output(1).locator(".mk-tile").nth(3).click()
+    book.output(1).locator(".mk-details").wait_for()
+    panel = show_panel(book)
+    book.idle()
+    for part in (".jp-OutputArea .mk-view", "#monarch-meshes"):
+        assert not violations(book.page, part)
+    panel.get_by_role("tab", name="Logs").click()
+    panel.locator(".mk-logs").wait_for()
+    assert not violations(book.page, "#monarch-meshes")
     assert not errors
 
 
