@@ -307,9 +307,17 @@ def pass_cells(comm: Any) -> None:
     Newer versions of ipykernel send them to where the kernel last used the comm: to the thread of the notebook. It also
     raises the events of a cell for each message, which belong to that thread.
     """
+
+    def route(_data: Any, named: str | None) -> str | None:
+        return named
+
+    def handle(message: Any) -> None:
+        if comm._msg_callback:
+            comm._msg_callback(message)
+
     if hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = lambda data, named: named
-    comm.handle_msg = lambda message: comm._msg_callback and comm._msg_callback(message)
+        comm._reply_subshell_for = route
+    comm.handle_msg = handle
 
 
 def can_ask(kernel: Kernel | None, parent: Any = None) -> bool:

@@ -3,8 +3,8 @@
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
-import { type CellTarget, type FromKernel, type FromView, type MeshSummary, TARGET, VERSION } from './protocol';
 import { tellEnded } from './ended';
+import { type CellTarget, type FromKernel, type FromView, type MeshSummary, TARGET, VERSION } from './protocol';
 import type { IKernelLink, LinkState } from './tokens';
 
 export class KernelLink implements IKernelLink {
