@@ -138,6 +138,32 @@ def test_view_of_a_cell_that_runs_again_takes_over_its_conversation(window: Open
     assert editor.page.evaluate("editor.forwarded.filter(kind => kind === 'open').length") == 1
     editor.cell(number).get_by_role("button", name="Interrupt").click()
     editor.wait(lambda: not editor.is_running(running), "the cell ends")
+    # Without a view on the page, the kernel sends nothing.
+    last = "editor.forwarded.filter(kind => kind === 'open' || kind === 'close').at(-1)"
+    editor.page.clock.install()
+    editor.page.evaluate("number => editor.clear(editor.cells[number])", number)
+    editor.wait(lambda: not editor.cell(number).locator(".mk-tile").count(), "the cleared cell")
+    editor.page.clock.fast_forward(15_000)
+    editor.wait(lambda: editor.page.evaluate(last) == "close", "the end of the messages")
+    editor.run("mesh", number)
+    editor.wait(lambda: re.search(r"idle\s+2\b", editor.text(number)), "the view that is shown again")
+    assert editor.page.evaluate(last) == "open"
+    assert not editor.problems()
+
+
+def test_view_of_a_python_kernel_says_that_an_action_waits(window: Open) -> None:
+    editor = window().start("python3")
+    editor.run("%load_ext monarch_kernel\n%mesh up --procs 2")
+    view = editor.cell(editor.run("mesh"))
+    view.locator(".mk-tile").nth(1).wait_for()
+    number = editor.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)")
+    editor.wait(lambda: re.search(r"running\s+2\b", view.inner_text()), "the view shows running ranks")
+    view.get_by_role("button", name="Dump stacks").click()
+    view.get_by_text("waiting for the running cell to end").wait_for()
+    editor.page.evaluate("editor.kernel.interrupt()")
+    editor.wait(lambda: not editor.is_running(number), "the cell ends")
+    view.locator(".mk-note").wait_for()
+    assert not view.get_by_text("waiting for").count()
     assert not editor.problems()
 
 
