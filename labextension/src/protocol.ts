@@ -235,6 +235,11 @@ export interface MeshSummary {
    */
   owner?: string;
   paused?: number;
+  /**
+   * Whether the process that `owner` names has attached a detached mesh, so
+   * that no other can.
+   */
+  taken?: boolean;
 }
 
 /** The ranks that a `%%mesh` cell addresses. */
@@ -499,7 +504,7 @@ export const DEFAULTS = {
   BarRow: { ended: 0.0, together: false },
   TensorRow: { norm: null, nans: 0 },
   LogLine: { cell: 0 },
-  MeshSummary: { current: false, detached: false, owner: '', paused: 0 },
+  MeshSummary: { current: false, detached: false, owner: '', paused: 0, taken: false },
   CellTarget: { error: '' },
   Patch: { mesh: null, ranks: [], calls: [], spans: [], points: [], bars: [], dropped_calls: [], dropped_bars: [] },
   Details: { note: '' },

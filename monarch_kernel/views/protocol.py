@@ -197,6 +197,8 @@ class MeshSummary(_Struct, frozen=True):
     """The kernel of a mesh that is not this notebook's, as a person would name it, or the state of a detached one;
     empty for this one's."""
     paused: int = 0
+    taken: bool = False
+    """Whether the process that ``owner`` names has attached a detached mesh, so that no other can."""
 
 
 class CellTarget(_Struct, frozen=True):
