@@ -439,6 +439,16 @@ def test_panel_comes_back_after_a_restart_of_the_kernel(quiet: Any) -> None:
     assert not errors
 
 
+def test_panel_finds_a_python_kernel_again_after_a_reload(opened: Open) -> None:
+    book = opened("get_ipython().run_line_magic('load_ext', 'monarch_kernel')\n%mesh up 2", kernel="python3")
+    start(book)
+    show_panel(book)
+    book.page.reload()
+    book.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell")
+    book.until("book?.sessionContext?.session?.kernel?.status === 'idle'")
+    assert show_panel(book).locator(".mk-tile").count() == 2
+
+
 def test_reloaded_page_shows_the_output_and_the_panel_again(quiet: Any) -> None:
     book, errors = quiet("%mesh up 2", TRAIN)
     start(book)
