@@ -320,6 +320,25 @@ def give_to_comm(kernel: Kernel, request: dict[str, Any]) -> None:
         comm._msg_callback(request)
 
 
+def pass_cells(comm: Any) -> None:
+    """Have messages to a comm handled in the subshell that they name, also while a cell runs.
+
+    Newer versions of ipykernel send them to where the kernel last used the comm: to the thread of the notebook. It also
+    raises the events of a cell for each message, which belong to that thread.
+    """
+
+    def route(_data: Any, named: str | None) -> str | None:
+        return named
+
+    def handle(message: Any) -> None:
+        if comm._msg_callback:
+            comm._msg_callback(message)
+
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = route
+    comm.handle_msg = handle
+
+
 def can_ask(kernel: Kernel | None, parent: Any = None) -> bool:
     """Return whether the front end of a cell answers questions.
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kernels import Cell, Notebook
-from monarch_kernel.views.protocol import TARGET, VERSION, FromKernel
+from monarch_kernel.views.protocol import TARGET, VERSION, FromKernel, Gone, Snapshot
 from pages import Page
 
 
@@ -51,7 +51,7 @@ class Comm:
         """Ask for a mesh, and await it."""
         before = len(self.messages)
         self.say("open", version=VERSION, uid=uid)
-        self.until(lambda: len(self.messages) > before)
+        self.until(lambda: any(isinstance(each, (Snapshot, Gone)) for each in self.messages[before:]))
 
 
 class Front:

@@ -3,6 +3,7 @@
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
+import { tellEnded } from './ended';
 import { type CellTarget, type FromKernel, type FromView, type MeshSummary, TARGET, VERSION } from './protocol';
 import type { IKernelLink, LinkState } from './tokens';
 
@@ -69,11 +70,12 @@ export class KernelLink implements IKernelLink {
     }
   }
 
-  /** Connect if the kernel is Monarch's; any other would only complain about an unknown comm. */
+  /** Connect if the kernel is Monarch's, or one with meshes; any other would only complain about an unknown comm. */
   private async greet(): Promise<void> {
     const kernel = this.kernel;
     const info = await kernel?.info.catch(() => null);
-    if (info?.implementation === 'monarch' && kernel === this.kernel && !this.isDisposed) {
+    const talks = info?.implementation === 'monarch' || (kernel && info && (await hasTalked(kernel)));
+    if (talks && kernel === this.kernel && !this.isDisposed && this.state === 'none') {
       this.connect();
     }
   }
@@ -133,6 +135,7 @@ export class KernelLink implements IKernelLink {
   private onStatus(_: unknown, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting' || status === 'dead' || status === 'terminating') {
       if (this.state !== 'none') {
+        tellEnded(this.meshes.filter(mesh => !mesh.owner && !mesh.detached).map(mesh => mesh.uid));
         this.drop('dead');
       }
     } else if (this.state === 'dead' && (status === 'idle' || status === 'busy')) {
@@ -152,9 +155,15 @@ export class KernelLink implements IKernelLink {
   private onOutput(_: unknown, message: KernelMessage.IMessage): void {
     if (message.header.msg_type === 'execute_input' && this.state === 'none') {
       const { code } = message.content as { code: string };
-      if (/^\s*%(re)?load_ext\s+monarch_kernel/m.test(code)) {
+      if (/\b(re)?load_ext\b['"),\s]*\(?['"]?monarch_kernel\b/.test(code)) {
         this.connect();
       }
     }
   }
+}
+
+/** Whether a page has a comm with a kernel already, as before it was loaded again: the kernel has the extension. */
+async function hasTalked(kernel: Kernel.IKernelConnection): Promise<boolean> {
+  const reply = await kernel.requestCommInfo({ target_name: TARGET }).catch(() => null);
+  return reply?.content.status === 'ok' && Object.keys(reply.content.comms).length > 0;
 }

@@ -1,4 +1,4 @@
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { MeshModel } from './model';
 import { MOST_SPANS, SPAN_SECONDS } from './protocol';
 import { meshRow, patchOf, rankRow, snapshotOf } from './testing';
@@ -10,6 +10,20 @@ function modelOf(count: number): MeshModel {
 }
 
 describe('MeshModel', () => {
+  test('has a clock that stops when nothing can be known, until the next message', () => {
+    vi.useFakeTimers();
+    const model = modelOf(2);
+    const before = model.now();
+    vi.advanceTimersByTime(1000);
+    expect(model.now() - before).toBeCloseTo(1);
+    model.freeze();
+    vi.advanceTimersByTime(5000);
+    expect(model.now() - before).toBeCloseTo(1);
+    model.patch(patchOf(1, { now: 1020 }));
+    expect(model.now()).toBeCloseTo(1020);
+    vi.useRealTimers();
+  });
+
   test('fills in the defaults of fields that a message leaves out', () => {
     const model = modelOf(2);
     expect(model.ranks[1]).toMatchObject({ rank: 1, state: 'idle', load: 0, reason: '', tensors: {}, restarts: 0 });

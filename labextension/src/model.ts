@@ -44,6 +44,7 @@ export class MeshModel {
   private readonly members: ReadonlySet<number>;
   /** How far the kernel's clock is ahead of this one, in seconds. */
   private ahead = 0;
+  private stopped = 0;
 
   /**
    * @param members the ranks that the view is of; none for all.
@@ -71,9 +72,14 @@ export class MeshModel {
     return !this.isPart || rank === NOTEBOOK || this.members.has(rank);
   }
 
-  /** Return the time on the kernel's clock; that of its end for an ended mesh. */
+  /** Return the time on the kernel's clock; that of its end for an ended mesh, and that at which its clock stopped. */
   now(): number {
-    return this.mesh?.ended || Date.now() / 1000 + this.ahead;
+    return this.mesh?.ended || this.stopped || Date.now() / 1000 + this.ahead;
+  }
+
+  /** Stop the clock until the next message: nothing is known of the time since then. */
+  freeze(): void {
+    this.stopped = this.now();
   }
 
   /** Replace everything. */
@@ -113,6 +119,7 @@ export class MeshModel {
   }
 
   private setClock(now: number): void {
+    this.stopped = 0;
     this.ahead = now - Date.now() / 1000;
   }
 

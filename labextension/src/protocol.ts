@@ -235,6 +235,11 @@ export interface MeshSummary {
    */
   owner?: string;
   paused?: number;
+  /**
+   * Whether the process that `owner` names has attached a detached mesh, so
+   * that no other can.
+   */
+  taken?: boolean;
 }
 
 /** The ranks that a `%%mesh` cell addresses. */
@@ -323,6 +328,15 @@ export interface Details {
   note?: string;
 }
 
+/**
+ * Says that an action has begun. It comes late where messages of pages wait for
+ * the running cell.
+ */
+export interface Taken {
+  kind: 'taken';
+  id: number;
+}
+
 /** An action has ended. */
 export interface Done {
   kind: 'done';
@@ -393,12 +407,21 @@ export interface Open {
   kind: 'open';
   version: number;
   uid?: string;
+  /**
+   * Differs between the views that share a comm, as those of two pages with the
+   * same widget do; the same in Alive, Close and Pin.
+   */
+  view?: string;
 }
 
-/** Ends the patches of a mesh. */
+/**
+ * Ends the patches of a mesh, unless another view behind the same comm shows
+ * it.
+ */
 export interface Close {
   kind: 'close';
   uid?: string;
+  view?: string;
 }
 
 /**
@@ -409,6 +432,7 @@ export interface Close {
 export interface Alive {
   kind: 'alive';
   uid?: string;
+  view?: string;
 }
 
 /**
@@ -421,9 +445,10 @@ export interface Pin {
   uid?: string;
   /** Whether to compute the norms of tensors above 64 MB too. */
   norms?: boolean;
+  view?: string;
 }
 
-/** Asks for an action; answered by Done. */
+/** Asks for an action; answered by Taken at once, and by Done at its end. */
 export interface Act {
   kind: 'act';
   id: number;
@@ -479,15 +504,15 @@ export const DEFAULTS = {
   BarRow: { ended: 0.0, together: false },
   TensorRow: { norm: null, nans: 0 },
   LogLine: { cell: 0 },
-  MeshSummary: { current: false, detached: false, owner: '', paused: 0 },
+  MeshSummary: { current: false, detached: false, owner: '', paused: 0, taken: false },
   CellTarget: { error: '' },
   Patch: { mesh: null, ranks: [], calls: [], spans: [], points: [], bars: [], dropped_calls: [], dropped_bars: [] },
   Details: { note: '' },
   CellOutputs: { ended: false },
-  Open: { uid: '' },
-  Close: { uid: '' },
-  Alive: { uid: '' },
-  Pin: { uid: '', norms: false },
+  Open: { uid: '', view: '' },
+  Close: { uid: '', view: '' },
+  Alive: { uid: '', view: '' },
+  Pin: { uid: '', norms: false, view: '' },
   Act: { uid: '' },
   ReadLogs: { uid: '' }
 };
@@ -498,6 +523,7 @@ export type FromKernel =
   | Gone
   | Heard
   | Details
+  | Taken
   | Done
   | Meshes
   | Logs

@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import { ALIVE_SECONDS, VERSION } from './protocol';
-import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS, SILENT } from './session';
+import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS, SILENT, TAKEN } from './session';
 import { patchOf, snapshotOf, TestChannel } from './testing';
 
 function live(uid = ''): [MeshSession, TestChannel] {
@@ -13,10 +13,33 @@ function live(uid = ''): [MeshSession, TestChannel] {
 afterEach(() => vi.useRealTimers());
 
 describe('MeshSession', () => {
+  test('differs from others behind the same comm', () => {
+    const channel = new TestChannel();
+    const views = [new MeshSession(channel), new MeshSession(channel)];
+    expect(new Set(channel.sent.map(message => (message as { view?: string }).view)).size).toBe(views.length);
+  });
+
+  test('says that an action waits which the kernel has not taken', () => {
+    vi.useFakeTimers();
+    const [session, channel] = live();
+    session.act('interrupt', []);
+    const { id } = channel.sent.at(-1) as { id: number };
+    vi.advanceTimersByTime(TAKEN - 1);
+    expect(session.waits).toBe(null);
+    vi.advanceTimersByTime(1);
+    expect(session.waits).toBe('cell');
+    channel.tell({ kind: 'heard', uid: '' });
+    expect(session.waits).toBe('kernel');
+    channel.tell({ kind: 'taken', id });
+    expect([session.waits, session.pending.size]).toEqual([null, 1]);
+    channel.tell({ kind: 'done', id, ok: true, text: 'stopped' });
+    expect(session.pending.size).toBe(0);
+  });
+
   test('opens at once and is live with the snapshot', () => {
     const channel = new TestChannel();
     const session = new MeshSession(channel, 'mesh-1');
-    expect(channel.sent).toEqual([{ kind: 'open', version: VERSION, uid: 'mesh-1' }]);
+    expect(channel.sent).toEqual([{ kind: 'open', version: VERSION, uid: 'mesh-1', view: expect.any(String) }]);
     expect(session.link).toBe('connecting');
     channel.tell(snapshotOf(4));
     expect([session.link, session.model.ranks.length]).toEqual(['live', 4]);

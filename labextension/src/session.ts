@@ -34,12 +34,18 @@ export const FAILURE_STAYS = 60_000;
 const READING = 80;
 /** Time for the kernel to answer an action that was asked before the connection was lost and came back, in ms. */
 export const LATE = 10_000;
+/** Time for the kernel to take an action, in ms, before the view says that it waits. */
+export const TAKEN = 2_000;
 /** What is said then. The kernel may have received it. */
 export const NOT_HEARD =
   'The connection to the kernel was lost before it answered. Check whether the action took effect before you try again.';
 /** What is said where the kernel has not answered in time. It may also be inside C code. */
 export const SILENT =
   'The kernel does not answer. This is the last state that it sent; if it was restarted, run the cell again for a live view.';
+
+/** What is said where the kernel is known to have ended. */
+export const ENDED =
+  'The kernel has ended or was restarted. This is the last state that it sent; run the cell again for a live view.';
 
 let lastAction = 0;
 
@@ -58,6 +64,8 @@ export class MeshSession {
   note: Note | null = null;
   /** Actions that have not ended, by id. */
   readonly pending = new Map<number, Action>();
+  /** Those that the kernel has not taken yet, and whether they are late. */
+  private readonly untaken = new Map<number, boolean>();
   private readonly handlers = new Set<() => void>();
   private readonly stop: () => void;
   private readonly alive: ReturnType<typeof setInterval>;
@@ -72,6 +80,10 @@ export class MeshSession {
   private missed: ReturnType<typeof setTimeout> | undefined;
   private asked = false;
   private norms = false;
+  /** Whether no page shows it, so that the kernel sends nothing. */
+  private rests = false;
+  /** What the kernel knows this view by: other pages may show the same mesh over the same comm. */
+  private readonly view = Math.random().toString(36).slice(2);
   private letsGo: ReturnType<typeof setTimeout> | undefined;
   private gaveUp: ReturnType<typeof setTimeout> | undefined;
 
@@ -97,7 +109,7 @@ export class MeshSession {
     }
     this.asked = true;
     this.awaitAnswer();
-    this.send({ kind: 'open', version: VERSION, uid: this.uid });
+    this.send({ kind: 'open', version: VERSION, uid: this.uid, view: this.view });
     if (this.pinned >= 0) {
       this.sendPin();
     }
@@ -112,10 +124,29 @@ export class MeshSession {
     this.tell();
   }
 
+  /** Ask for no more messages, if the kernel answers at once when the page shows the view again. */
+  rest(): void {
+    if (this.answers && this.link === 'live' && !this.rests) {
+      this.rests = true;
+      clearTimeout(this.missed);
+      this.missed = undefined;
+      this.send({ kind: 'close', uid: this.uid, view: this.view });
+    }
+  }
+
+  /** Follow the mesh again. */
+  wake(): void {
+    if (this.rests) {
+      this.rests = false;
+      this.reopen();
+    }
+  }
+
   /** Say that no message can come, and why. */
   lose(reason: string): void {
     this.link = 'lost';
     this.reason = reason;
+    this.model.freeze();
     this.asked = false;
     this.pending.clear();
     this.tell();
@@ -139,7 +170,7 @@ export class MeshSession {
   }
 
   private sendPin(): void {
-    this.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms });
+    this.send({ kind: 'pin', rank: this.pinned, uid: this.uid, norms: this.norms, view: this.view });
   }
 
   /** Do something with ranks; with all of the view if there are none. */
@@ -149,8 +180,31 @@ export class MeshSession {
     this.holds = action === 'pause' || (this.holds && action !== 'resume');
     this.show(null);
     const chosen = ranks.length ? ranks : [...this.members];
+    this.untaken.set(id, false);
+    setTimeout(() => {
+      if (this.untaken.has(id)) {
+        this.untaken.set(id, true);
+        this.tell();
+      }
+    }, TAKEN);
     this.send({ kind: 'act', id, action, ranks: chosen, uid: this.uid });
     this.tell();
+  }
+
+  /**
+   * What an action waits for: the kernel, or the cell that it runs, where messages of pages wait for that; null if the
+   * kernel has taken all actions in time.
+   */
+  get waits(): 'kernel' | 'cell' | null {
+    const late = [...this.untaken].some(([id, isLate]) => isLate && this.pending.has(id));
+    return late ? (this.answers ? 'kernel' : 'cell') : null;
+  }
+
+  private take(id: number): void {
+    if (this.untaken.get(id)) {
+      this.tell();
+    }
+    this.untaken.delete(id);
   }
 
   dismiss(): void {
@@ -192,8 +246,8 @@ export class MeshSession {
     clearTimeout(this.missed);
     this.stop();
     this.handlers.clear();
-    if (this.link !== 'lost') {
-      this.send({ kind: 'close', uid: this.uid });
+    if (this.link !== 'lost' && !this.rests) {
+      this.send({ kind: 'close', uid: this.uid, view: this.view });
     }
   }
 
@@ -207,9 +261,9 @@ export class MeshSession {
   }
 
   private sayAlive(): void {
-    if (this.link === 'live' || this.silent) {
+    if (!this.rests && (this.link === 'live' || this.silent)) {
       this.awaitAnswer();
-      this.send({ kind: 'alive', uid: this.uid });
+      this.send({ kind: 'alive', uid: this.uid, view: this.view });
     }
   }
 
@@ -248,6 +302,10 @@ export class MeshSession {
   }
 
   private handle(message: FromKernel): void {
+    if (this.rests && message.kind !== 'done' && message.kind !== 'taken') {
+      // It is for another page, or late.
+      return;
+    }
     this.hear();
     switch (message.kind) {
       case 'heard':
@@ -281,7 +339,11 @@ export class MeshSession {
           this.tell();
         }
         break;
+      case 'taken':
+        this.take(message.id);
+        break;
       case 'done':
+        this.take(message.id);
         this.finish(message);
         break;
     }

@@ -1,27 +1,23 @@
 /** The widget of a mesh in any front end that shows anywidgets. */
 
+import { onEnded } from './ended';
 import type { FromKernel } from './protocol';
-import { type Channel, MeshSession } from './session';
+import { type Channel, ENDED, MeshSession } from './session';
+import { watchAttached } from './view/attached';
 import { mountMesh } from './view/mount';
 
-type ModelEvent = 'msg:custom' | 'change:state' | 'destroy';
+type ModelEvent = 'msg:custom' | 'change:state';
 
 /** The part of anywidget's model that this needs. */
 interface Model {
-  get(name: 'ranks' | 'state'): unknown;
+  get(name: 'ranks' | 'state' | 'picture'): unknown;
   send(message: unknown): void;
   on(event: ModelEvent, handler: (message: unknown) => void): void;
   off(event: ModelEvent, handler: (message: unknown) => void): void;
 }
 
-/** What the views of one model share. */
-interface Shared {
-  session: MeshSession;
-  views: number;
-  showStatic(): void;
-}
-
-const shared = new WeakMap<Model, Shared>();
+/** How long none of its views is on the page before a conversation rests, in ms. */
+export const RESTS = 10_000;
 
 function channel(model: Model): Channel {
   return {
@@ -46,45 +42,102 @@ function channel(model: Model): Channel {
   };
 }
 
-/** Hide the static picture of the mesh below the widget, which front ends without widgets show; return its undoing. */
-function hideStatic(session: MeshSession): () => void {
+/** Hide the widget's static pictures, which front ends without widgets show; return its undoing. */
+function hideStatic(session: MeshSession, name: string): () => void {
   const sheet = document.createElement('style');
   const hide = () => {
-    const uid = session.model.mesh?.uid;
-    if (uid && !sheet.isConnected) {
-      sheet.textContent = `.monarch-mesh-${uid.replace(/[^A-Za-z0-9_-]/g, '-')}{display:none}`;
+    if (name && session.model.mesh && !sheet.isConnected) {
+      sheet.textContent = `.${name}{display:none}`;
       document.head.append(sheet);
     }
   };
   const stop = session.onChange(hide);
+  hide();
   return () => {
     stop();
     sheet.remove();
   };
 }
 
-function share(model: Model): Shared {
-  const session = new MeshSession(channel(model), '', (model.get('ranks') as number[] | undefined) ?? []);
-  const showStatic = hideStatic(session);
-  model.on('destroy', showStatic);
-  return { session, views: 0, showStatic };
+/** What the views of one model share: their conversation with the kernel. */
+class Shared {
+  readonly session: MeshSession;
+  private readonly showStatic: () => void;
+  private readonly ignoreEnds: () => void;
+  /** By view, whether it is on the page. VS Code takes views off the page without ending them. */
+  private readonly attached = new Map<object, boolean>();
+  private rests: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(model: Model) {
+    this.session = new MeshSession(channel(model), '', (model.get('ranks') as number[] | undefined) ?? []);
+    this.showStatic = hideStatic(this.session, (model.get('picture') as string | undefined) ?? '');
+    this.ignoreEnds = onEnded(uids => {
+      if (uids.includes(this.session.model.mesh?.uid ?? '')) {
+        this.session.lose(ENDED);
+      }
+    });
+  }
+
+  get views(): number {
+    return this.attached.size;
+  }
+
+  set(view: object, isAttached: boolean): void {
+    this.attached.set(view, isAttached);
+    this.follow();
+  }
+
+  remove(view: object): void {
+    this.attached.delete(view);
+    this.follow();
+  }
+
+  private follow(): void {
+    clearTimeout(this.rests);
+    if ([...this.attached.values()].some(Boolean)) {
+      this.session.wake();
+    } else {
+      this.rests = setTimeout(() => this.session.rest(), RESTS);
+    }
+  }
+
+  end(): void {
+    clearTimeout(this.rests);
+    this.showStatic();
+    this.ignoreEnds();
+    this.session.close();
+  }
 }
 
-function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-  const kept = shared.get(model) ?? share(model);
-  shared.set(model, kept);
-  kept.views += 1;
-  const unmount = mountMesh(el, kept.session);
-  return () => {
-    unmount();
-    kept.views -= 1;
-    if (!kept.views) {
-      model.off('destroy', kept.showStatic);
-      kept.showStatic();
-      kept.session.close();
-      shared.delete(model);
+/** Return the widget of one model: anywidget calls this for each, and gives each view a model object of its own. */
+export default function widget() {
+  let own: Model | null = null;
+  let shared: Shared | null = null;
+  const end = () => {
+    shared?.end();
+    shared = null;
+  };
+  return {
+    initialize({ model }: { model: Model }): () => void {
+      own = model;
+      return end;
+    },
+    render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+      // What a view registers with its own object ends with that view.
+      shared ??= new Shared(own ?? model);
+      const used = shared;
+      const view = {};
+      const unmount = mountMesh(el, used.session);
+      const unwatch = watchAttached(el, isAttached => used.set(view, isAttached));
+      used.set(view, true);
+      return () => {
+        unwatch();
+        unmount();
+        used.remove(view);
+        if (!used.views && used === shared) {
+          end();
+        }
+      };
     }
   };
 }
-
-export default { render };

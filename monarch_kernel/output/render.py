@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from monarch._kernel_api import CellError, describe_ranks
+from monarch._kernel_api import CellError, advice, describe_ranks, with_source
 from monarch_kernel.output.bundles import Bundle
 
 _SHOWN = 64
@@ -52,7 +52,7 @@ class MeshCellError(Exception):
             ranks_of = {trace: ranks for trace, ranks in ranks_of.items() if causes & set(ranks)}
         if not ranks_of:
             return None
-        named = [(describe_ranks(ranks), trace) for trace, ranks in list(ranks_of.items())[:_SHOWN]]
+        named = [(describe_ranks(ranks), _placed(trace)) for trace, ranks in list(ranks_of.items())[:_SHOWN]]
         pages = "".join(
             f"<details><summary>traceback of {name}</summary><pre style='{_TRACE}'>{html.escape(trace)}</pre></details>"
             for name, trace in named
@@ -69,8 +69,13 @@ class MeshCellError(Exception):
             f"MeshCellError: {self.lines[0]}",
             *self.lines[1:],
             *([f"Traceback of rank {rank}:"] if first.trace.startswith("Traceback") else []),
-            first.trace,
+            _placed(first.trace),
         ]
+
+
+def _placed(trace: str) -> str:
+    """Return a traceback of a rank with the cells of functions that the notebook has copied there, and their lines."""
+    return advice().placed("\n".join(with_source(trace)))
 
 
 def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: dict[int, str]) -> str:

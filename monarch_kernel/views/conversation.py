@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 import msgspec
@@ -10,8 +11,7 @@ from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.views.actions import Actions
 from monarch_kernel.views.details import Pinned, Pins, log_line
-from monarch_kernel.views.feed import Feeds, Source
-from monarch_kernel.views.lane import Lane
+from monarch_kernel.views.feed import SILENT_S, Feeds, Source
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import (
     VERSION,
@@ -33,6 +33,7 @@ from monarch_kernel.views.protocol import (
     ReadLogs,
     ReadOutputs,
     ReadTargets,
+    Taken,
     Targets,
 )
 
@@ -47,13 +48,12 @@ class Place(Protocol):
     pins: Pins
 
     @property
-    def lane(self) -> Lane | None:
-        """Return what takes messages while a cell runs; None if they wait for it."""
-        ...
-
-    @property
     def actions(self) -> Actions:
         """Runs the actions of views."""
+        ...
+
+    def hears_at_once(self) -> bool:
+        """Return whether messages of pages, such as this one, pass the running cell."""
         ...
 
     def source_of(self, uid: str) -> Source | None:
@@ -102,6 +102,8 @@ class Conversation:
         self._place = place
         self._speaker = speaker
         self._uid = uid
+        self._heard: dict[tuple[str, str], float] = {}
+        """By mesh and view, when it was last heard, on the monotonic clock. Single operations."""
 
     def take(self, data: Any) -> None:
         """Handle a message, as JSON; one that cannot be understood is answered too. Does not wait."""
@@ -115,13 +117,13 @@ class Conversation:
     def handle(self, message: FromView) -> None:
         """Handle a message."""
         match message:
-            case Open(version=version):
+            case Open(version=version, view=view):
+                self._note(self._of(message.uid), view)
                 self._open(self._of(message.uid), version)
-            case Alive():
-                self._alive(self._of(message.uid))
-            case Close():
-                self._place.feeds.close(self._of(message.uid), self._speaker)
-                self._place.pins.unpin(self._speaker.comm)
+            case Alive(view=view):
+                self._alive(self._of(message.uid), view)
+            case Close(view=view):
+                self._close(self._of(message.uid), view)
             case Pin():
                 self._pin(message)
             case Act():
@@ -139,7 +141,7 @@ class Conversation:
     def close(self) -> None:
         """End it: the comm is closed."""
         self._place.feeds.close_all(self._speaker)
-        self._place.pins.unpin(self._speaker.comm)
+        self._place.pins.unpin_all(self._speaker.comm)
         self._place.leave(self._speaker)
 
     def _of(self, uid: str) -> str:
@@ -154,23 +156,44 @@ class Conversation:
             self._speaker.tell(Gone(uid, "this kernel does not have the mesh; it may have been stopped"))
         else:
             self._place.feeds.open(source, self._speaker, self._place.offered(uid))
+            self._say_heard(uid)
 
-    def _alive(self, uid: str) -> None:
+    def _say_heard(self, uid: str) -> None:
+        """Let a view know that it is heard, if the next answer comes as soon, also while a cell runs."""
+        if self._place.hears_at_once():
+            self._speaker.tell(Heard(uid))
+
+    def _note(self, uid: str, view: str) -> None:
+        self._heard[uid, view] = time.monotonic()
+
+    def _close(self, uid: str, view: str) -> None:
+        """End a view, and the patches of its mesh with the last one."""
+        self._place.pins.unpin(self._speaker.comm, view)
+        since = time.monotonic() - SILENT_S
+        ended = [key for key, at in list(self._heard.items()) if key == (uid, view) or at < since]
+        for key in ended:
+            self._heard.pop(key, None)
+        if not any(mesh == uid for mesh, _ in list(self._heard)):
+            self._place.feeds.close(uid, self._speaker)
+
+    def _alive(self, uid: str, view: str) -> None:
+        self._note(uid, view)
         if not self._place.feeds.heard(uid, self._speaker):
             self._open(uid)
-        elif self._place.lane is not None:
-            self._speaker.tell(Heard(uid))
+        else:
+            self._say_heard(uid)
 
     def _pin(self, message: Pin) -> None:
         uid = self._of(message.uid)
         mesh = self._place.mesh_of(uid)
         if mesh is not None and 0 <= message.rank < len(mesh.procs):
-            self._alive(uid)
-            self._place.pins.pin(Pinned(mesh, message.rank, message.norms, self._speaker))
+            self._alive(uid, message.view)
+            self._place.pins.pin(Pinned(mesh, message.rank, message.norms, self._speaker, message.view))
         else:
-            self._place.pins.unpin(self._speaker.comm)
+            self._place.pins.unpin(self._speaker.comm, message.view)
 
     def _act(self, message: Act) -> None:
+        self._speaker.tell(Taken(message.id))
         mesh = self._place.mesh_of(self._of(message.uid))
         if mesh is None:
             text = "the mesh does not run in this notebook; it may have been stopped"

@@ -29,6 +29,13 @@ class Pinned(NamedTuple):
     rank: int
     norms: bool
     speaker: Speaker
+    view: str = ""
+    """Of those behind the same comm."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return its comm and its view, which pins one rank."""
+        return self.speaker.comm, self.view
 
 
 class Pins:
@@ -43,8 +50,8 @@ class Pins:
         self._log = log
         self._is_open = is_open
         self._lock = threading.Lock()
-        self._pins: dict[str, Pinned] = {}
-        """By comm. Guarded by ``_lock``, as ``_running`` is."""
+        self._pins: dict[tuple[str, str], Pinned] = {}
+        """By comm and view. Guarded by ``_lock``, as ``_running`` is."""
         self._running = False
         self._wake = threading.Event()
         self.on_pin: Callable[[str], object] = lambda proc: None
@@ -53,8 +60,8 @@ class Pins:
     def pin(self, pinned: Pinned) -> None:
         """Send the details of a rank to a view from now on, and those of no other."""
         with self._lock:
-            before = self._pins.get(pinned.speaker.comm)
-            self._pins[pinned.speaker.comm] = pinned
+            before = self._pins.get(pinned.key)
+            self._pins[pinned.key] = pinned
             starts, self._running = not self._running, True
         self._wake.set()
         if before is None or (before.mesh, before.rank) != (pinned.mesh, pinned.rank):
@@ -62,10 +69,16 @@ class Pins:
         if starts:
             threading.Thread(target=self._run, name="monarch-pins", daemon=True).start()
 
-    def unpin(self, comm: str) -> None:
+    def unpin(self, comm: str, view: str) -> None:
         """Send no details to a view."""
         with self._lock:
-            self._pins.pop(comm, None)
+            self._pins.pop((comm, view), None)
+
+    def unpin_all(self, comm: str) -> None:
+        """Send no details to the views behind a comm."""
+        with self._lock:
+            for key in [each for each in self._pins if each[0] == comm]:
+                del self._pins[key]
 
     def _run(self) -> None:
         while True:
@@ -82,13 +95,13 @@ class Pins:
 
     def _look(self, pinned: Pinned) -> None:
         if not self._is_open(state_of(pinned.mesh.procs).procs.uid, pinned.speaker):
-            self.unpin(pinned.speaker.comm)
+            self.unpin(*pinned.key)
             return
         try:
             details = details_of(pinned.mesh, pinned.rank, pinned.norms, self._log())
         except (MonarchError, LookupError):
             # The mesh or the session has ended.
-            self.unpin(pinned.speaker.comm)
+            self.unpin(*pinned.key)
             return
         pinned.speaker.tell(details)
 

@@ -119,6 +119,8 @@ def _detached(others: Others) -> list[MeshSummary]:
     found: list[MeshSummary] = []
     for record, state in records():
         if record is not None and record.alive() and not others.has(record.user, record.name):
-            owner = f"process {record.user}" if record.user else state
-            found.append(MeshSummary(f"{record.pid}-{record.start}", record.name, 0, 0, 0, False, True, owner))
+            taken = bool(record.user)
+            owner = f"process {record.user}" if taken else state
+            uid = f"{record.pid}-{record.start}"
+            found.append(MeshSummary(uid, record.name, 0, 0, 0, detached=True, owner=owner, taken=taken))
     return found

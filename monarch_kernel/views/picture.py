@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 
 from monarch._kernel_api import describe_ranks
 from monarch_kernel.views.protocol import DISPLAY, RankRow, Snapshot
@@ -35,25 +34,24 @@ text that JupyterLab shows in the place of a widget whose kernel has ended.
 """
 
 
-def class_of(uid: str) -> str:
-    """Return the class of the pictures of a mesh, which a live view of it hides."""
-    return "monarch-mesh-" + re.sub(r"[^\w-]", "-", uid, flags=re.ASCII)
-
-
-def bundle_of(shown: Snapshot, hint: str = "", name: str = "") -> dict[str, str]:
+def bundle_of(shown: Snapshot, hint: str = "", name: str = "", live: str = "") -> dict[str, str]:
     """Return the state of a mesh as a MIME bundle.
 
     Args:
         shown: the state.
         hint: a line below it.
         name: its display id, by which a page finds it that was opened later.
+        live: its CSS class, by which the live view above it hides it.
     """
     below = f"<div>{html.escape(hint)}</div>" if hint else ""
-    return {"text/html": html_of(shown, name) + below, "text/plain": "\n".join(filter(None, [text_of(shown), hint]))}
+    return {
+        "text/html": html_of(shown, name, live) + below,
+        "text/plain": "\n".join(filter(None, [text_of(shown), hint])),
+    }
 
 
-def html_of(shown: Snapshot, name: str = "") -> str:
-    """Return the state of a mesh as HTML, which names its display id."""
+def html_of(shown: Snapshot, name: str = "", live: str = "") -> str:
+    """Return the state of a mesh as HTML, which names its display id and has a class of its own."""
     parts = [
         f"<div><b>{html.escape(title_text(shown.mesh))}</b></div>",
         f"<div>{html.escape(counts_text(shown))}</div>",
@@ -63,7 +61,8 @@ def html_of(shown: Snapshot, name: str = "") -> str:
     ]
     style = f"<style>{_STYLE}{_colours(shown)}</style>"
     named = f' {DISPLAY}="{html.escape(name)}"' if name else ""
-    return f'<div class="monarch-static {class_of(shown.mesh.uid)}"{named}>{style}{"".join(parts)}</div>'
+    classes = " ".join(filter(None, ["monarch-static", live]))
+    return f'<div class="{html.escape(classes)}"{named}>{style}{"".join(parts)}</div>'
 
 
 def _colours(shown: Snapshot) -> str:

@@ -197,6 +197,8 @@ class MeshSummary(_Struct, frozen=True):
     """The kernel of a mesh that is not this notebook's, as a person would name it, or the state of a detached one;
     empty for this one's."""
     paused: int = 0
+    taken: bool = False
+    """Whether the process that ``owner`` names has attached a detached mesh, so that no other can."""
 
 
 class CellTarget(_Struct, frozen=True):
@@ -277,6 +279,12 @@ class Details(_Struct, frozen=True, tag_field="kind", tag="details"):
     """Why something is missing."""
 
 
+class Taken(_Struct, frozen=True, tag_field="kind", tag="taken"):
+    """Says that an action has begun. It comes late where messages of pages wait for the running cell."""
+
+    id: int
+
+
 class Done(_Struct, frozen=True, tag_field="kind", tag="done"):
     """An action has ended."""
 
@@ -346,12 +354,16 @@ class Open(_Struct, frozen=True, tag_field="kind", tag="open"):
 
     version: int
     uid: str = ""
+    view: str = ""
+    """Differs between the views that share a comm, as those of two pages with the same widget do; the same in Alive,
+    Close and Pin."""
 
 
 class Close(_Struct, frozen=True, tag_field="kind", tag="close"):
-    """Ends the patches of a mesh."""
+    """Ends the patches of a mesh, unless another view behind the same comm shows it."""
 
     uid: str = ""
+    view: str = ""
 
 
 class Alive(_Struct, frozen=True, tag_field="kind", tag="alive"):
@@ -359,6 +371,7 @@ class Alive(_Struct, frozen=True, tag_field="kind", tag="alive"):
     closed. It is an ``Open`` if they have ended."""
 
     uid: str = ""
+    view: str = ""
 
 
 class Pin(_Struct, frozen=True, tag_field="kind", tag="pin"):
@@ -368,10 +381,11 @@ class Pin(_Struct, frozen=True, tag_field="kind", tag="pin"):
     uid: str = ""
     norms: bool = False
     """Whether to compute the norms of tensors above 64 MB too."""
+    view: str = ""
 
 
 class Act(_Struct, frozen=True, tag_field="kind", tag="act"):
-    """Asks for an action; answered by Done."""
+    """Asks for an action; answered by Taken at once, and by Done at its end."""
 
     id: int
     action: Action
@@ -413,7 +427,7 @@ class ReadOutputs(_Struct, frozen=True, tag_field="kind", tag="read_outputs"):
 
 
 FromKernel: TypeAlias = (
-    Snapshot | Patch | Gone | Heard | Details | Done | Meshes | Logs | Targets | Outputs | PromptOver
+    Snapshot | Patch | Gone | Heard | Details | Taken | Done | Meshes | Logs | Targets | Outputs | PromptOver
 )
 FromView: TypeAlias = Open | Close | Alive | Pin | Act | ReadLogs | ReadTargets | ListMeshes | ReadOutputs
 

@@ -60,6 +60,8 @@ class Picture:
         self.parent = parent
         self.hint = ""
         """A line below it."""
+        self.live = ""
+        """Its CSS class, by which the widget hides it."""
         self.bundle: dict[str, str] = {}
         self.due = 0.0
         """When it may be updated, on the monotonic clock."""
@@ -101,7 +103,7 @@ class Shown:
             print(text_of(state))
             return
         parent = self._kernel.get_parent("shell")
-        view, hint = self._view(procs, part, parent)
+        view, hint, live = self._view(procs, part, parent)
         if not has_cells(parent):
             # A program or a terminal takes one of the forms.
             display({**view, **bundle_of(state, hint)})
@@ -109,16 +111,17 @@ class Shown:
         if view:
             display({**view, "text/plain": f"live view of {title_text(state.mesh)}"})
         picture = Picture(part, secrets.token_hex(8), parent)
-        picture.hint, picture.bundle = hint, bundle_of(state, hint, picture.name)
+        picture.hint, picture.live = hint, live
+        picture.bundle = bundle_of(state, hint, picture.name, live)
         display(picture.bundle, picture.name)
         self._follow(parent["metadata"]["cellId"], picture)
 
-    def _view(self, procs: ProcMesh, part: Part, parent: Any) -> tuple[dict[str, Any], str]:
-        """Return the part of a bundle that shows the widget, and what is missing for it, if anything."""
+    def _view(self, procs: ProcMesh, part: Part, parent: Any) -> tuple[dict[str, Any], str, str]:
+        """Return the part of a bundle that shows the widget, what is missing for it, and the class that it hides."""
         from monarch_kernel.views.widget import HINT, MeshView, is_built
 
         if not is_built():
-            return {}, HINT
+            return {}, HINT, ""
         key = part.source.uid, part.ranks, str(parent["header"]["session"])
         widget = self._widgets.get(key)
         if widget is None or widget.comm is None:
@@ -126,7 +129,8 @@ class Shown:
             same = [each for each in self._widgets if each[:2] == key[:2]]
             for each in same[:-MOST_CLIENTS]:
                 self._widgets.pop(each).close()
-        return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}, ""
+        bundle = {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+        return bundle, "", str(widget.picture)
 
     # Pictures
 
@@ -163,7 +167,7 @@ class Shown:
     def _update(self, picture: Picture) -> None:
         with self._lock:
             picture.waits, picture.due = False, time.monotonic() + EVERY_S
-        bundle = bundle_of(picture.part.state(), picture.hint, picture.name)
+        bundle = bundle_of(picture.part.state(), picture.hint, picture.name, picture.live)
         with self._lock:
             if bundle == picture.bundle:
                 return

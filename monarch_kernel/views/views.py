@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from monarch._kernel_api import ActorMesh, ProcMesh, describe_ranks, is_actor_mesh, state_of, telemetry_of
 from monarch.exceptions import MonarchError
-from monarch_kernel.compat import publish, watch_output
+from monarch_kernel.compat import pass_cells, publish, watch_output
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.header import parse as parse_header
 from monarch_kernel.grammar.line_words import without_comment
@@ -113,6 +114,7 @@ class Views:
         def take(message: Any) -> None:
             conversation.take(message["content"]["data"])
 
+        pass_cells(comm)
         comm.on_msg(take)
         # The comm package has no types.
         comm.on_close(lambda _: conversation.close())  # pyright: ignore[reportUnknownLambdaType]
@@ -142,6 +144,11 @@ class Views:
         return self._listing.tell(PromptOver(request, question))
 
     # For conversations
+
+    def hears_at_once(self) -> bool:
+        """Return whether messages of pages pass the running cell; called by the thread that handles one."""
+        beside = threading.current_thread() is not threading.main_thread()
+        return self.lane is not None or (self.kernel is not None and beside)
 
     def show(self, procs: ProcMesh) -> Source:
         """Return the events of a mesh, which can be opened by its uid from now on."""

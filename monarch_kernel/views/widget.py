@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import traitlets
 from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
 from monarch_kernel.calls.running import Running
 from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.compat import pass_cells
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.verbs.interrupt import Interrupting
@@ -23,7 +25,6 @@ from monarch_kernel.views.current import views_of
 from monarch_kernel.views.lane import Lane
 from monarch_kernel.views.outlet import Outlet, Speaker, WidgetOutlet
 from monarch_kernel.views.parts import part_of
-from monarch_kernel.views.picture import class_of
 from monarch_kernel.views.views import Views
 
 BUNDLE = Path(__file__).parent / "static" / "meshview.js"
@@ -58,7 +59,7 @@ class MeshView(anywidget.AnyWidget):
     ranks: Any = traitlets.List(traitlets.Int()).tag(sync=True)
     """The ranks that it shows; none for all."""
     picture: Any = traitlets.Unicode("").tag(sync=True)
-    """CSS class of its static pictures, which a live view hides."""
+    """CSS class of its static pictures, which its live view hides."""
     state: Any = traitlets.Unicode("").tag(sync=True)
     """The state of the mesh as JSON, until a page is heard; only where messages of pages wait for the running cell."""
 
@@ -69,12 +70,16 @@ class MeshView(anywidget.AnyWidget):
         self._esm = _module()
         waits = self._views.kernel is None
         state = state_text(source) if waits else ""
-        super().__init__(uid=source.uid, ranks=part_of(mesh), picture=class_of(source.uid), state=state)
+        super().__init__(
+            uid=source.uid, ranks=part_of(mesh), picture=f"monarch-live-{secrets.token_hex(6)}", state=state
+        )
         self._lane: Lane | None = self._views.lane
         self._speaker: Speaker = self._outlet()
         self._conversation = Conversation(self._views, self._speaker, source.uid)
         if self._lane is not None:
             self._lane.widgets[self._speaker.comm] = self._take
+        elif self._views.kernel is not None:
+            pass_cells(self.comm)
         if waits and (note := _note_of_others(mesh)):
             print(note)
         self._ahead = Ahead(self, self._views.feeds, source) if waits else None

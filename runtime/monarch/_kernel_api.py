@@ -161,6 +161,7 @@ if TYPE_CHECKING:
     from monarch._node.node import Node as Node
     from monarch._node.opener import on_opened as on_opened
     from monarch._node.remote_errors import is_ours as is_ours
+    from monarch._node.remote_errors import with_source as with_source
     from monarch._node.services.asking import Answers as Answers
     from monarch._node.services.asking import ask_soon as ask_soon
     from monarch._node.services.asking import send_signal as send_signal
@@ -366,7 +367,7 @@ _WHERE = {
     "monarch._node.liveness": "Liveness",
     "monarch._node.node": "Node",
     "monarch._node.opener": "on_opened",
-    "monarch._node.remote_errors": "is_ours",
+    "monarch._node.remote_errors": "is_ours with_source",
     "monarch._node.services.asking": "Answers ask_soon send_signal tell_proc",
     "monarch._node.services.registry": "Request name_of request",
     "monarch._notebook.busy": "ThreadState prod thread_state",

@@ -70,9 +70,9 @@ class Editor:
         self.frame = self.page.frames[1]
         return self
 
-    def start(self) -> Editor:
+    def start(self, kernel: str = "monarch") -> Editor:
         """Open a new notebook with a new kernel."""
-        return self.open(kernel=self._new_kernel())
+        return self.open(kernel=self._new_kernel(kernel))
 
     def saved(self) -> list[Any]:
         """Return what a file of the notebook would have now."""
@@ -91,8 +91,8 @@ class Editor:
         self.page.evaluate("name => editor.theme(name)", name)
         self.frame.evaluate("white => document.body.classList.toggle('white-widgets', white)", white_widgets)
 
-    def _new_kernel(self) -> Any:
-        session = {"path": "book.ipynb", "name": "book", "type": "notebook", "kernel": {"name": "monarch"}}
+    def _new_kernel(self, kernel: str) -> Any:
+        session = {"path": "book.ipynb", "name": "book", "type": "notebook", "kernel": {"name": kernel}}
         headers = {"Authorization": f"token {self.lab.token}", "Content-Type": "application/json"}
         request = Request(f"{self.lab.url}/api/sessions", json.dumps(session).encode(), headers, method="POST")
         with urlopen(request, timeout=GUARD) as answer:

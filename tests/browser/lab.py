@@ -26,8 +26,18 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+"""Checks accessibility; `make test-ts` installs it."""
 GUARD = 30.0
 """Seconds after which an operation counts as hung."""
+
+
+def violations(page: Any, selector: str = "html") -> list[str]:
+    """Return what axe finds in a part of a page, as its rule and the first element."""
+    if not page.evaluate("typeof axe !== 'undefined'"):
+        page.add_script_tag(content=AXE.read_text())
+    found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']}).then(all => all.violations)", selector)
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
 def find_browser() -> str | None:
@@ -86,6 +96,7 @@ class Lab:
         options = [
             "--no-browser", "--allow-root", "--ServerApp.port=0", f"--IdentityProvider.token={self.token}",
             f"--ServerApp.root_dir={self.root}", "--LabApp.expose_app_in_browser=True",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
             f"--ServerApp.extra_static_paths={self.pages}",
         ]  # fmt: skip
         self.log = folder / "server.log"
@@ -149,6 +160,12 @@ class Book:
         self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{name}?token={self.lab.token}")
         self._ready()
         self.evaluate("window.loadedOnce = true")
+        return self
+
+    def open_classic(self, name: str) -> Book:
+        """Load the page of Notebook 7 with a notebook, and wait for its kernel."""
+        self.page.goto(f"{self.lab.url}/notebooks/{name}?token={self.lab.token}")
+        self._ready()
         return self
 
     def show(self, name: str) -> Book:

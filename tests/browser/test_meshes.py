@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from browser.lab import Book, Lab
+from browser.lab import AXE, Book, Lab, violations
 from monarch._core.shapes.ranks import parse_ranks
 
 Open = Callable[..., Book]
@@ -149,6 +151,112 @@ def test_widget_shows_a_mesh_under_its_cell(quiet: Any) -> None:
     book.stop()
     book.idle()
     assert not errors
+
+
+def test_view_goes_on_when_another_of_its_mesh_is_cleared(quiet: Any) -> None:
+    spin = "%%mesh\nimport time\nwhile True: time.sleep(0.01)"
+    book, errors = quiet("%mesh up --procs 2", "mesh", "mesh", spin)
+    start(book)
+    for number in (1, 2):
+        book.run(number)
+        book.output(number).locator(".mk-tile").nth(1).wait_for()
+    book.idle()
+    book.evaluate("book.content.model.cells.get(1).outputs.clear()")
+    book.wait(lambda: not book.output(1).locator(".mk-tile").count(), "one view is left")
+    book.run(3)
+    # Long before the view asks by itself whether the kernel is there.
+    book.wait(lambda: book.output(2).locator(".mk-tile.mk-running").count() == 2, "the running cell", 10)
+    book.stop()
+    book.idle()
+    # A rank that is pinned in one is pinned in the other.
+    book.run(1)
+    book.output(1).locator(".mk-tile").nth(1).click()
+    book.output(2).locator(".mk-details").wait_for()
+    assert not errors
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe is not installed; `make test-ts` installs it")
+def test_view_and_panel_are_accessible_in_their_pages(quiet: Any) -> None:
+    book, errors = quiet("%mesh up --procs 4", "mesh")
+    start(book)
+    book.run(1)
+    book.output(1).locator(".mk-tile").nth(3).click()
+    book.output(1).locator(".mk-details").wait_for()
+    panel = show_panel(book)
+    book.idle()
+    for part in (".jp-OutputArea .mk-view", "#monarch-meshes"):
+        assert not violations(book.page, part)
+    panel.get_by_role("tab", name="Logs").click()
+    panel.locator(".mk-logs").wait_for()
+    assert not violations(book.page, "#monarch-meshes")
+    assert not errors
+
+
+def test_widget_is_used_by_keys_alone(quiet: Any) -> None:
+    book, errors = quiet("%mesh up --procs 64", "mesh", "1 + 1")
+    start(book)
+    book.run(1)
+    output, press = book.output(1), book.page.keyboard.press
+    output.locator(".mk-tile").nth(63).wait_for()
+    book.idle()
+    output.get_by_role("button", name="Kill").focus()
+    press("Enter")
+    output.get_by_role("alertdialog").wait_for()
+    press("Escape")
+    output.get_by_role("alertdialog").wait_for(state="detached")
+    output.get_by_role("button", name="Dump stacks").focus()
+    press("Space")
+    output.locator(".mk-note").wait_for()
+    output.locator(".mk-tile[tabindex='0']").focus()
+    # JupyterLab has its own uses for most of these keys.
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+        press(key)
+    rank = book.page.evaluate("Number(document.activeElement.dataset.rank)")
+    assert rank > 1
+    output.locator(".mk-details h4", has_text=f"Rank {rank}").wait_for()
+    press("Escape")
+    output.locator(".mk-details").wait_for(state="detached")
+    press("Control+End")
+    press("Space")
+    output.get_by_role("button", name="Kill: rank 63").wait_for()
+    assert book.evaluate("[book.content.activeCellIndex, book.content.mode]") == [1, "command"]
+    # Others go to the notebook as ever.
+    press("Shift+Enter")
+    book.until("book.content.activeCellIndex === 2")
+    assert not errors
+
+
+def test_buttons_act_while_a_cell_of_a_python_kernel_runs(opened: Open) -> None:
+    spin = "%%mesh\nimport time\nwhile True: time.sleep(0.01)"
+    book = opened("%load_ext monarch_kernel\n%mesh up --procs 2", "mesh", spin, kernel="python3")
+    start(book)
+    book.run(1)
+    output = book.output(1)
+    output.locator(".mk-tile").nth(1).wait_for()
+    book.idle()
+    book.run(2)
+    book.wait(lambda: output.locator(".mk-tile.mk-running").count() == 2, "the running cell")
+    output.get_by_role("button", name="Dump stacks").click()
+    output.locator(".mk-note", has_text="in <module>").wait_for()
+    output.get_by_role("button", name="Interrupt").click()
+    book.idle()
+    assert "stopped by an interrupt" in book.said(2)
+
+
+def test_view_says_at_once_that_its_kernel_was_killed(quiet: Any) -> None:
+    book, _ = quiet("import os\nos.getpid()", "%mesh up --procs 2", "mesh", TRAIN)
+    for number in range(3):
+        book.run(number)
+        book.idle()
+    view = book.output(2)
+    view.locator(".mk-tile").nth(1).wait_for()
+    book.run(3)
+    book.wait(lambda: view.locator(".mk-tile.mk-running, .mk-tile.mk-blocked").count() == 2, "the running cell")
+    os.kill(int(book.said(0)), signal.SIGKILL)
+    view.get_by_text("The kernel has ended or was restarted.").wait_for()
+    assert not view.get_by_role("button", name="Interrupt").count()
+    assert view.locator(".mk-title span").inner_text() == "2 ranks"
+    book.used_up = True
 
 
 def test_logs_are_filtered_by_rank_text_and_stream(quiet: Any) -> None:
@@ -329,6 +437,16 @@ def test_panel_comes_back_after_a_restart_of_the_kernel(quiet: Any) -> None:
     start(book)
     panel(book).locator(".mk-tile").nth(1).wait_for()
     assert not errors
+
+
+def test_panel_finds_a_python_kernel_again_after_a_reload(opened: Open) -> None:
+    book = opened("get_ipython().run_line_magic('load_ext', 'monarch_kernel')\n%mesh up 2", kernel="python3")
+    start(book)
+    show_panel(book)
+    book.page.reload()
+    book.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell")
+    book.until("book?.sessionContext?.session?.kernel?.status === 'idle'")
+    assert show_panel(book).locator(".mk-tile").count() == 2
 
 
 def test_reloaded_page_shows_the_output_and_the_panel_again(quiet: Any) -> None:

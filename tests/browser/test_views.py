@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from browser.lab import ARTEFACTS, ROOT
+from browser.lab import ARTEFACTS, ROOT, violations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("built")]
 HERE = Path(__file__).parent
@@ -17,7 +17,6 @@ FILES = {
     "page.html": HERE / "page.html",
     "recording.js": HERE / "recording.js",
     "meshview.js": ROOT / "monarch_kernel" / "views" / "static" / "meshview.js",
-    "axe.js": ROOT / "node_modules" / "axe-core" / "axe.min.js",
 }
 SIZES = [1, 8, 64, 1024]
 FRAMES = """
@@ -63,13 +62,6 @@ def show(chromium: Any) -> Iterator[Callable[..., Any]]:
 def shot(page: Any, name: str) -> None:
     ARTEFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=True)
-
-
-def violations(page: Any) -> list[str]:
-    """What axe finds, as its rule and the first element."""
-    page.add_script_tag(url="http://views.test/axe.js")
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(result => result.violations)")
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

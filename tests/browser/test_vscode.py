@@ -89,6 +89,7 @@ def test_view_and_picture_are_readable_in_each_theme(window: Open) -> None:
     editor.run("%mesh view")
     title = editor.frame.locator(".mk-title h3")
     title.wait_for()
+    assert title.evaluate("element => getComputedStyle(element).fontFamily").endswith("sans-serif")
     offline = window().open(editor.saved())
     picture = offline.frame.locator(".monarch-static b")
     for theme, kind in THEMES.items():
@@ -106,14 +107,15 @@ def test_view_and_picture_are_readable_in_each_theme(window: Open) -> None:
 def test_reopened_notebook_shows_the_picture_until_its_cell_runs(window: Open) -> None:
     first = window().start()
     first.run("%mesh up --procs 2")
-    number = first.run("mesh")
-    first.frame.locator(".mk-tile").nth(1).wait_for()
+    number, other = first.run("mesh"), first.run("%mesh view")
+    first.frame.locator(".mk-tile").nth(3).wait_for()
     (kernel,) = [each["kernel"] for each in first.lab.ask("sessions")]
     second = window().open(first.saved(), kernel)
     assert "live view of mesh 'mesh': procs=2" in second.text(number) and "2 ranks: 2 idle" in second.text(number)
     assert second.run("mesh", number) == number
     second.frame.locator(".mk-tile").nth(1).wait_for()
     assert not second.cell(number).locator(".monarch-static").is_visible()
+    assert second.cell(other).locator(".monarch-static").is_visible()
     # Both windows show the mesh from now on.
     running = second.send("%%mesh [0]\nimport time\nwhile True: time.sleep(0.01)")
     for each in (first, second):
@@ -121,6 +123,63 @@ def test_reopened_notebook_shows_the_picture_until_its_cell_runs(window: Open) -
     first.cell(number).get_by_role("button", name="Interrupt").click()
     second.wait(lambda: not second.is_running(running), "the cell ends")
     assert not first.problems() and not second.problems()
+
+
+def test_view_of_a_cell_that_runs_again_takes_over_its_conversation(window: Open) -> None:
+    editor = window().start()
+    editor.run("%mesh up --procs 2")
+    number = editor.run("mesh")
+    editor.frame.locator(".mk-tile").nth(1).wait_for()
+    for _ in range(3):
+        editor.run("mesh", number)
+        editor.wait(lambda: editor.cell(number).locator(".mk-tile").count() == 2, "the new view")
+    running = editor.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)")
+    editor.wait(lambda: re.search(r"running\s+2\b", editor.text(number)), "the view shows running ranks")
+    assert editor.page.evaluate("editor.forwarded.filter(kind => kind === 'open').length") == 1
+    editor.cell(number).get_by_role("button", name="Interrupt").click()
+    editor.wait(lambda: not editor.is_running(running), "the cell ends")
+    # Without a view on the page, the kernel sends nothing.
+    last = "editor.forwarded.filter(kind => kind === 'open' || kind === 'close').at(-1)"
+    editor.page.clock.install()
+    editor.page.evaluate("number => editor.clear(editor.cells[number])", number)
+    editor.wait(lambda: not editor.cell(number).locator(".mk-tile").count(), "the cleared cell")
+    editor.page.clock.fast_forward(15_000)
+    editor.wait(lambda: editor.page.evaluate(last) == "close", "the end of the messages")
+    editor.run("mesh", number)
+    editor.wait(lambda: re.search(r"idle\s+2\b", editor.text(number)), "the view that is shown again")
+    assert editor.page.evaluate(last) == "open"
+    assert not editor.problems()
+
+
+def test_view_of_a_python_kernel_says_that_an_action_waits(window: Open) -> None:
+    editor = window().start("python3")
+    editor.run("%load_ext monarch_kernel\n%mesh up --procs 2")
+    view = editor.cell(editor.run("mesh"))
+    view.locator(".mk-tile").nth(1).wait_for()
+    number = editor.send("%%mesh\nimport time\nwhile True: time.sleep(0.01)")
+    editor.wait(lambda: re.search(r"running\s+2\b", view.inner_text()), "the view shows running ranks")
+    view.get_by_role("button", name="Dump stacks").click()
+    view.get_by_text("waiting for the running cell to end").wait_for()
+    editor.page.evaluate("editor.kernel.interrupt()")
+    editor.wait(lambda: not editor.is_running(number), "the cell ends")
+    view.locator(".mk-note").wait_for()
+    assert not view.get_by_text("waiting for").count()
+    assert not editor.problems()
+
+
+def test_keys_press_each_button_of_a_view_once(window: Open) -> None:
+    editor = window().start()
+    editor.run("%mesh up --procs 2")
+    number = editor.run("mesh")
+    stacks = editor.cell(number).get_by_role("button", name="Dump stacks")
+    stacks.wait_for()
+    editor.wait(lambda: stacks.get_attribute("tabindex") == "0", "the editor has looked at the buttons")
+    for count, key in enumerate(("Enter", "Space"), 1):
+        stacks.press(key)
+        editor.cell(number).locator(".mk-note").wait_for()
+        assert editor.page.evaluate("editor.forwarded.filter(kind => kind === 'act').length") == count
+        editor.wait(lambda: not stacks.is_disabled(), "the button can be pressed again")
+    assert not editor.problems()
 
 
 def test_progress_of_ranks_stays_in_one_line(window: Open) -> None:

@@ -20,6 +20,7 @@ from typing import Any, cast
 import pytest
 import zmq
 from ipykernel import debugger
+from ipykernel.comm.comm import BaseComm
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.interactiveshell import InteractiveShell
@@ -33,6 +34,7 @@ from monarch_kernel.compat import (
     group_skipped_files,
     has_automagic,
     missing_magic,
+    pass_cells,
     publish,
     run_nested,
     runs_cell,
@@ -223,6 +225,24 @@ def test_kernelspec_features_exist_in_ipykernel() -> None:
     assert {"create_subshell_request", "delete_subshell_request", "list_subshell_request"} <= set(
         IPythonKernel.control_msg_types
     )
+
+
+def test_messages_to_a_comm_go_to_the_subshell_that_they_name(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    comm = BaseComm(target_name="views", comm_id="1", primary=False)
+    # As after a message that a cell has sent.
+    comm._reply_subshell_id = None
+    taken: list[Any] = []
+    comm.on_msg(taken.append)
+    events: list[str] = []
+    shell.events.register("post_execute", lambda: events.append("post_execute"))
+    pass_cells(comm)
+    if hasattr(BaseComm, "_reply_subshell_for"):
+        assert comm._reply_subshell_for({}, "sub-1") == "sub-1"
+    comm.handle_msg({"content": {"data": 1}})
+    assert taken == [{"content": {"data": 1}}] and not events
 
 
 def test_execute_request_takes_stream_ident_and_parent() -> None:

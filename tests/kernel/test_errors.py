@@ -56,6 +56,13 @@ def test_traceback_has_only_user_frames(notebook: Notebook) -> None:
     assert cell.shown.count("return 1 / x") == 1
 
 
+def test_traceback_names_the_cell_of_a_pushed_function(notebook: Notebook) -> None:
+    number = int(notebook.run("def inverse(n):\n    return 1 / n\nlen(In) - 1").ok().shown)
+    notebook.run("%mesh push inverse").ok()
+    text = notebook.mesh("inverse(0)").text
+    assert re.search(rf'File "cell \[{number}\]", line 2, in inverse\n +return 1 / n\n', text)
+
+
 def test_mistakes_with_values_of_a_mesh_show_no_frame_of_the_package(notebook: Notebook) -> None:
     notebook.run("%%mesh --out r\nrank").ok()
     text = failed(notebook.run("sum(r)"))

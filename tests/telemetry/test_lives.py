@@ -56,3 +56,12 @@ def test_the_mesh_is_described_once_for_all_processes_that_join() -> None:
     for _ in range(100):
         lives.resized(2.0)
     assert len(asked) == 1
+
+
+def test_progress_of_a_start_counts_ranks_that_have_not_joined() -> None:
+    lives = lives_of()
+    for rank in range(2):
+        lives.joined(rank, f"h/abc124.{rank}", 2.0 + rank)
+        lives.started(f"h/abc124.{rank}", 100 + rank, 2.5 + rank)
+    (bar,) = lives.log.model().bars.values()
+    assert (bar.done, bar.total, bar.over) == ({-1: 2}, {-1: 2}, 3.5)

@@ -24,6 +24,7 @@ from monarch_kernel.views.protocol import (
     Outputs,
     Patch,
     Snapshot,
+    Taken,
     Targets,
 )
 from monarch_kernel.views.shown import MOST_CLIENTS
@@ -141,6 +142,37 @@ def test_a_view_is_told_that_it_was_heard_while_a_cell_runs(book: Notebook, fron
     assert not cell.reply
     book.interrupt()
     cell.wait()
+
+
+def test_views_of_two_pages_end_one_by_one(book: Notebook, front: Front) -> None:
+    widget = front.widget(book.run("mesh").ok())
+    for page in ("one", "two"):
+        widget.say("open", version=VERSION, view=page)
+        widget.say("pin", rank=0 if page == "one" else 3, view=page)
+    # Both have the details of their ranks.
+    widget.until(lambda: {each.rank for each in widget.of(Details)} == {0, 3})
+    widget.say("close", view="one")
+    seen = len(widget.messages)
+    book.run("%%mesh [1]\nlater = 1").ok()
+    widget.until(lambda: any(isinstance(each, (Patch, Snapshot)) for each in widget.messages[seen:]))
+    before = len(widget.of(Details))
+    widget.until(lambda: len(widget.of(Details)) > before + 1)
+    assert {each.rank for each in widget.of(Details)[before:]} == {3}
+    widget.say("close", view="two")
+    widget.say("act", id=5, action="stacks", ranks=[0])
+    widget.until(lambda: widget.of(Done))
+    assert widget.of(Taken)[0].id == widget.of(Done)[0].id == 5
+
+    def is_quiet(number: int) -> bool:
+        """Return whether a cell is not told of before the answer that was asked for after it."""
+        seen = len(widget.messages)
+        book.run("%%mesh [1]\nlater = 2").ok()
+        widget.say("act", id=number, action="stacks", ranks=[0])
+        widget.until(lambda: any(done.id == number for done in widget.of(Done)))
+        return not any(isinstance(each, (Patch, Snapshot, Details)) for each in widget.messages[seen:])
+
+    # One look at the rank may still be under way.
+    assert any(is_quiet(number) for number in range(6, 10))
 
 
 def test_closed_box_of_an_earlier_question_answers_nothing(book: Notebook, front: Front) -> None:
@@ -408,7 +440,7 @@ def test_a_killed_rank_is_seen_and_healed(own: Callable[..., Notebook]) -> None:
     widget.say("act", id=2, action="kill", ranks=[0])
     widget.until(lambda: len(widget.of(Done)) == 2)
     assert "killed rank 0" in widget.of(Done)[1].text
-    assert all(isinstance(each, (Snapshot, Patch, Done)) for each in widget.messages)
+    assert all(isinstance(each, (Snapshot, Patch, Heard, Taken, Done)) for each in widget.messages)
 
 
 def test_showing_a_mesh_a_thousand_times_leaks_nothing(book: Notebook, front: Front) -> None:

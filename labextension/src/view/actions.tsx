@@ -62,6 +62,21 @@ export function targets(session: MeshSession, selected: ReadonlySet<number>): nu
   return session.pinned >= 0 ? [session.pinned] : [];
 }
 
+function busyWord(session: MeshSession, trans: Trans): string {
+  switch (session.waits) {
+    case 'cell':
+      return trans.__('waiting for the running cell to end…');
+    case 'kernel':
+      return trans.__('waiting for the kernel…');
+    default:
+      return trans.__('working…');
+  }
+}
+
+function waitsHelp(trans: Trans): string {
+  return trans.__('Buttons act while a cell runs if the kernel of the notebook is Monarch');
+}
+
 interface Props {
   session: MeshSession;
   selected: ReadonlySet<number>;
@@ -70,6 +85,7 @@ interface Props {
 
 export function Actions({ session, selected, trans }: Props) {
   const [asks, setAsks] = useState(false);
+  const group = useRef<HTMLDivElement>(null);
   const mesh = session.model.mesh!;
   const ranks = targets(session, selected);
   const rows = session.model.ranks.filter(row => row && (!ranks.length || ranks.includes(row.rank)));
@@ -86,10 +102,14 @@ export function Actions({ session, selected, trans }: Props) {
     return null;
   }
   const run = (action: Action) => (action === 'kill' ? setAsks(true) : session.act(action, ranks));
+  const cancel = () => {
+    setAsks(false);
+    group.current?.querySelector<HTMLElement>('.mk-act-kill')?.focus();
+  };
   const only = session.model.isPart || session.model.ranks.length === 1 ? session.model.shown() : [];
   const scope = ranks.length || only.length ? namedRanks(ranks.length ? ranks : only, trans) : trans.__('all ranks');
   return (
-    <div class="mk-actions" role="group" aria-label={trans.__('Actions on %1', scope)}>
+    <div class="mk-actions" ref={group} role="group" aria-label={trans.__('Actions on %1', scope)}>
       <span class="mk-scope">{scope}</span>
       {mesh.actions.map(action => (
         <button
@@ -98,14 +118,19 @@ export function Actions({ session, selected, trans }: Props) {
           class={`mk-button mk-act-${action}`}
           title={useless(action) || actionHelp(action, trans)}
           aria-label={`${actionWord(action, trans)}: ${scope}`}
-          disabled={Boolean(useless(action))}
-          onClick={() => run(action)}
+          // One that is disabled would lose the focus.
+          aria-disabled={Boolean(useless(action))}
+          onClick={() => useless(action) || run(action)}
         >
           {actionWord(action, trans)}
         </button>
       ))}
-      {session.pending.size > 0 && <span class="mk-busy">{trans.__('working…')}</span>}
-      {asks && <Confirm session={session} ranks={ranks} trans={trans} close={() => setAsks(false)} />}
+      {session.pending.size > 0 && (
+        <span class="mk-busy" role="status" title={session.waits === 'cell' ? waitsHelp(trans) : undefined}>
+          {busyWord(session, trans)}
+        </span>
+      )}
+      {asks && <Confirm session={session} ranks={ranks} trans={trans} close={cancel} />}
     </div>
   );
 }

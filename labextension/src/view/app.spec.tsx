@@ -26,6 +26,7 @@ afterEach(() => {
 
 const tile = (rank: number) => place.querySelector<HTMLElement>(`.mk-tile[data-rank="${rank}"]`)!;
 const button = (text: string) => [...place.querySelectorAll('button')].find(each => each.textContent === text)!;
+const isOff = (each: Element) => each.getAttribute('aria-disabled') === 'true';
 const press = (target: Element, key: string) =>
   target.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
 const seen = async (check: () => void) => vi.waitFor(check, { timeout: 3000 });
@@ -113,7 +114,7 @@ describe('the view of a mesh', () => {
 
   test('buttons are off while they would do nothing, and say why', async () => {
     await start();
-    const off = () => [...place.querySelectorAll<HTMLButtonElement>('.mk-actions > button')].filter(b => b.disabled);
+    const off = () => [...place.querySelectorAll<HTMLButtonElement>('.mk-actions > button')].filter(isOff);
     await seen(() => expect(off().map(each => each.textContent)).toEqual(['Interrupt', 'Resume', 'Heal']));
     expect(off().map(each => each.title)).toEqual([
       'Nothing is running on these ranks',
@@ -131,16 +132,63 @@ describe('the view of a mesh', () => {
     await seen(() => expect(off().map(each => each.textContent)).toEqual(['Pause']));
   });
 
+  test('a button that is off does nothing and keeps the focus', async () => {
+    await start();
+    await seen(() => expect(isOff(button('Heal'))).toBe(true));
+    const sent = channel.sent.length;
+    button('Heal').focus();
+    button('Heal').click();
+    expect(channel.sent.length).toBe(sent);
+    button('Dump stacks').focus();
+    button('Dump stacks').click();
+    await seen(() => expect(isOff(button('Dump stacks'))).toBe(true));
+    expect(document.activeElement).toBe(button('Dump stacks'));
+    button('Dump stacks').click();
+    expect(channel.sent.length).toBe(sent + 1);
+  });
+
+  test('the focus stays in the view when what had it goes', async () => {
+    await start();
+    button('Kill').focus();
+    button('Kill').click();
+    await seen(() => expect(document.activeElement).toBe(button('Cancel')));
+    press(document.activeElement!, 'Escape');
+    await seen(() => expect(document.activeElement).toBe(button('Kill')));
+    tile(2).click();
+    await shows('Asking the rank');
+    const close = place.querySelector<HTMLElement>('.mk-details .mk-close')!;
+    close.focus();
+    press(close, 'Escape');
+    await seen(() => expect(place.querySelector('.mk-details')).toBe(null));
+    expect(document.activeElement).toBe(tile(2));
+    session.act('stacks', []);
+    const { id } = channel.sent.at(-1) as { id: number };
+    channel.tell({ kind: 'done', id, ok: true, text: 'rank 0:\n  file.py:1 in f' });
+    await seen(() => expect(place.querySelector('.mk-note .mk-close')).toBeTruthy());
+    place.querySelector<HTMLElement>('.mk-note .mk-close')!.click();
+    await seen(() => expect(place.querySelector('.mk-note')).toBe(null));
+    expect(document.activeElement).toBe(tile(2));
+  });
+
+  test('an action that waits for the running cell says so', async () => {
+    await start();
+    vi.useFakeTimers();
+    session.act('stacks', []);
+    vi.advanceTimersByTime(2000);
+    vi.useRealTimers();
+    await shows('waiting for the running cell to end');
+  });
+
   test('a pause that begins later can be taken back', async () => {
     await start();
-    await seen(() => expect(button('Resume').disabled).toBe(true));
+    await seen(() => expect(isOff(button('Resume'))).toBe(true));
     button('Pause').click();
     const { id } = channel.sent.at(-1) as { id: number };
     channel.tell({ kind: 'done', id, ok: true, text: 'no rank is paused yet' });
-    await seen(() => expect(button('Resume').disabled).toBe(false));
+    await seen(() => expect(isOff(button('Resume'))).toBe(false));
     button('Resume').click();
     expect(channel.sent.at(-1)).toMatchObject({ action: 'resume', ranks: [] });
-    await seen(() => expect(button('Resume').disabled).toBe(true));
+    await seen(() => expect(isOff(button('Resume'))).toBe(true));
   });
 
   test('a tile says that its figure is the load', async () => {

@@ -1,5 +1,6 @@
 /** The view of a mesh, the same under a cell and in the Meshes panel. */
 
+import type { RefObject } from 'preact';
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import type { State } from '../protocol';
 import type { MeshSession } from '../session';
@@ -41,7 +42,7 @@ export function MeshApp({ session, theme, trans }: Props) {
   const [only, setOnly] = useState<State | null>(null);
   const [selected, setSelected] = useState<ReadonlySet<number>>(new Set());
   const [pointed, setPointed] = useState<{ rank: number; tile: HTMLElement } | null>(null);
-  usePace(session, () => grid.current?.update());
+  usePace(session, place, () => grid.current?.update());
 
   const ready = session.model.mesh !== null;
   useEffect(() => {
@@ -61,7 +62,10 @@ export function MeshApp({ session, theme, trans }: Props) {
     const observer = new ResizeObserver(() => made.resize(place.current?.clientWidth ?? 0));
     observer.observe(place.current);
     made.resize(place.current.clientWidth);
-    return () => observer.disconnect();
+    return () => {
+      observer.disconnect();
+      made.dispose();
+    };
   }, [session, ready]);
   useEffect(() => grid.current?.mark(session.pinned, selected, only));
 
@@ -69,6 +73,16 @@ export function MeshApp({ session, theme, trans }: Props) {
     return <Status session={session} trans={trans} />;
   }
   const colours = COLOURS[theme];
+  // What has the focus goes, and the next key must not go to the page around.
+  const unpin = () => {
+    const rank = session.pinned;
+    session.pin(-1);
+    grid.current?.focus(rank);
+  };
+  const dismiss = () => {
+    session.dismiss();
+    grid.current?.focus();
+  };
   return (
     <>
       <Title session={session} trans={trans} />
@@ -77,7 +91,7 @@ export function MeshApp({ session, theme, trans }: Props) {
       {session.note && (
         <p class={`mk-note${session.note.ok ? '' : ' mk-bad'}`} role="status">
           <span class={session.note.text.includes('\n') ? 'mk-lines' : undefined}>{session.note.text}</span>
-          <button type="button" class="mk-close" aria-label={trans.__('Dismiss')} onClick={() => session.dismiss()}>
+          <button type="button" class="mk-close" aria-label={trans.__('Dismiss')} onClick={dismiss}>
             ×
           </button>
         </p>
@@ -89,7 +103,7 @@ export function MeshApp({ session, theme, trans }: Props) {
           <div ref={place} class="mk-grid" />
           <Calls model={session.model} trans={trans} />
         </div>
-        <Details session={session} trans={trans} />
+        <Details session={session} trans={trans} close={unpin} />
       </div>
       <div class="mk-below">
         <Metrics model={session.model} colours={colours} trans={trans} />
@@ -109,8 +123,8 @@ function toggled(set: ReadonlySet<number>, rank: number): ReadonlySet<number> {
   return next;
 }
 
-/** Call `fast` with each frame after a change, and render again at a slower pace, and each second. */
-function usePace(session: MeshSession, fast: () => void): void {
+/** Call `fast` with each frame after a change, and render again at a slower pace, and each second, while on the page. */
+function usePace(session: MeshSession, place: RefObject<HTMLElement>, fast: () => void): void {
   const [, render] = useReducer((count: number) => count + 1, 0);
   const latest = useRef(fast);
   latest.current = fast;
@@ -122,6 +136,9 @@ function usePace(session: MeshSession, fast: () => void): void {
       render(0);
     };
     const change = () => {
+      if (place.current && !place.current.isConnected) {
+        return;
+      }
       frame ||= requestAnimationFrame(() => {
         frame = 0;
         latest.current();

@@ -14,15 +14,25 @@ interface Props {
   trans: Trans;
 }
 
+interface DetailsProps extends Props {
+  close(): void;
+}
+
 /** The pinned rank: its figures, last lines, live stack and tensors. */
-export function Details({ session, trans }: Props) {
+export function Details({ session, trans, close }: DetailsProps) {
   const row = session.model.ranks[session.pinned];
   if (!row) {
     return null;
   }
   const { details } = session;
+  const press = (event: KeyboardEvent) => {
+    if (event.key === 'Escape') {
+      event.stopPropagation();
+      close();
+    }
+  };
   return (
-    <section class="mk-details" aria-label={trans.__('Rank %1', row.rank)}>
+    <section class="mk-details" aria-label={trans.__('Rank %1', row.rank)} onKeyDown={press}>
       <header>
         <span class={`mk-swatch mk-${row.state} mk-load4`} aria-hidden="true">
           {LOOKS[row.state].sign}
@@ -33,7 +43,7 @@ export function Details({ session, trans }: Props) {
           class="mk-close"
           aria-label={trans.__('Unpin')}
           title={trans.__('Unpin (Escape)')}
-          onClick={() => session.pin(-1)}
+          onClick={close}
         >
           ×
         </button>
@@ -43,7 +53,7 @@ export function Details({ session, trans }: Props) {
       {!details && session.link === 'live' && <p class="mk-quiet">{pendingText(session, trans)}</p>}
       {details && !OVER.has(row.state) && <Stack lines={details.stack} idle={isIdle(row)} trans={trans} />}
       {details && <Lines key={row.rank} lines={details.lines} trans={trans} />}
-      {details && <Tensors rows={details.tensors} session={session} trans={trans} />}
+      {details && <Tensors rows={details.tensors} device={row.device} session={session} trans={trans} />}
     </section>
   );
 }
@@ -177,11 +187,15 @@ export function Lines({ lines: latest, trans, ranks = false }: { lines: LogLine[
   );
 }
 
-function Tensors({ rows, session, trans }: { rows: TensorRow[]; session: MeshSession; trans: Trans }) {
+function Tensors(props: { rows: TensorRow[]; device: string; session: MeshSession; trans: Trans }) {
+  const { rows, session, trans } = props;
   if (!rows.length) {
     return null;
   }
   const some = rows.some(row => row.norm === null || row.norm === undefined);
+  // That of the rank is said above.
+  const differ = rows.some(row => row.device !== props.device);
+  const columns = ['Name', 'Shape', 'Type', 'Norm', 'NaN', ...(differ ? ['Device'] : [])];
   return (
     <>
       <h5>
@@ -201,7 +215,7 @@ function Tensors({ rows, session, trans }: { rows: TensorRow[]; session: MeshSes
         <table class="mk-table">
           <thead>
             <tr>
-              {['Name', 'Shape', 'Type', 'Norm', 'NaN', 'Device'].map(name => (
+              {columns.map(name => (
                 <th key={name} scope="col">
                   {trans.__(name)}
                 </th>
@@ -216,7 +230,7 @@ function Tensors({ rows, session, trans }: { rows: TensorRow[]; session: MeshSes
                 <td>{row.dtype.replace('torch.', '')}</td>
                 <td class="mk-num">{figure(row.norm)}</td>
                 <td class={`mk-num${row.nans ? ' mk-bad' : ''}`}>{row.nans ?? 0}</td>
-                <td>{row.device}</td>
+                {differ && <td>{row.device}</td>}
               </tr>
             ))}
           </tbody>

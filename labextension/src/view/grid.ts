@@ -30,6 +30,11 @@ export interface GridEvents {
 
 /** States whose sign stands on the smallest tiles too. */
 const LOUD = new Set<State>(['failed', 'unresponsive', 'paused']);
+/** Keys that move the focus, and those that do something with a rank. */
+const MOVES = new Set(['ArrowRight', 'ArrowLeft', 'ArrowDown', 'ArrowUp', 'Home', 'End']);
+const ACTS = new Set(['Enter', ' ', 'Escape']);
+/** JupyterLab has no shortcuts below an element with this attribute. */
+const SUPPRESS = 'data-lm-suppress-shortcuts';
 /** How often labels for screen readers and times follow, in ms: a bit less than the clock of the view. */
 const LABEL_EVERY = 900;
 
@@ -60,6 +65,24 @@ export class Grid {
     root.addEventListener('pointerleave', () => events.point(-1, null));
     root.addEventListener('focusin', event => this.point(event.target));
     root.addEventListener('focusout', () => events.point(-1, null));
+    // JupyterLab looks at keys at the document, before they come here.
+    window.addEventListener('keydown', this.claim, true);
+  }
+
+  dispose(): void {
+    window.removeEventListener('keydown', this.claim, true);
+  }
+
+  /** Have JupyterLab leave a key alone that the grid uses, such as an arrow, which would go to the next cell. */
+  private readonly claim = (event: KeyboardEvent): void => {
+    if (event.composedPath().includes(this.root)) {
+      this.root.toggleAttribute(SUPPRESS, this.uses(event));
+    }
+  };
+
+  private uses(event: KeyboardEvent): boolean {
+    const plain = !event.altKey && !event.metaKey && !event.shiftKey && !event.ctrlKey;
+    return isFar(event) || (plain && (MOVES.has(event.key) || ACTS.has(event.key)));
   }
 
   /** Make room for another width. */
@@ -117,8 +140,8 @@ export class Grid {
     }
   }
 
-  /** Move the focus to a rank. */
-  focus(rank: number): void {
+  /** Move the focus to a rank; to the one that had it last if none is named. */
+  focus(rank = this.focused): void {
     if (this.tiles[rank]) {
       this.tiles[this.focused]?.element.setAttribute('tabindex', '-1');
       this.focused = rank;
@@ -251,7 +274,7 @@ export class Grid {
 
   private press(event: KeyboardEvent): void {
     const rank = this.rankOf(event.target);
-    if (rank < 0 || event.altKey || event.metaKey) {
+    if (rank < 0 || !this.uses(event)) {
       return;
     }
     const to = this.move(rank, event.key, event.ctrlKey);
@@ -261,12 +284,9 @@ export class Grid {
       this.events.pin(rank);
     } else if (event.key === ' ') {
       this.events.select(rank);
-    } else if (event.key === 'Escape') {
-      this.events.unpin();
     } else {
-      return;
+      this.events.unpin();
     }
-    // JupyterLab has its own uses for these keys.
     event.preventDefault();
     event.stopPropagation();
   }
@@ -305,6 +325,11 @@ function element(tag: string, name: string, text = ''): HTMLElement {
   made.className = name;
   made.textContent = text;
   return made;
+}
+
+/** Whether a key leads to the first or the last rank. */
+function isFar(event: KeyboardEvent): boolean {
+  return event.ctrlKey && !event.altKey && !event.metaKey && (event.key === 'Home' || event.key === 'End');
 }
 
 function put(target: HTMLElement, text: string): void {

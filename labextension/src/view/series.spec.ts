@@ -16,6 +16,13 @@ describe('series', () => {
     expect(summarize(ranks([1, 2, 3], [1, 2], [1, 2])).map(point => point.step)).toEqual([0, 1]);
   });
 
+  test('the last steps have no mean while a rank is just behind', () => {
+    expect(summarize(ranks([1, 2, 3, 4], [1, 2])).map(point => point.step)).toEqual([0, 1]);
+    // One that has stopped holds back none.
+    expect(summarize(ranks([1, 2, 3, 4, 5, 6], [1])).map(point => point.step)).toEqual([0, 1, 2, 3, 4, 5]);
+    expect(summarize(ranks([1], [])).map(point => point.step)).toEqual([0]);
+  });
+
   test('values of the notebook are no rank', () => {
     const all = ranks([1], [3]);
     all.set(NOTEBOOK, { steps: [0], values: [100] });

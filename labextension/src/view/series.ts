@@ -3,6 +3,9 @@
 import type { Series } from '../model';
 import { NOTEBOOK } from '../model';
 
+/** Steps by which a rank may be behind and still be waited for. */
+const NEAR = 3;
+
 /** The values of one step over the ranks. */
 export interface Point {
   step: number;
@@ -44,10 +47,30 @@ export function summarize(ranks: ReadonlyMap<number, Series>): Point[] {
     }
   }
   const least = (ranks.size - (ranks.has(NOTEBOOK) ? 1 : 0)) / 2;
-  return [...sums.values()]
+  const points = [...sums.values()]
     .filter(sum => sum.count >= least)
     .map(({ count, ...sum }) => ({ ...sum, mean: sum.mean / count }))
     .sort((one, other) => one.step - other.step);
+  return points.slice(0, complete(points, ranks));
+}
+
+/**
+ * Return how many points to show: not the last steps while some ranks are just behind, since the mean of the others
+ * would differ. A rank that is far behind holds back none.
+ */
+function complete(points: Point[], ranks: ReadonlyMap<number, Series>): number {
+  const ends = [...ranks].filter(([rank, { steps }]) => rank !== NOTEBOOK && steps.length);
+  const slowest = (step: number) => ends.map(([, { steps }]) => steps[steps.length - 1]).filter(end => end < step);
+  let count = points.length;
+  while (count > 1) {
+    const behind = slowest(points[count - 1].step);
+    const near = points[Math.max(0, count - 1 - NEAR)].step;
+    if (!behind.length || behind.some(end => end < near)) {
+      break;
+    }
+    count -= 1;
+  }
+  return count;
 }
 
 /** Return the lowest and highest finite value of some series; positive ones only for a logarithmic scale. */

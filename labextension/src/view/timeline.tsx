@@ -22,6 +22,8 @@ const SHORTEST = 10;
 /** Seconds between marks of the axis, of which there are at most so many. */
 const STEPS = [2, 5, 10, 15];
 const MARKS = 5;
+/** Least distance between two marks, in pixels. */
+const APART = 48;
 /** States in the order in which they are drawn over each other: what is rare and grave comes last. */
 const ORDER: State[] = [
   'idle',
@@ -86,9 +88,9 @@ export function rangeOf(first: number, now: number): number {
   return Math.min(SPAN_SECONDS, Math.max(SHORTEST, now - first));
 }
 
-/** Return the seconds between two marks of the axis. */
-export function stepOf(range: number): number {
-  return STEPS.find(step => range / step <= MARKS) ?? SPAN_SECONDS;
+/** Return the seconds between two marks of the axis, whose texts need room in pixels. */
+export function stepOf(range: number, room = Number.POSITIVE_INFINITY): number {
+  return STEPS.find(step => range / step <= MARKS && (room * step) / range >= APART) ?? SPAN_SECONDS;
 }
 
 /** Return the place of a time. */
@@ -142,7 +144,8 @@ function drawAxis(
   context.strokeStyle = colours.rule;
   context.lineWidth = 1;
   context.textAlign = 'center';
-  for (let ago = 0; ago <= range; ago += stepOf(range)) {
+  const step = stepOf(range, width - LEFT - 8);
+  for (let ago = 0; ago <= range; ago += step) {
     const x = Math.round(place(-ago, 0, range, width)) + 0.5;
     context.beginPath();
     context.moveTo(x, 0);

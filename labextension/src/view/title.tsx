@@ -16,7 +16,7 @@ export function Title({ session, trans }: Props) {
   // Where the kernel is silent, whether the mesh is up is unknown.
   const isKnown = session.link !== 'lost' || Boolean(mesh.ended);
   return (
-    <header class="mk-title">
+    <div class="mk-title">
       <h3>{mesh.name || trans.__('mesh')}</h3>
       <span>
         {model.isPart
@@ -26,7 +26,7 @@ export function Title({ session, trans }: Props) {
         {isKnown && ' · '}
         {isKnown && (mesh.ended ? trans.__('ran for %1', age) : trans.__('up for %1', age))}
       </span>
-    </header>
+    </div>
   );
 }
 

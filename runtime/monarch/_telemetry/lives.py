@@ -136,10 +136,13 @@ class Lives:
 
     def _advance(self, when: float) -> None:
         """Write the progress of the start of processes, at most 10 times a second."""
-        ended = not self._coming
+        # Those of a mesh that this program attaches, or of a slow host, join one by one.
+        left = len(self._coming) + max(0, len(self._started.hosts) - len(self._now))
+        self._wanted = max(self._wanted, left)
+        ended = not left
         if ended or when >= self._next:
             self._next = when + _EVERY
-            done = self._wanted - len(self._coming)
+            done = self._wanted - left
             ranks = () if len(self._starting) >= len(self._now) else tuple(sorted(self._starting))
             self.log.add(Progress(-1, self._goal, done, self._wanted, "ranks", ended, ranks), when)
         if ended:

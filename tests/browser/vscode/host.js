@@ -16,8 +16,16 @@ const USUAL = { username: '', handleComms: true, commsOverSubshells: CommsOverSu
 const THEMES = {
   'vscode-light': { '--vscode-editor-background': '#ffffff', '--vscode-editor-foreground': '#3b3b3b' },
   'vscode-dark': { '--vscode-editor-background': '#1f1f1f', '--vscode-editor-foreground': '#cccccc' },
-  'vscode-high-contrast': { '--vscode-editor-background': '#000000', '--vscode-editor-foreground': '#ffffff' },
-  'vscode-high-contrast-light': { '--vscode-editor-background': '#ffffff', '--vscode-editor-foreground': '#292929' }
+  'vscode-high-contrast': {
+    '--vscode-editor-background': '#000000',
+    '--vscode-editor-foreground': '#ffffff',
+    '--vscode-contrastBorder': '#6fc3df'
+  },
+  'vscode-high-contrast-light': {
+    '--vscode-editor-background': '#ffffff',
+    '--vscode-editor-foreground': '#292929',
+    '--vscode-contrastBorder': '#0f4a85'
+  }
 };
 
 /** The kernel of the frame: what it sends goes to the extension host, and messages come from there. */
@@ -112,11 +120,26 @@ class Widgets {
       if (this.isSaved) {
         view.initialize({ model, el: element, options: {} });
       }
-      return await this.manager.display_view({ model_id: id, version_major: 2 }, view, { node: element });
+      const shown = await this.manager.display_view({ model_id: id, version_major: 2 }, view, { node: element });
+      setTimeout(() => makeReachable(element), 500);
+      return shown;
     } catch (error) {
       this.errors.push(String(error));
       return undefined;
     }
+  }
+}
+
+/** Have the Tab key reach the buttons of a widget, and Enter and Space press them, as VS Code does once. */
+function makeReachable(element) {
+  for (const each of element.querySelectorAll('button:not([tabindex]), a[href]:not([tabindex]), [role="button"]:not([tabindex])')) {
+    each.setAttribute('tabindex', '0');
+    each.addEventListener('keydown', event => {
+      if (event.key === 'Enter' || event.key === ' ') {
+        event.preventDefault();
+        each.click();
+      }
+    });
   }
 }
 
@@ -187,6 +210,8 @@ class Editor {
     this.options = options;
     this.cells = [];
     this.runs = [];
+    /** Kinds of the messages that views have sent. */
+    this.forwarded = [];
     /** Models that the kernel has shown to this window; others are shown in another form. */
     this.models = new Set();
   }
@@ -269,6 +294,7 @@ class Editor {
   /** Send a message of the frame to the kernel. */
   forward(data) {
     const message = typeof data === 'string' ? JSON.parse(data) : deserialize(data);
+    this.forwarded.push(message.content?.data?.content?.kind ?? '');
     if (message.channel === 'control') {
       this.kernel.sendControlMessage(message);
     } else {
@@ -345,12 +371,10 @@ class Editor {
     }
   }
 
+  /** Outputs leave the page, but their widgets do not end: VS Code may show them again. */
   clear(cell) {
-    for (const { element, view } of cell.outputs) {
-      Promise.resolve(view).then(made => {
-        made?.dispose();
-        element.remove();
-      });
+    for (const { element } of cell.outputs) {
+      element.remove();
     }
     cell.outputs = [];
   }
@@ -389,6 +413,7 @@ class Editor {
       body.classList.add(...classes);
       body.dataset.vscodeThemeKind = name;
     }
+    this.frame.document.documentElement.style.removeProperty('--vscode-contrastBorder');
     for (const [key, value] of Object.entries(THEMES[name])) {
       this.frame.document.documentElement.style.setProperty(key, value);
     }

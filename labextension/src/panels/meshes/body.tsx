@@ -126,6 +126,13 @@ function emptyLiveText(summary: MeshSummary | null, trans: Trans): string {
   if (!summary) {
     return trans.__('No mesh is running. Start one with %mesh up in a cell.');
   }
+  if (summary.taken) {
+    return trans.__(
+      'This mesh is in use by %1. Once that has ended, %mesh attach %2 attaches it here.',
+      summary.owner ?? '',
+      summary.name
+    );
+  }
   return summary.detached
     ? trans.__('This mesh is detached (%1). Run %mesh attach %2 to use it here.', summary.owner ?? '', summary.name)
     : '';

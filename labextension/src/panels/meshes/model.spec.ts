@@ -155,6 +155,11 @@ describe('the Meshes panel', () => {
     service.changed.emit(undefined);
     model.choose('kept');
     expect([model.session, emptyText(model, ENGLISH)]).toEqual([null, expect.stringContaining('%mesh attach kept')]);
+    link.meshes = [summary('kept', { detached: true, taken: true, owner: 'process 12', ranks: 0 })];
+    service.changed.emit(undefined);
+    expect(emptyText(model, ENGLISH)).toBe(
+      'This mesh is in use by process 12. Once that has ended, %mesh attach kept attaches it here.'
+    );
   });
 
   test('sums up a mesh in a line', () => {
