@@ -19,8 +19,8 @@ _NCCL = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
 }
 """Lets ranks live on after their NCCL groups are aborted, or while they are paused: by default torch's watchdog ends a
-process whose communicator reports an error, and its monitor one that does not move for eight minutes. The end of a group
-waits for the watchdog, which leaves others four times as long as the last one for their reports: a minute by default."""
+process whose communicator reports an error, and its monitor one that does not move for eight minutes. The end of a
+group waits for the watchdog, which leaves others four times the last value for their reports: a minute by default."""
 _CUDA = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA's own order has the fastest GPU first, but nvidia-smi, and the GPUs given to meshes, count by the bus."""
 _last: dict[str, str] = {}

@@ -160,9 +160,10 @@ def _doing(
     advice = _ORDER if look.is_deadlock else ""
     # Such as item() of a tensor waits for the GPU in C.
     issued = tuple(_issued()) if look.kind in (Kind.GPU, Kind.C_CODE) else ()
+    children = child_places() if look.kind in _BY_CHILDREN else ()
     return Doing(
         look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock,
-        issued,
+        issued, children,
     )  # fmt: skip
 
 
@@ -172,11 +173,6 @@ def _issued() -> list[Entered]:
     from monarch._tensors.collectives.nccl import issued
 
     return issued()
-    children = child_places() if look.kind in _BY_CHILDREN else ()
-    return Doing(
-        look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock,
-        children,
-    )  # fmt: skip
 
 
 def _recorded(what: object, entered: Entered) -> Entered:
