@@ -51,10 +51,12 @@ class SlowImports:
     def __init__(self, begun: Callable[[Importing], None]) -> None:
         self._begun = begun
         self._last: Importing | None = None
+        # A finder needs no more than find_spec; its type asks for older methods.
         sys.meta_path.insert(0, self)  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None:
         """Tell no more."""
+        # As above.
         sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:

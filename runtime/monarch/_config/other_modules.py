@@ -34,4 +34,5 @@ class _Finder:
 
 def explain_missing() -> None:
     """Explain such imports from now on."""
+    # A finder needs no more than find_spec; its type asks for older methods.
     sys.meta_path.append(_Finder())  # pyright: ignore[reportArgumentType]

@@ -82,6 +82,7 @@ def at_end_of_program() -> Generator[None]:
         functions[:] = [each for each in functions if each[0] != function]
         unregister(function)
 
+    # Their types are those of the functions themselves.
     atexit.register, atexit.unregister = add, drop  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
