@@ -340,7 +340,7 @@ def test_stream_rejects_peers_without_the_secret() -> None:
     from monarch._tensors.memory.registry import Registry
     from monarch._tensors.memory.views import memory_of
     from monarch._tensors.transports.base import Move
-    from monarch._tensors.transports.stream import Stream
+    from monarch._tensors.transports.stream import StreamTransport
     from monarch._tensors.transports.stream_server import StreamServer
 
     registry = Registry()
@@ -349,10 +349,10 @@ def test_stream_rejects_peers_without_the_secret() -> None:
     server = StreamServer(registry, b"right", "127.0.0.1")
     try:
         found = memory_of(torch.zeros(10), "there")
-        stranger = Stream(b"wrong", lambda proc, timeout: server.address)
+        stranger = StreamTransport(b"wrong", lambda proc, timeout: server.address)
         with pytest.raises(TransferError, match="rejects this process, which is not in its session"):
             stranger.move([Move(remote, found)], False, 5.0)
-        friend = Stream(b"right", lambda proc, timeout: server.address)
+        friend = StreamTransport(b"right", lambda proc, timeout: server.address)
         friend.move([Move(remote, found)], False, 5.0)
         assert found.keep.tolist() == data.tolist()
         friend.close()

@@ -22,7 +22,7 @@ from monarch._tensors.memory.registry import Registry
 from monarch._tensors.memory.views import memory_of
 from monarch._tensors.transports import stream_server
 from monarch._tensors.transports.base import Move
-from monarch._tensors.transports.stream import Stream
+from monarch._tensors.transports.stream import StreamTransport
 from monarch._tensors.transports.stream_protocol import BOUNDS, NONCE, READ, REQUEST, proof
 from monarch._tensors.transports.stream_server import STRANGERS, StreamServer
 
@@ -41,7 +41,7 @@ class Served:
     def read(self) -> None:
         """Reads the buffer as a process of the session does."""
         target = memory_of(torch.zeros(10), "there")
-        friend = Stream(SECRET, lambda remote, timeout: self.server.address)
+        friend = StreamTransport(SECRET, lambda remote, timeout: self.server.address)
         friend.move([Move(self.remote, target)], False, 20.0)
         assert target.keep.tolist() == self.data.tolist()
         friend.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch._engine.failures import Failure, error_of, merged
 from monarch._engine.recording.observer import current
-from monarch._engine.stream import Stream, new_number
+from monarch._engine.stream import OpStream, new_number
 from monarch.exceptions import DeviceMeshError, MonarchError
 
 _ROUNDS = 5
@@ -42,7 +42,7 @@ class Recovery:
     """
 
     def __init__(
-        self, stream: Stream, name: str, whole: Any, uid: str, heal: Callable[[list[int], dict[int, Failure]], bool]
+        self, stream: OpStream, name: str, whole: Any, uid: str, heal: Callable[[list[int], dict[int, Failure]], bool]
     ) -> None:
         self.stream = stream
         self._name = name

@@ -43,7 +43,7 @@ class Ref:
 
     __slots__ = ("__weakref__", "number", "stream")
 
-    def __init__(self, stream: Stream, layout: Layout | RankLayout) -> None:
+    def __init__(self, stream: OpStream, layout: Layout | RankLayout) -> None:
         self.stream = stream
         self.number = number = next(_numbers)
         stream.live[number] = layout
@@ -66,9 +66,9 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self.last: Stream | None = None
+        self.last: OpStream | None = None
 
-    def next(self, stream: Stream) -> None:
+    def next(self, stream: OpStream) -> None:
         """Send what the stream before has not sent yet."""
         last, self.last = self.last, stream
         if last is not None:
@@ -77,7 +77,7 @@ class Order:
                 last.flush(wait=False)
 
 
-class Stream:
+class OpStream:
     """The ops of one mesh or slice, in the order in which the program issues them.
 
     Args:

@@ -17,7 +17,7 @@ from monarch._engine.layout import Layout, Layouts
 from monarch._engine.lines import lines
 from monarch._engine.rank.executor import Executor
 from monarch._engine.recovery import Recovery, recovering
-from monarch._engine.stream import Order, Ref, Stream
+from monarch._engine.stream import OpStream, Order, Ref
 from monarch._engine.tensor import Tensor
 from monarch._meshes.inside import node_of, region_of, state_of, view_at
 from monarch._meshes.procs.proc_mesh import ProcMesh
@@ -61,7 +61,7 @@ class TensorMesh:
         # Without process groups: it only tells how tensors are divided.
         self.device_mesh = mesh_without_groups("cpu", self.ranks, self.sizes, self.axes)
         self.layouts = Layouts(self)
-        self.stream = Stream(self.actors, order)
+        self.stream = OpStream(self.actors, order)
         self.recovery = Recovery(self.stream, procs.name, actors, state_of(procs).procs.uid, heal)
         self.stream.on_done = self.recovery.note
         self.plans: dict[Any, Any] = {}

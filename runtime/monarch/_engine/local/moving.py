@@ -23,8 +23,7 @@ from monarch._engine.local.tensor import RankTensor
 from monarch._engine.recording.observer import current
 from monarch._engine.redistribution import to_placements
 from monarch._engine.specs import without_partial
-from monarch._engine.stream import Ref
-from monarch._engine.stream import Stream as Ops
+from monarch._engine.stream import OpStream, Ref
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._meshes.inside import node_of, state_of, view_at
@@ -36,7 +35,7 @@ class _MovedRef(Ref):
 
     __slots__ = ("_source",)
 
-    def __init__(self, stream: Ops, layout: Any, source: Ops) -> None:
+    def __init__(self, stream: OpStream, layout: Any, source: OpStream) -> None:
         super().__init__(stream, layout)
         self._source = source
 

@@ -17,7 +17,7 @@ from monarch._engine.recording.observer import current
 from monarch._engine.recording.tape import Number, Tape
 from monarch._engine.recording.tokens import Tokens
 from monarch._engine.recording.values import Values
-from monarch._engine.stream import Ref, Stream, new_number
+from monarch._engine.stream import OpStream, Ref, new_number
 from monarch._engine.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
@@ -59,7 +59,7 @@ class Recorder:
         self.values = Values(self, self.tape)
         self.draws = Draws(self.tape)
         self.ops: list[Issued] = []
-        self.stream: Stream | None = None
+        self.stream: OpStream | None = None
         self.mesh: Any = None
         """Of the tensors: a TensorMesh."""
         self.first = new_number()
@@ -116,7 +116,7 @@ class Recorder:
 
     def issued(
         self,
-        stream: Stream,
+        stream: OpStream,
         number: int,
         inputs: tuple[int, ...],
         values: tuple[Any, ...],

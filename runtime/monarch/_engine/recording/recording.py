@@ -21,7 +21,7 @@ from monarch._engine.recording.places import Place
 from monarch._engine.recording.recorder import Issued, Named, Recorder
 from monarch._engine.recording.tape import OtherWayError
 from monarch._engine.seeds import new_seed
-from monarch._engine.stream import Ref, Stream
+from monarch._engine.stream import OpStream, Ref
 from monarch._engine.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
@@ -71,7 +71,7 @@ class Recording:
         self.captured = around.before
         stream = recorder.stream
         assert stream is not None
-        self.stream: Stream = stream
+        self.stream: OpStream = stream
         self.numbers_of_args = [each.monarch_ref.number for each in args]
         self.ops = recorder.ops
         self.mesh: Any = recorder.mesh
@@ -369,6 +369,6 @@ def _changed(place: Place, value: Any) -> bool:
     return now is not value and (type(now) is not type(value) or now != value)
 
 
-def _forget(stream: Stream, template: int, uid: int) -> None:
+def _forget(stream: OpStream, template: int, uid: int) -> None:
     """Let the ranks forget a recording. Runs in any thread, so it only appends."""
     stream.retire(template, Template("forget", (), (), {}), (uid,))

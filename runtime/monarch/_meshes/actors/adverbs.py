@@ -161,7 +161,7 @@ class Endpoint(Generic[P, R]):
         node = mesh._node  # pyright: ignore[reportPrivateUsage]
         deaths = node.peers.deaths
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
-        stream = Stream(node, mesh, targets, self.name)
+        stream = ReplyStream(node, mesh, targets, self.name)
         self._dispatch(prepared, targets, stream, False)
         node.watch.sent(stream)
         if node.peers.deaths != deaths:
@@ -375,7 +375,7 @@ class _Arrival(Future[R]):
 
     __slots__ = ("_got", "actor", "port", "stream")
 
-    def __init__(self, node: Node, stream: Stream) -> None:
+    def __init__(self, node: Node, stream: ReplyStream) -> None:
         super().__init__(node, stream.label)
         self.stream = stream
         self._got: Gather[Any] | None = None
@@ -394,7 +394,7 @@ class _Arrival(Future[R]):
         return self._got.get()
 
 
-class Stream(Owed):
+class ReplyStream(Owed):
     """Hands each reply to the next future, in order of arrival."""
 
     def __init__(self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str) -> None:

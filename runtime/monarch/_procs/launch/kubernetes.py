@@ -28,7 +28,7 @@ from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Q
 from monarch._procs.launch.payload import SAFE_PATH, Order
 from monarch._procs.launch.podports import PodPorts
 from monarch._procs.launch.reports import Task
-from monarch._procs.launch.streams import Stream, end_streams, poll_streams
+from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch._procs.launch.watchdog import Watchdog
 from monarch.exceptions import ArgumentError, SpawnError
 
@@ -181,7 +181,7 @@ class KubernetesLaunch:
         """The kind of the job, as kubectl names it; empty before there is one."""
         agent = msgspec.structs.replace(request.agent, one_port=True, unclaimed=_UNCLAIMED_S + _ATTACH_S)
         self._order = Order(agent, "$MONARCH_POD_IP", launcher.port, launcher.env)
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, HostStream] = {}
         self._gone: set[str] = set()
         """Pods that have failed before their container started."""
         self._ports: dict[str, PodPorts] = {}
@@ -293,7 +293,7 @@ class KubernetesLaunch:
         if "running" in state or "terminated" in state:
             index = int(pod["metadata"].get("annotations", {}).get(manifests.INDEX, len(self._streams)))
             command = [*self._client, "logs", "-f", name, "-c", manifests.CONTAINER]
-            self._streams[name] = Stream(command, None, [Task(name, index)], _LIMITS)
+            self._streams[name] = HostStream(command, None, [Task(name, index)], _LIMITS)
             return []
         waiting: dict[str, str] = state.get("waiting", {})
         reason = waiting.get("reason", "")

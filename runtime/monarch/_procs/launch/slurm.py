@@ -25,7 +25,7 @@ import msgspec
 from monarch._procs.launch.interface import HostRequest, Joined, News, Queued, Route
 from monarch._procs.launch.payload import BOOT, CONNECTED, GRACE_S, SAFE_PATH, order_of
 from monarch._procs.launch.reports import Task
-from monarch._procs.launch.streams import Stream, end_streams, poll_streams
+from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch._procs.launch.watchdog import Watchdog
 from monarch.exceptions import ArgumentError, SpawnError
 
@@ -156,7 +156,7 @@ class SlurmLaunch:
             first = 0
             for size in _sizes(count, request.at_least if self._own else 0):
                 tasks = [Task("", index) for index in range(first, first + size)]
-                stream = Stream(launcher.command(size, self._name), order, tasks, limits)
+                stream = HostStream(launcher.command(size, self._name), order, tasks, limits)
                 self._grants.append(_Grant(stream, inside, bool(inside)))
                 first += size
         except BaseException:
@@ -209,7 +209,7 @@ class SlurmLaunch:
 class _Grant:
     """A job that waits for its hosts or has them, or the allocation that the program runs in."""
 
-    stream: Stream
+    stream: HostStream
     job: str
     """Its number; empty until Slurm has said it."""
     granted: bool

@@ -22,7 +22,7 @@ from monarch._procs.launch.hostnames import HostEntry, check_hosts, expand_names
 from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route
 from monarch._procs.launch.payload import BOOT, CONNECTED, GRACE_S, SAFE_PATH, order_of
 from monarch._procs.launch.reports import Task
-from monarch._procs.launch.streams import Stream, end_streams, poll_streams
+from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch.exceptions import ArgumentError, SpawnError
 
 _PYTHON_S = 60.0
@@ -140,7 +140,7 @@ class SSHLaunch:
         self.forwarded = self.agent_here = launcher.reverse
         self._folder = tempfile.mkdtemp(prefix="monarch-ssh-") if launcher.reverse else ""
         self._forwards: dict[str, Forwards] = {}
-        self._streams: list[Stream] = []
+        self._streams: list[HostStream] = []
         agent = msgspec.structs.replace(request.agent, one_port=True)
         self._launcher = launcher
         self._entries = entries
@@ -155,7 +155,7 @@ class SSHLaunch:
             self.end()
             raise
 
-    def _connect(self, index: int) -> Stream:
+    def _connect(self, index: int) -> HostStream:
         """Begin the connection to a host."""
         launcher, entry = self._launcher, self._entries[index]
         more = ["-o", "ControlMaster=no"]
@@ -166,7 +166,7 @@ class SSHLaunch:
             self._forwards[entry.name] = Forwards([launcher.ssh, "-S", path], entry.name)
         command = [*launcher.client(more), "--", entry.name, launcher.remote_command(entry)]
         limits = {"connecting": launcher.connect_timeout, "python": _PYTHON_S, "agent": _AGENT_S}
-        return Stream(command, self._order, [Task(entry.name, index)], limits)
+        return HostStream(command, self._order, [Task(entry.name, index)], limits)
 
     def watch(self, timeout: float) -> Sequence[News]:
         """Return what happened since the last call; wait up to ``timeout`` seconds for it."""

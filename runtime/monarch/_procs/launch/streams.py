@@ -27,7 +27,7 @@ _END_S = 5.0
 """Seconds for agents to end after their connection, before the command is killed."""
 
 
-class Stream(Reports):
+class HostStream(Reports):
     """A command that starts the agents of one or more hosts, with its standard input and output.
 
     Args:
@@ -157,9 +157,9 @@ class Stream(Reports):
             self._errors = -1
 
 
-def poll_streams(streams: Sequence[Stream], timeout: float) -> list[News]:
+def poll_streams(streams: Sequence[HostStream], timeout: float) -> list[News]:
     """Return what happened at streams; wait up to ``timeout`` seconds for it."""
-    poller, by_fd = select.poll(), dict[int, Stream]()
+    poller, by_fd = select.poll(), dict[int, HostStream]()
     for stream in streams:
         if stream.open:
             poller.register(stream.output, select.POLLIN)
@@ -180,7 +180,7 @@ def poll_streams(streams: Sequence[Stream], timeout: float) -> list[News]:
     return news
 
 
-def end_streams(streams: Sequence[Stream]) -> None:
+def end_streams(streams: Sequence[HostStream]) -> None:
     """End all streams at the same time."""
     for stream in streams:
         stream.hang_up()

@@ -22,7 +22,7 @@ from monarch._tensors.transports.base import Move, Transport, check_spans
 from monarch._tensors.transports.cuda_ipc import CudaIpc, open_handle_of, segment_of
 from monarch._tensors.transports.nixl import Nixl
 from monarch._tensors.transports.same_process import SameProcess
-from monarch._tensors.transports.stream import Stream
+from monarch._tensors.transports.stream import StreamTransport
 from monarch._tensors.transports.stream_server import StreamServer
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
 
@@ -44,7 +44,7 @@ class Plane:
         self._server: StreamServer | None = None
         """Lock: ``_lock``."""
         self._nixl = Nixl(node.proc, self.registry, self._ask_exposed)
-        self._stream = Stream(node.hosts.secret, self._find_stream)
+        self._stream = StreamTransport(node.hosts.secret, self._find_stream)
         ways: list[Transport] = [
             SameProcess(node.proc, self.registry),
             Attach(node.host),

@@ -38,7 +38,7 @@ from monarch._tensors.transports.stream_protocol import (
 from monarch.exceptions import TransferError
 
 
-class Stream:
+class StreamTransport:
     """The transport over TCP.
 
     Args:
