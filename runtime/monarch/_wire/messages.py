@@ -345,6 +345,57 @@ class Received(_Message, tag=35):
     number: int
 
 
+class Uplink(_Message, tag=36):
+    """Tells an agent how its output, reports and news of starts reach the program."""
+
+    src: str
+    via: str
+    """The agent that merges them with those of others, which may be the receiver; empty to send them straight."""
+
+
+class Upward(_Message, tag=37):
+    """Carries a message for the program: to the agent that merges it with those of other hosts, or straight."""
+
+    src: str
+    dst: str
+    """The program."""
+    number: int
+    """Counts those of this agent, which keeps them until they are taken; 0 for one that it does not keep."""
+    body: bytes
+    """An encoded message of one frame; empty to ask only what has been taken."""
+
+
+class MergedOutput(msgspec.Struct, array_like=True, gc=False):
+    """Equal output of some ranks, as in Output."""
+
+    actor: str
+    method: str
+    caller: str
+    port: int
+    pieces: list[tuple[str, bytes]]
+    """Stream and bytes."""
+    members: list[tuple[list[int], list[str]]]
+    """Proc ids, by the offsets of the pieces in their streams."""
+
+
+class Merged(_Message, tag=38):
+    """Messages of many hosts for the program, equal output once."""
+
+    src: str
+    number: int
+    """As in Upward, counted with those."""
+    outputs: list[MergedOutput]
+    others: list[tuple[str, int, bytes]]
+    """Host, ``number`` and ``body`` as in Upward."""
+
+
+class Taken(_Message, tag=39):
+    """Messages of the receiver up to this number, as in Upward and Merged, have reached the program."""
+
+    src: str
+    number: int
+
+
 class Hosts(_Message, tag=17):
     """Where the hosts of a session listen for each other, for an agent: address and public key by host id.
 
@@ -481,6 +532,10 @@ AnyMessage: TypeAlias = (
     | Answers
     | Folded
     | Received
+    | Uplink
+    | Upward
+    | Merged
+    | Taken
     | Bye
 )
 

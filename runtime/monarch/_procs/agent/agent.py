@@ -30,6 +30,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
@@ -82,8 +83,9 @@ class Agent:
         self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.router.inbox, hold=True)
         self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
-        self.spreading = Spreading(self.router, self._later, self._handle, self._failed, self._parted)
-        self._forwarding = Forwarding(self.router, self.children, self.spreading, self._later, self._tell)
+        self.uplink = Uplink(self.router, self._later)
+        self.spreading = Spreading(self.router, self.uplink, self._later, self._handle, self._failed, self._parted)
+        self._forwarding = Forwarding(self.router, self.children, self.spreading, self.uplink, self._later, self._tell)
         self.owner = config.owner
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
@@ -120,6 +122,9 @@ class Agent:
             m.Ordered: self.spreading.on_ordered,
             m.Spread: self.spreading.on_spread,
             m.Answers: self.spreading.on_answers,
+            m.Uplink: self._on_uplink,
+            m.Upward: self.uplink.on_upward,
+            m.Taken: self.uplink.on_taken,
         }
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
             services.STATES: lambda _, procs: self.children.states(procs),
@@ -330,6 +335,7 @@ class Agent:
         """The agent of another host reports the death of its proc, or the controller the loss of a host."""
         if dead.proc.endswith("/agent"):
             self.spreading.lost(host_of(dead.proc))
+            self.uplink.lost(host_of(dead.proc))
         self._spread(dead)
 
     def _on_route(self, route: m.Route, frames: list[Any]) -> None:
@@ -340,6 +346,10 @@ class Agent:
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         self._forwarding.cast(cast, frames)
+
+    def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
+        if uplink.src == self.owner:
+            self.uplink.on_uplink(uplink)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.router.learn(hosts)
@@ -438,8 +448,11 @@ class Agent:
         return self.router.send(self.owner, [m.encode(message)])
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
-        if proc != self.proc:
-            self.router.send(proc, [m.encode(message)])
+        if proc == self.proc:
+            return
+        frame = m.encode(message)
+        if not (isinstance(message, (m.Output, m.Reports)) and self.uplink.add(proc, frame)):
+            self.router.send(proc, [frame])
 
     def _host_lost(self, name: str) -> None:
         if name == self.owner:
@@ -447,6 +460,7 @@ class Agent:
             return
         self._forwarding.lost(name)
         self.spreading.lost(name)
+        self.uplink.lost(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
         self._parted(name)

@@ -12,6 +12,7 @@ from monarch._procs.agent.children import Children
 from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.bulk.segments import Segments
@@ -27,6 +28,7 @@ class Forwarding:
         router: sends them.
         children: the processes of this host.
         spreading: takes the gathered replies.
+        uplink: takes output and news of starts for the program.
         later: calls a function after so many seconds.
         tell: sends a message to a process.
     """
@@ -36,12 +38,14 @@ class Forwarding:
         router: Router,
         children: Children,
         spreading: Spreading,
+        uplink: Uplink,
         later: Callable[[float, Callable[[], None]], None],
         tell: Callable[[str, m.AnyMessage], None],
     ) -> None:
         self._router = router
         self._children = children
         self._spreading = spreading
+        self._uplink = uplink
         self._later = later
         self._tell = tell
         self._replies = ReplyBatches(router.proc)
@@ -53,6 +57,8 @@ class Forwarding:
         if not self._router.is_here(dst) and len(frames) >= 1:
             message = m.decode(frames[0])
             if isinstance(message, m.Reply) and self._gather(dst, message, frames):
+                return
+            if isinstance(message, (m.Output, m.Ready)) and self._uplink.add(dst, bytes(frames[0])):
                 return
         if self._children.death_of(dst) is None and not self._router.send(dst, frames):
             self._undelivered(dst, frames)
