@@ -226,6 +226,7 @@ class Spawn(_Message, tag=12):
 
     src: str
     procs: list[str]
+    """None for those of the Cast that carries it, whose ids tell their places."""
     entry: str
     config: bytes
     """Common to all; a rank finds its own place by its proc id."""
@@ -540,6 +541,8 @@ AnyMessage: TypeAlias = (
 )
 
 encode = msgspec.msgpack.Encoder().encode
+SPAWN_HEAD = encode(Spawn("", [], "", b"", [], {}, {}, [], 0, "", [], ""))[:2]
+"""The first bytes of each Spawn."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of decoding: a ValueError for text that is not UTF-8, a RecursionError for deeply nested values."""
 decode_raw = msgspec.msgpack.Decoder(AnyMessage).decode

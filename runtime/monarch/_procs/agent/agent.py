@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, Overdue, Unknown
+from monarch._core.roster import split_proc
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
 from monarch._procs.agent.forwarding import Forwarding
@@ -85,7 +86,9 @@ class Agent:
         self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
         self.uplink = Uplink(self.router, self._later)
         self.spreading = Spreading(self.router, self.uplink, self._later, self._handle, self._failed, self._parted)
-        self._forwarding = Forwarding(self.router, self.children, self.spreading, self.uplink, self._later, self._tell)
+        self._forwarding = Forwarding(
+            self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
+        )
         self.owner = config.owner
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
@@ -128,6 +131,7 @@ class Agent:
         }
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
             services.STATES: lambda _, procs: self.children.states(procs),
+            services.ENDED: lambda _, procs: self.children.ended_of(procs),
             services.GPUS: lambda _, uid: self.forks.gpus.sharers(uid),
             services.SUSPENDED: lambda _, __: suspended_zygotes(os.getpid()),
         }
@@ -246,6 +250,7 @@ class Agent:
         if reason:
             for proc in spawn.procs:
                 self._tell(spawn.src, m.Dead(proc, NotStarted(reason), False, []))
+                self._forwarding.died(proc)
             return
         if len(spawn.procs) != len(spawn.places):
             raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
@@ -303,7 +308,8 @@ class Agent:
         except MonarchError as error:
             status, body = m.ERROR, m.pack(m.Failure(type(error).__name__, str(error), "", "", None, True))
         if ask.port:
-            self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
+            # Those of a request to agents of many hosts are gathered, as those of ranks.
+            self._forwarding.route(ask.src, [m.encode(m.Reply(self.proc, ask.port, 0, status, 0, body))])
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.router.is_here(watch.proc):
@@ -345,7 +351,25 @@ class Agent:
         self._forwarding.route(route.dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
-        self._forwarding.cast(cast, frames)
+        if frames and frames[0][:2] == m.SPAWN_HEAD:
+            self._spawn_of(cast, frames[0])
+        else:
+            self._forwarding.cast(cast, frames)
+
+    def _spawn_of(self, cast: m.Cast, frame: Any) -> None:
+        """Start the procs of this host that a request for procs of many hosts names."""
+        spawn = m.decode(frame)
+        assert isinstance(spawn, m.Spawn)
+        places = [split_proc(proc)[1] for proc in cast.procs]
+        spawn = msgspec.structs.replace(spawn, procs=cast.procs, places=places)
+        self._forwarding.expect(cast)
+        try:
+            self._on_spawn(spawn, [])
+        except Exception as error:
+            self._failed([m.encode(spawn)], error)
+            for proc in cast.procs:
+                if proc not in self.children.by_proc:
+                    self._forwarding.died(proc)
 
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
         if uplink.src == self.owner:

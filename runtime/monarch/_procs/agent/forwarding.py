@@ -31,6 +31,7 @@ class Forwarding:
         uplink: takes output and news of starts for the program.
         later: calls a function after so many seconds.
         tell: sends a message to a process.
+        handle: handles the frames of a message to this agent.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Forwarding:
         uplink: Uplink,
         later: Callable[[float, Callable[[], None]], None],
         tell: Callable[[str, m.AnyMessage], None],
+        handle: Callable[[list[Any]], None],
     ) -> None:
         self._router = router
         self._children = children
@@ -48,6 +50,7 @@ class Forwarding:
         self._uplink = uplink
         self._later = later
         self._tell = tell
+        self._handle = handle
         self._replies = ReplyBatches(router.proc)
         self._segments = Segments()
         self._lost_hosts: set[str] = set()
@@ -86,6 +89,11 @@ class Forwarding:
             cause = HostLost(host) if host in self._lost_hosts else NotInSession()
             self._tell(source, m.Dead(dst, cause, False, []))
 
+    def expect(self, cast: m.Cast) -> None:
+        """Gather the replies of procs that a message starts."""
+        if cast.port and not self._replies.begin(cast.src, cast.port, cast.procs):
+            self._spreading.answer(cast.src, cast.port, [], True)
+
     def cast(self, cast: m.Cast, frames: list[Any]) -> None:
         """Pass a message on to many processes of this host."""
         # A proc not started yet gets it then: the sender may have overtaken the Spawn.
@@ -95,7 +103,9 @@ class Forwarding:
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
-            if not self._router.send(proc, frames):
+            if proc == self._router.proc:
+                self._handle(frames)
+            elif not self._router.send(proc, frames):
                 self._undelivered(proc, frames)
 
     def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
