@@ -6,14 +6,27 @@ a contiguous part of them by each way, and drops what it has got before; so send
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch._procs.agent.merging import Merging
 from monarch._procs.agent.router import Router
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
+
+_LOOK = 1.0
+"""Seconds between checks of whether messages arrive by another agent."""
+
+
+class _Kept(NamedTuple):
+    """A message that the program may not have."""
+
+    number: int
+    body: bytes
+    since: float
+    """When it was sent first."""
 
 
 class Uplink:
@@ -26,6 +39,7 @@ class Uplink:
 
     def __init__(self, router: Router, later: Callable[[float, Callable[[], None]], None]) -> None:
         self._router = router
+        self._later = later
         self._proc = router.proc
         self._merging = Merging(self._proc, later, self._count, router.post)
         self._dst: str = ""
@@ -36,8 +50,9 @@ class Uplink:
         """The agent that will, once all that went before it has been taken up to ``_barrier``."""
         self._barrier = 0
         self._last = 0
-        self._kept: deque[tuple[int, bytes]] = deque()
-        """Messages that the program may not have, with their numbers."""
+        self._kept: deque[_Kept] = deque()
+        self._looks = False
+        """Whether a check is arranged."""
         self._straight = 0
         """Number up to which they have been sent straight."""
         router.overtaking = self._overtaken
@@ -57,7 +72,8 @@ class Uplink:
             return True
         self._keep(body)
         if self._via:
-            self._post_by_way(*self._kept[-1])
+            self._post_by_way(self._kept[-1])
+            self._look_later()
         else:
             self._settle()
         return True
@@ -83,17 +99,36 @@ class Uplink:
     def _settle(self) -> None:
         """Send straight what the program may not have: other messages must not overtake it."""
         self._merging.flush()
-        for number, body in self._kept:
-            if number > self._straight:
-                self._straight = number
-                self._router.post(self._dst, [m.encode(m.Upward(self._proc, self._dst, number, body))])
+        if not self._kept or self._kept[-1].number <= self._straight:
+            return
+        for kept in self._kept:
+            if kept.number > self._straight:
+                self._straight = kept.number
+                self._router.post(self._dst, [self._upward(kept)])
 
     def _keep(self, body: bytes) -> None:
-        self._kept.append((self._count(), body))
+        self._kept.append(_Kept(self._count(), body, time.monotonic()))
 
-    def _post_by_way(self, number: int, body: bytes) -> None:
-        if not self._router.post(self._via, [m.encode(m.Upward(self._proc, self._dst, number, body))]):
+    def _upward(self, kept: _Kept) -> bytes:
+        return m.encode(m.Upward(self._proc, self._dst, kept.number, kept.body))
+
+    def _post_by_way(self, kept: _Kept) -> None:
+        if self._via and not self._router.post(self._via, [self._upward(kept)]):
             self.lost(host_of(self._via))
+
+    def _look_later(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        """Send straight if nothing arrives by another agent, such as one that this host does not reach."""
+        self._looks = False
+        if self._kept and self._via not in ("", self._proc):
+            if self._kept[0].since < time.monotonic() - self._router.lease:
+                self.lost(host_of(self._via))
+            else:
+                self._look_later()
 
     # The way
 
@@ -123,7 +158,7 @@ class Uplink:
         """Note what the program has."""
         if not taken.src.endswith("/agent"):
             self._merging.taken(taken.number)
-        while self._kept and self._kept[0][0] <= taken.number:
+        while self._kept and self._kept[0].number <= taken.number:
             self._kept.popleft()
         if self._next and taken.number >= self._barrier:
             self._via, self._next = self._next, ""
@@ -133,8 +168,9 @@ class Uplink:
                 return
             # To notice its loss also before anything is sent.
             self._router.connect(host_of(self._via))
-            for number, body in list(self._kept):
-                self._post_by_way(number, body)
+            for kept in list(self._kept):
+                self._post_by_way(kept)
+            self._look_later()
 
     def lost(self, host: str) -> None:
         """Send straight what an agent may not have passed on."""
