@@ -201,6 +201,11 @@ if __name__ == "__main__":
         print(sum(count for _, count in counts()) <= 14)
         healed = list(ranks.wait_for.call("/", []).get(60).values())
         print([place for place in range(18) if healed[place] != pids[place]])
+        sent.clear()
+        ranks.stop().get(60)
+        print(counts())
+        procs.stop().get(60)
+        print(counts())
         # The first of the first share dies while it passes requests on, and answers.
         third = hosts.spawn_procs({"gpus": 2})
         os.kill(agents[0], signal.SIGKILL)
@@ -211,10 +216,11 @@ if __name__ == "__main__":
 )
 
 
-def test_starts_and_heals_leave_once_for_each_share(program: Callable[..., Any]) -> None:
+def test_starts_heals_and_stops_leave_once_for_each_share(program: Callable[..., Any]) -> None:
     """Also if a host dies that passes them on, all others start their ranks."""
     done = program(STARTS, MONARCH_TREE_HOSTS="3", timeout=120)
-    assert done.out == "[('Spread Spawn', 3)]\n18\nTrue\n[9]\nTrue\n", done.err
+    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Stop', 3)]\n"
+    assert done.out == "[('Spread Spawn', 3)]\n18\nTrue\n[9]\n" + stopped + "True\n", done.err
 
 
 DEATHS = (

@@ -20,7 +20,7 @@ from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.actor_mesh import SHOWN, member_rows
 from monarch._meshes.actors.spawning import check_names, spawn_actors
 from monarch._meshes.async_resource import AsyncResource
-from monarch._meshes.procs.agents import agents_of
+from monarch._meshes.procs.agents import agents_of, stop_soon
 from monarch._meshes.procs.events import events_of
 from monarch._meshes.procs.pausing import HasPauses
 from monarch._meshes.procs.reasons import HasReasons
@@ -32,8 +32,8 @@ from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging, when_done
 from monarch._node.gather import died
 from monarch._node.node import Node
+from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
-from monarch.config import STOP_REACT
 from monarch.exceptions import ShapeError, StoppedError
 
 if TYPE_CHECKING:
@@ -250,14 +250,8 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         peers = [node.peers.get(procs.proc(rank)) for rank in self._region.base_ranks()]
         peers.extend(node.peers.get(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
         ended = Ended(node, f"{self.name}.stop()", [peer for peer in peers if peer.dead is None])
-        by_host: dict[str, list[str]] = {}
-        for peer in peers:
-            by_host.setdefault(peer.host, []).append(peer.proc)
-        for host, names in by_host.items():
-            node.peers.to_agent(host, m.Stop(node.proc, names, STOP_REACT()))
-        halt = m.encode(m.Halt(node.proc, "", 0, b"", reason))
-        for peer in peers:
-            peer.send(halt)
+        stop_soon(node, peers)
+        send_to_all(node, peers, m.encode(m.Halt(node.proc, "", 0, b"", reason)))
         state.stopping = ended
         when_done(ended, lambda _: state.ended.tell())
         return ended
@@ -291,9 +285,8 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         if not 0 <= level <= 255:
             raise ValueError(f"level: expected 0 to 255, got {level}")
         agents_of(self._node).output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
-        halt = m.encode(m.Level(self._node.proc, level))
-        for rank in self._region.base_ranks():
-            self._node.peers.get(self._state.procs.proc(rank)).send(halt)
+        peers = [self._node.peers.get(self._state.procs.proc(rank)) for rank in self._region.base_ranks()]
+        send_to_all(self._node, peers, m.encode(m.Level(self._node.proc, level)))
 
     def to_table(self) -> str:
         """Return a text table of the processes and where they run."""

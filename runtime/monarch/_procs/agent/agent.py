@@ -475,7 +475,9 @@ class Agent:
         if proc == self.proc:
             return
         frame = m.encode(message)
-        if not (isinstance(message, (m.Output, m.Reports)) and self.uplink.add(proc, frame)):
+        # An expected death is no news, so it need not hurry.
+        merges = isinstance(message, (m.Output, m.Reports)) or (isinstance(message, m.Dead) and message.expected)
+        if not (merges and self.uplink.add(proc, frame)):
             self.router.send(proc, [frame])
 
     def _host_lost(self, name: str) -> None:
@@ -505,6 +507,7 @@ class Agent:
         """End all ranks and zygotes, and remove the session's folder."""
         self.children.kill_all()
         self.forks.close()
+        self.uplink.close()
         self.router.close()
         self._residence.close()
         end_descendants()

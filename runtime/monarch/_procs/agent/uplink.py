@@ -178,6 +178,10 @@ class Uplink:
             self._via = self._next = ""
             self._settle()
 
+    def close(self) -> None:
+        """Send what waits, before this agent ends."""
+        self._settle()
+
     def reset(self) -> None:
         """Forget the program, which is gone, and what it has not taken."""
         self._dst = self._via = self._next = ""
