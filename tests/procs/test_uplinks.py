@@ -160,10 +160,8 @@ class Wires:
         names = [f"h{place}/agent" for place in range(count)]
         self.agents = {name: Uplink(self._router(name), partial(self._later_of, name)) for name in names}
         self.gateways: list[Any] = [self._gateway(name) for name in names]
-        spreads = Spreads(PROGRAM, {each.host: each for each in self.gateways})
-        spreads.group(self.gateways)
-        for each in self.gateways:
-            each.settled = 0.0
+        spreads = self.spreads = Spreads(PROGRAM, {each.host: each for each in self.gateways})
+        self.join(count)
         self.handlers: dict[type, Any] = {}
         hosts = SimpleNamespace(
             spreads=spreads,
@@ -293,6 +291,22 @@ class Wires:
         for uplink in self.agents.values():
             self.later(0, partial(uplink.lost, host_of(agent)))
 
+    def part(self) -> None:
+        """Break the connection from one agent to another; both go on."""
+        wires = sorted(wire for wire in self.wires if wire[0] in self.agents and wire[1] in self.agents)
+        if wires:
+            src, dst = self.random.choice(wires)
+            waiting = self.wires[src, dst]
+            for _ in range(self.random.randrange(len(waiting) + 1)):
+                waiting.pop()
+            self.agents[src].lost(host_of(dst))
+
+    def join(self, count: int) -> None:
+        """Divide the first hosts into shares."""
+        self.spreads.group(self.gateways[:count])
+        for each in self.gateways[:count]:
+            each.settled = 0.0
+
     def settle(self) -> None:
         """Let everything arrive."""
         for _ in range(10_000):
@@ -307,15 +321,22 @@ def test_deaths_on_the_way_lose_nothing(seed: int, count: int, deaths: int, step
     wires = Wires(count, seed)
     choose = wires.random
     dying = sorted(choose.sample(range(steps + 1), min(deaths, steps + 1)))
-    begin = choose.randrange(steps + 1)
+    begin, later = sorted(choose.choices(range(steps + 1), k=2))
+    wires.join(choose.randrange(2, count + 1))
     for step in range(steps):
         if step == begin:
+            wires.uplinks.arrange()
+        if step == later:
+            # Other hosts join, and the shares change.
+            wires.join(count)
             wires.uplinks.arrange()
         if dying and step >= dying[0]:
             dying.pop(0)
             wires.kill(choose.choice(sorted(wires.agents)))
         agent = choose.choice(sorted(wires.agents))
         action = choose.choice([wires.print, wires.print, wires.report, wires.answer, None, None, None])
+        if choose.random() < 0.02:
+            wires.part()
         if action is not None:
             action(agent)
         elif not (choose.random() < 0.8 and wires.deliver()):
