@@ -1,4 +1,4 @@
-"""Many hosts: a call to 64 real host agents beside one to 8, and a file for 8 hosts. All agents are on this machine.
+"""Many hosts: calls to 64 real host agents beside those to 8, and a file for 8 hosts. All agents are on this machine.
 
 The agents and their ranks share the cores of this machine, so the time of a call grows with their number whatever its
 way; on hosts of their own only the processor time of the controller does.
@@ -23,20 +23,25 @@ FEW, MANY = 8, 64
 
 def run(options: Options) -> list[Measure]:
     """Milliseconds of calls, and copies of a file that leave the controller."""
-    return [*_calls(options), _files(options)]
+    return [
+        *_calls(options, "calls", "call {} agents with a rank each and gather"),
+        *_calls(options, "lines", "call {} agents with a rank each, of which each prints a line"),
+        _files(options),
+    ]
 
 
-def _calls(options: Options) -> list[Measure]:
+def _calls(options: Options, what: str, text: str) -> list[Measure]:
     many = 24 if options.quick else MANY
     target = Target("≤ 4x 8 agents", 4.0, FLOOR)
-    name = f"call {many} agents with a rank each and gather"
+    name = text.format(many)
     cpu = Measure("breadth", f"{name}: processor time of the controller", "ms", "less", target=target)
     wall = Measure("breadth", f"{name}: until all answered (agents share the cores)", "ms", "less")
     cpu.notes.append(f"floor: the same with {FEW} agents, to which the controller sends by itself")
     for system, count in ((FLOOR, FEW), (OURS, many)):
         cpu.load = wall.load = max(cpu.load, calm(options))
         rounds = options.rounds(10, 4)
-        found = _run("calls", count, rounds * 20)
+        found = _run(what, count, rounds * 20)
+        cpu.notes.append(f"{found['messages'][0]:.0f} messages reach the controller of {count} agents for each call")
         for measure, key in ((cpu, "cpu"), (wall, "wall")):
             values = [value * 1e3 for value in found[key]]
             measure.samples[system] = [median(values[at : at + 20]) for at in range(0, len(values), 20)]

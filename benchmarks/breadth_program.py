@@ -1,6 +1,7 @@
 """One run of breadth.py: real host agents on this machine. Prints figures as JSON.
 
-python breadth_program.py calls HOSTS ROUNDS      seconds, and processor seconds of this process, of each call
+python breadth_program.py calls HOSTS ROUNDS      seconds and processor seconds of each call here, and messages
+python breadth_program.py lines HOSTS ROUNDS      the same, of calls that print a line on each rank
 python breadth_program.py files HOSTS MEGABYTES   bytes sent by this process, and seconds
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from monarch._kernel_api import ActorMesh, member_at
 from monarch._node.current import current_node
+from monarch._wire import messages as m
 from monarch.actor import Actor, HostMesh, endpoint
 from monarch.testing import local_hosts
 from monarch_kernel.verbs.files import send_file
@@ -29,6 +31,11 @@ _SENT = 200
 class Bench(Actor):
     @endpoint
     def echo(self, value: int) -> int:
+        return value
+
+    @endpoint
+    def print_line(self, value: int) -> int:
+        print("line", value)
         return value
 
     @endpoint
@@ -53,7 +60,23 @@ def sent() -> int:
     return total
 
 
-def calls(hosts: HostMesh, rounds: int) -> dict[str, list[float]]:
+def count_received() -> list[int]:
+    """Count the answers and output that reach this process from now on, in the one item of the result."""
+    count, handlers = [0], current_node().dispatch.handlers
+
+    def counted(handler: Any) -> Any:
+        def handle(message: Any, more: Any) -> None:
+            count[0] += 1
+            handler(message, more)
+
+        return handle
+
+    for kind in (m.Batch, m.Folded, m.Output, m.Merged):
+        handlers[kind] = counted(handlers[kind])
+    return count
+
+
+def calls(hosts: HostMesh, rounds: int, printed: bool) -> dict[str, list[float]]:
     """Measure calls to one rank of each host, with all answers."""
     actors = hosts.spawn_procs({"gpus": 1}).spawn("bench", Bench)
     actors.echo.call(0).get(120)
@@ -64,14 +87,17 @@ def calls(hosts: HostMesh, rounds: int) -> dict[str, list[float]]:
         if time.monotonic() > deadline:
             raise TimeoutError("some hosts have not said within 30 s that messages have arrived")
         time.sleep(0.05)
+    call = actors.print_line.call if printed else actors.echo.call
     for _ in range(5):
-        actors.echo.call(0).get(60)
+        call(0).get(60)
     found: dict[str, list[float]] = {"wall": [], "cpu": []}
+    received = count_received()
     for _ in range(rounds):
         begin, cpu = time.perf_counter(), time.process_time()
-        actors.echo.call(1).get(60)
+        call(1).get(60)
         found["wall"].append(time.perf_counter() - begin)
         found["cpu"].append(time.process_time() - cpu)
+    found["messages"] = [received[0] / rounds]
     return found
 
 
@@ -100,7 +126,8 @@ def files(hosts: HostMesh, count: int, megabytes: int) -> dict[str, list[float]]
 def main(what: str, count: int, amount: int) -> None:
     """Measure and print."""
     with local_hosts(count, silence=60.0) as hosts:
-        print(json.dumps(calls(hosts, amount) if what == "calls" else files(hosts, count, amount)), flush=True)
+        found = files(hosts, count, amount) if what == "files" else calls(hosts, amount, what == "lines")
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import zmq
 from monarch._core.causes import Exited
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.os.posix import set_pdeathsig
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
@@ -82,7 +83,10 @@ class StandIn:
         own = os.path.join(folder, host)
         os.mkdir(own)
         self._router = Router(context, f"{host}/agent", own, keys, LEASE)
-        self._spreading = Spreading(self._router, timers.later, self._handle, self._failed, lambda _: None)
+        self._uplink = Uplink(self._router, timers.later)
+        self._spreading = Spreading(
+            self._router, self._uplink, timers.later, self._handle, self._failed, lambda _: None
+        )
         self.where = f"{host} {address}\n"
 
     def _failed(self, frames: list[Any], error: Exception) -> None:

@@ -375,3 +375,14 @@ def test_line_that_has_just_begun_is_not_shown_yet() -> None:
     # Once it is shown, its next state is shown at once.
     folder.add("A", 0, "stdout", "\rnext", 1.3)
     assert folder.unfinished("A", 0.5) == [Block("A", (0,), "stdout", "next\n")]
+
+
+def test_output_that_never_folds_as_a_whole_is_shown_without_end() -> None:
+    """Ranks that print some lines alike, for long, while one has an unfinished line."""
+    folder = Folder(WINDOW)
+    folder.add("A", 2, "stdout", "unfinished", 0.0)
+    for number in range(200):
+        folder.add("A", 0, "stdout", f"first\nsame {number}\n", float(number))
+        folder.add("A", 1, "stdout", f"other\nsame {number}\n", float(number))
+        shown = {(line.ranks, line.text) for line in folder.due(number + 2 * WINDOW)}
+        assert shown == {((0,), "first"), ((1,), "other"), ((0, 1), f"same {number}")}

@@ -16,6 +16,7 @@ from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
@@ -165,13 +166,17 @@ class Routes:
     def send(self, dst: str, frames: list[Any]) -> bool:
         return True
 
+    post = send
+
 
 def test_message_by_way_of_a_lost_host_is_handled() -> None:
     """The host that folds the answers was suspended, and has continued."""
     given: list[Any] = []
     failed: list[Any] = []
+    routes = cast("Any", Routes())
     spreading = Spreading(
-        cast("Any", Routes()),
+        routes,
+        Uplink(routes, lambda seconds, action: None),
         lambda seconds, action: None,
         lambda frames: given.append(m.decode(frames[0])),
         lambda frames, error: failed.append(error),

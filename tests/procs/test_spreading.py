@@ -158,6 +158,71 @@ def test_requests_to_all_ranks_leave_once_for_each_share(program: Callable[..., 
     assert done.ok() == f"1\n{['Spread', 'Ask'] * 3}\n{['Spread', 'Ask'] * 3}\n3\n"
 
 
+STARTS = (
+    COMMON
+    + """
+from collections import Counter
+from monarch._meshes.inside import state_of
+from monarch._session.session import session_of
+from monarch._wire import messages as m
+from monarch._wire.links import Link
+from monarch.actor import heal_mesh
+
+sent, send = [], Link.send
+
+def counted(link, frame, more=()):
+    if link.address.startswith("tcp"):
+        sent.append(" ".join(type(m.decode(each)).__name__ for each in (frame, *more[:1])))
+    send(link, frame, more)
+
+def counts():
+    kinds = Counter(sent)
+    sent.clear()
+    return sorted((kind, count) for kind, count in kinds.items() if kind != "Taken")
+
+if __name__ == "__main__":
+    with local_hosts(9) as hosts:
+        first = hosts.spawn_procs({"gpus": 1}).spawn("first", Rank)
+        agents = list(first.agent.call().get(60).values())
+        until(goes_from_host_to_host)
+        until(lambda: len(session_of(current_node())._uplinks._ways) == 9)
+        Link.send = counted
+        procs = hosts.spawn_procs({"gpus": 2})
+        procs.initialized.get(60)
+        print(counts())
+        ranks = procs.spawn("ranks", Rank)
+        pids = list(ranks.wait_for.call("/", []).get(60).values())
+        print(len(set(pids)))
+        os.kill(pids[9], signal.SIGKILL)
+        peer = current_node().peers.get(ranks._targets.peers[9].proc)
+        until(lambda: peer.dead is not None)
+        sent.clear()
+        heal_mesh(procs)
+        print(sum(count for _, count in counts()) <= 14)
+        healed = list(ranks.wait_for.call("/", []).get(60).values())
+        print([place for place in range(18) if healed[place] != pids[place]])
+        sent.clear()
+        ranks.stop().get(60)
+        print(counts())
+        procs.stop().get(60)
+        print(counts())
+        # The first of the first share dies while it passes requests on, and answers.
+        third = hosts.spawn_procs({"gpus": 2})
+        os.kill(agents[0], signal.SIGKILL)
+        peers = [current_node().peers.get(state_of(third).procs.proc(rank)) for rank in range(2, 18)]
+        until(lambda: not any(peer.starting for peer in peers))
+        print([peer.dead for peer in peers] == [None] * 16)
+"""
+)
+
+
+def test_starts_heals_and_stops_leave_once_for_each_share(program: Callable[..., Any]) -> None:
+    """Also if a host dies that passes them on, all others start their ranks."""
+    done = program(STARTS, MONARCH_TREE_HOSTS="3", timeout=120)
+    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Stop', 3)]\n"
+    assert done.out == "[('Spread Spawn', 3)]\n18\nTrue\n[9]\n" + stopped + "True\n", done.err
+
+
 DEATHS = (
     COMMON
     + """

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent / "golden"
 SAMPLES: dict[object, object] = {
     int: 7, str: "h/a.0", bytes: b"body", bool: True, float: 0.5, type(None): None, Any: 1,
     c.CellRef: c.CellRef(3, 5),
+    m.MergedOutput: m.MergedOutput("actor", "method", "h/c1", 7, [("stdout", b"line")], [([7], ["h/a.0"])]),
 }  # fmt: skip
 DEATHS: list[c.Cause] = [
     c.Exited(3), c.Signaled(7, full_shm="64 MiB"), c.Stopped(), c.Overdue(2.0), c.NotStarted("no room"),

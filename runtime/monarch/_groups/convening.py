@@ -15,7 +15,7 @@ from monarch._groups.pipelined import await_end
 from monarch._groups.rendezvous import is_dead, local_rendezvous, uses_collectives
 from monarch._node.current import current_node
 from monarch._node.services.asking import tell_proc
-from monarch._node.services.frame import ask_frame
+from monarch._node.services.frame import ask_frame, send_to_all
 from monarch._node.services.registry import request, service
 from monarch.exceptions import GroupError
 
@@ -202,6 +202,7 @@ def tell_of_new_ones(procs: Procs) -> None:
     """Tell all known processes which ranks of a mesh were replaced."""
     node = current_node()
     frame = ask_frame(node, request(renew, procs, procs.version), 0)
-    for proc, peer in list(node.peers.known.items()):
-        if peer.dead is None and proc != node.proc and not proc.endswith("/agent"):
-            peer.send(frame)
+    others = [
+        peer for proc, peer in list(node.peers.known.items()) if proc != node.proc and not proc.endswith("/agent")
+    ]
+    send_to_all(node, others, frame)

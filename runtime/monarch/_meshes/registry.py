@@ -11,7 +11,7 @@ from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.node_like import NodeLike
-from monarch._node.peers import Gateway, RemotePeer
+from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import StoppedError
@@ -75,16 +75,9 @@ class Meshes:
         if shared is None:
             return
         procs, frame = shared.procs, m.encode(dead)
-        far: dict[Gateway, list[str]] = {}
-        for rank in range(procs.region().nelements):
-            sibling = self._node.peers.known.get(procs.proc(rank))
-            if sibling is None or sibling.dead is not None:
-                continue
-            if isinstance(sibling, RemotePeer):
-                far.setdefault(sibling.gateway, []).append(sibling.proc)
-            else:
-                sibling.send(frame)
-        self._node.hosts.cast(self._node.proc, list(far.items()), 0, [frame])
+        known = self._node.peers.known
+        siblings = [known.get(procs.proc(rank)) for rank in range(procs.region().nelements)]
+        send_to_all(self._node, [peer for peer in siblings if peer is not None], frame)
 
 
 def meshes_of(node: NodeLike) -> Meshes:

@@ -63,8 +63,11 @@ class Dispatch:
             self.mishaps.failed(message, error)
 
     def deliver(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Handle a message of this process itself."""
-        message = m.decode(frame)
+        """Handle a message of this process itself, or one inside another."""
+        self.take(m.decode(frame), more)
+
+    def take(self, message: m.AnyMessage, more: Sequence[Any] = ()) -> None:
+        """Handle a decoded message."""
         try:
             self._handler_of(message)(message, more)
         except Exception as error:

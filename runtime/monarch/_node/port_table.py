@@ -7,6 +7,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.events import Event
+from monarch._core.kinds import is_dict
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
 
@@ -85,7 +86,7 @@ class PortTable:
     def lose_all(self, reason: m.Dead) -> None:
         """Fail every pending call."""
         for gather in list(self.gathers.values()):
-            for peer in {*gather.targets}:
+            for peer in {*(gather.targets.values() if is_dict(gather.targets) else gather.targets)}:
                 gather.lost(peer, reason)
 
     def fail_calls(self, uid: str, key: str, why: str, latest: int) -> int:

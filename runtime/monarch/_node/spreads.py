@@ -68,6 +68,11 @@ def _group_of(receiver: tuple[Gateway, list[str]]) -> int:
     return receiver[0].group
 
 
+def is_settled(gateway: Gateway) -> bool:
+    """Return whether a host may get messages by way of others, and pass them on."""
+    return bool(gateway.arrived) and gateway.settled < time.monotonic() and not gateway.closed.is_set()
+
+
 class _One:
     """A message to one host."""
 
@@ -189,6 +194,8 @@ class Spreads:
         """The hosts that have got messages by way of each host."""
         self._ways: list[tuple[Far, _Way]] = []
         """Ways to the receivers of recent messages, the newest first: making one takes time for each process."""
+        self._grouped: Sequence[Gateway] = ()
+        """The hosts that have groups."""
         self._next_entry = 0
         self._waits = False
         self.later: Callable[[float, Callable[[], None]], object] = lambda _, __: None
@@ -203,9 +210,18 @@ class Spreads:
         size = math.isqrt(max(0, len(gateways) - 1)) + 1
         with self._lock:
             self._ways.clear()
+            self._grouped = gateways
         for place, gateway in enumerate(gateways):
             gateway.group = place // size
             self.number(gateway)
+
+    def groups(self) -> list[list[Gateway]]:
+        """Return the hosts that are left of each group, in order."""
+        groups: dict[int, list[Gateway]] = {}
+        for gateway in self._grouped:
+            if not gateway.closed.is_set():
+                groups.setdefault(gateway.group, []).append(gateway)
+        return list(groups.values())
 
     def number(self, gateway: Gateway) -> None:
         """Give numbers to all messages of a connection from now on; the next one goes straight."""
@@ -220,8 +236,7 @@ class Spreads:
 
     def cast(self, far: Far, port: int, frames: Sequence[Any]) -> None:
         """Send one message to procs of many hosts."""
-        now = time.monotonic()
-        fit = [each for each in far if each[0].arrived and each[0].settled < now and not each[0].closed.is_set()]
+        fit = [each for each in far if is_settled(each[0])]
         bulk = sum(map(len, frames)) >= BULK
         if len(fit) < (2 if bulk else max(2, self.least)):
             fit = []

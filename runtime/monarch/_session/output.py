@@ -16,6 +16,8 @@ from monarch._core.roster import split_proc
 from monarch._core.text.cpp_frames import without_cpp_frames
 from monarch._core.text.fold import Block, Folder, Line, merge_blocks
 from monarch._node.node import Node
+from monarch._node.services.frame import send_to_all
+from monarch._procs.agent.merging import outputs_of
 from monarch._procs.os.posix import release_free_memory
 from monarch._procs.rank.output import cost_of
 from monarch._wire import messages as m
@@ -136,15 +138,24 @@ class OutputView:
 
     def take(self, output: m.Output) -> None:
         """Queue the output of a rank; in the receiving thread."""
-        port = output.port if output.caller == self._node.proc else 0
-        late = False
-        if port:
-            # First, for the case that it is closed meanwhile.
-            self._printing.add(port)
-            late = not self._node.ports.follow(port)
-            if late:
-                self._printing.discard(port)
+        port, late = self._call_of(output.caller, output.port)
         self._put(lambda: self._take(output, port, late))
+
+    def _call_of(self, caller: str, port: int) -> tuple[int, bool]:
+        """Return the port of a call of this process that prints, or 0, and whether the call has ended."""
+        if not port or caller != self._node.proc:
+            return 0, False
+        # First, for the case that it is closed meanwhile.
+        self._printing.add(port)
+        late = not self._node.ports.follow(port)
+        if late:
+            self._printing.discard(port)
+        return port, late
+
+    def take_merged(self, merged: m.MergedOutput) -> None:
+        """Queue the equal output of some ranks; in the receiving thread."""
+        port, late = self._call_of(merged.caller, merged.port)
+        self._put(lambda: self._take_merged(merged, port, late))
 
     def done(self, port: int) -> None:
         """Show the output of a call that has ended."""
@@ -309,12 +320,14 @@ class OutputView:
     def _give_credit(self) -> None:
         """Tell ranks that they may send more."""
         node = self._node
+        by_count: dict[int, list[str]] = {}
         for proc, count in list(self._owed.items()):
             if count >= _CREDIT_STEP:
                 del self._owed[proc]
-                peer = node.peers.known.get(proc)
-                if not node.closed and (peer is None or peer.dead is None):
-                    (peer or node.peers.get(proc)).send(m.encode(m.OutputCredit(node.proc, count)))
+                by_count.setdefault(count, []).append(proc)
+        for count, procs in by_count.items() if not node.closed else ():
+            peers = [node.peers.known.get(proc) or node.peers.get(proc) for proc in procs]
+            send_to_all(node, peers, m.encode(m.OutputCredit(node.proc, count)))
 
     # Queued items
 
@@ -325,16 +338,19 @@ class OutputView:
         self._windows[uid] = window
         self._folders.setdefault(window, Folder(window))
 
+    def _take_merged(self, merged: m.MergedOutput, port: int, late: bool) -> None:
+        for output in outputs_of(merged):
+            self._take(output, port, late)
+
     def _take(self, output: m.Output, port: int, late: bool) -> None:
         gate = self._gates.get(output.src)
         if gate is not None:
             gate.later.append(lambda: self._take(output, port, late))
             return
-        count = sum(cost_of(data) for _, _, data in output.pieces)
+        source = (split_proc(output.src)[0], output.actor, port)
+        count = self._add(output.src, source, output.pieces)
         self._owed[output.src] = self._owed.get(output.src, 0) + count
         self._taken += count
-        source = (split_proc(output.src)[0], output.actor, port)
-        self._add(output.src, source, output.pieces)
         if self.on_unfinished is not None and not self._look_at:
             self._look_at = time.monotonic() + _FIRST_S
         if port and not late:
@@ -343,8 +359,9 @@ class OutputView:
             # Its call has ended, so nothing later would show the rest of the line.
             self._flush_source(source)
 
-    def _add(self, proc: str, source: Source, pieces: Sequence[tuple[str, int, bytes]]) -> None:
-        """Add pieces of a proc's streams, without those already taken."""
+    def _add(self, proc: str, source: Source, pieces: Sequence[tuple[str, int, bytes]]) -> int:
+        """Add pieces of a proc's streams, without those already taken; return the cost of the others."""
+        cost = 0
         now = time.monotonic()
         folder = self._folders[self._windows.get(source[0], _WINDOW)]
         folder.marks_progress = self.on_unfinished is not None
@@ -354,6 +371,7 @@ class OutputView:
             seen = self._seen.get(where, 0)
             self._seen[where] = max(seen, offset + len(data))
             fresh = data[max(0, seen - offset) :]
+            cost += cost_of(fresh) if fresh else 0
             if not fresh or source[0] in self._silent:
                 continue
             decoder = self._decoders.get(where)
@@ -370,6 +388,7 @@ class OutputView:
                 self.on_left_out(source, rank, count)
             text = decoder.decode(fresh)
             folder.add(source, rank, stream, text if self._cpp_frames else without_cpp_frames(text), now)
+        return cost
 
     def _done(self, port: int, shown: threading.Event) -> None:
         stop = self._stops.get(port)

@@ -35,6 +35,7 @@ from monarch._session.local_agent import LocalAgent
 from monarch._session.orderly_end import end_processes
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
+from monarch._session.uplinks import Uplinks
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
@@ -107,6 +108,7 @@ class Session:
         node.part(AgentsSlot).agents = self
         self.output_options = self.output.configure
         self._partitions = Partitions(node, self.host_lost)
+        self._uplinks = Uplinks(node, self.output)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
         actors_of(node).others[CONTROLLERS] = ControllerDirectory(node)
@@ -247,6 +249,7 @@ class Session:
         if joins:
             node.hosts.join([host_of(listening.src) for listening in hosts])
         self._tell_all()
+        self._uplinks.arrange()
 
     def _tell_all(self) -> None:
         """Introduce all hosts to each other."""
@@ -343,6 +346,7 @@ class Session:
         if mesh is not None and mesh not in self.detached.values():
             mesh.lost()
         self.node.peers.lose_host(host, cause, host in self._released)
+        self._uplinks.arrange()
 
     def forget(self, host: str) -> None:
         """Drop the connection to a host and the state of its processes, so that it can be attached again."""

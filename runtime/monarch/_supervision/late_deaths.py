@@ -5,45 +5,45 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from monarch._core.kinds import is_dict
 from monarch._node.node_like import NodeLike
 from monarch._node.services.asking import Answers
-from monarch._procs.agent.services import states
+from monarch._procs.agent.services import ended
 from monarch._procs.session_folder import host_of
 
 _PATIENCE = 2.0
 """Seconds to wait for the agents; an agent that is stopped does not hold up a heal for longer."""
-_ENDED = ("", "Z", "X")
-"""Letters of ``/proc/PID/stat`` for processes that have ended and that the agent has not reported."""
 
 
 def await_deaths(node: NodeLike, procs: Sequence[str]) -> None:
     """Wait until this process knows the deaths of all processes that have ended.
 
-    An agent reports a death before it answers a later request, so one answer without ended processes suffices.
+    An agent reports a death before it answers a later request, but the answer may come by way of another host and
+    overtake that. So the agents name all processes that have ended.
     """
     until = time.monotonic() + _PATIENCE
     hosts = {host_of(proc) for proc in procs if node.peers.get(proc).dead is None}
     agents = [agent for host in sorted(hosts) if node.peers.get(agent := f"{host}/agent").dead is None]
     while agents and time.monotonic() < until:
-        agents = _with_ended(node, agents, set(procs), until)
+        agents = _with_ended(node, agents, procs, until)
 
 
-def _with_ended(node: NodeLike, agents: list[str], procs: set[str], until: float) -> list[str]:
-    """Ask agents and return those that have not reported all deaths."""
+def _with_ended(node: NodeLike, agents: list[str], procs: Sequence[str], until: float) -> list[str]:
+    """Ask agents and return those whose reports of deaths have not all arrived."""
     # Written in the receiving thread, in atomic steps, until the answers are closed.
     left, behind, all_answered = set(agents), list[str](), threading.Event()
 
     def heard(agent: str, answer: Any) -> None:
         left.discard(agent)
-        if is_dict(answer) and any(answer.get(proc, "R")[0] in _ENDED for proc in procs):
+        # Anything else is an error of the agent.
+        names = cast("list[str]", answer) if isinstance(answer, list) else []
+        if any(node.peers.get(proc).dead is None for proc in names):
             behind.append(agent)
         if not left:
             all_answered.set()
 
-    answers = Answers(node, agents, states(sorted(procs)), heard)
+    answers = Answers(node, agents, ended(sorted(procs)), heard)
     all_answered.wait(max(0.0, until - time.monotonic()))
     answers.close()
     return behind

@@ -228,6 +228,7 @@ class Spawn(_Message, tag=12):
 
     src: str
     procs: list[str]
+    """None for those of the Cast that carries it, whose ids tell their places."""
     entry: str
     config: bytes
     """Common to all; a rank finds its own place by its proc id."""
@@ -342,6 +343,57 @@ class Folded(_Message, tag=34):
 
 class Received(_Message, tag=35):
     """An agent has all messages to it up to this number."""
+
+    src: str
+    number: int
+
+
+class Uplink(_Message, tag=36):
+    """Tells an agent how its output, reports and news of starts reach the program."""
+
+    src: str
+    via: str
+    """The agent that merges them with those of others, which may be the receiver; empty to send them straight."""
+
+
+class Upward(_Message, tag=37):
+    """Carries a message for the program: to the agent that merges it with those of other hosts, or straight."""
+
+    src: str
+    dst: str
+    """The program."""
+    number: int
+    """Counts those of this agent, which keeps them until they are taken; 0 for one that it does not keep."""
+    body: bytes
+    """An encoded message of one frame; empty to ask only what has been taken."""
+
+
+class MergedOutput(msgspec.Struct, array_like=True, gc=False):
+    """Equal output of some ranks, as in Output."""
+
+    actor: str
+    method: str
+    caller: str
+    port: int
+    pieces: list[tuple[str, bytes]]
+    """Stream and bytes."""
+    members: list[tuple[list[int], list[str]]]
+    """Proc ids, by the offsets of the pieces in their streams."""
+
+
+class Merged(_Message, tag=38):
+    """Messages of many hosts for the program, equal output once."""
+
+    src: str
+    number: int
+    """As in Upward, counted with those."""
+    outputs: list[MergedOutput]
+    others: list[tuple[str, int, bytes]]
+    """Host, ``number`` and ``body`` as in Upward."""
+
+
+class Taken(_Message, tag=39):
+    """Messages of the receiver up to this number, as in Upward and Merged, have reached the program."""
 
     src: str
     number: int
@@ -483,10 +535,16 @@ AnyMessage: TypeAlias = (
     | Answers
     | Folded
     | Received
+    | Uplink
+    | Upward
+    | Merged
+    | Taken
     | Bye
 )
 
 encode = msgspec.msgpack.Encoder().encode
+SPAWN_HEAD = encode(Spawn("", [], "", b"", [], {}, {}, [], 0, "", [], ""))[:2]
+"""The first bytes of each Spawn."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """Errors of decoding: a ValueError for text that is not UTF-8, a RecursionError for deeply nested values."""
 decode_raw = msgspec.msgpack.Decoder(AnyMessage).decode

@@ -26,6 +26,8 @@ PROGRESS = "progress "
 """Begins the stream of a finished line that was shown, or rewritten, while it was unfinished."""
 _CUT = 64
 """Lines of each rank to compare one by one before the rest is compared as a whole again."""
+_MOST_CUT = 1 << 20
+"""The most such lines, where that never helps."""
 
 
 class Line(NamedTuple):
@@ -396,7 +398,7 @@ class Folder:
                 cut.append((latest, block, rank))
             if not blocks:
                 del pending.blocks[rank]
-        pending.cut *= 2
+        pending.cut = min(2 * pending.cut, _MOST_CUT)
         for _, block, rank in sorted(cut, key=itemgetter(0)):
             for line in block.text[:-1].split("\n"):
                 self._queue(pending, source, rank, (block.stream, line), block.came)

@@ -267,8 +267,9 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         extent = targets.shape.region.extent
         gather: Gather[None] = Gather(node, targets.peers, extent, self._name, "stop", finish, patient=True)
         halt = m.encode(m.Halt(node.proc, state.key, gather.port, targets.shape.packed, reason))
-        for peer in targets.peers:
+        for peer in targets.near:
             peer.send(halt)
+        node.hosts.cast(node.proc, targets.far, gather.port, [halt])
         gather.check()
         state.stopping = _Tolerant(gather)
         when_done(state.stopping, lambda _: state.ended.tell())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from monarch._node.node import Node
 from monarch._node.node_like import NodeLike
+from monarch._node.peers import Peer
+from monarch._node.services.frame import send_to_all
+from monarch._wire import messages as m
+from monarch.config import STOP_REACT
 
 
 class HostAgents(Protocol):
@@ -53,3 +58,24 @@ class AgentsSlot:
 def agents_of(node: NodeLike) -> HostAgents:
     """Return the starter of agents of a process."""
     return node.part(AgentsSlot).agents
+
+
+def stop_soon(node: Node, peers: Sequence[Peer], react: float | None = None) -> None:
+    """Tell the agents of some processes that those are about to end, and to kill those that do not.
+
+    Args:
+        node: of the owner.
+        peers: the processes.
+        react: seconds of silence after which they are killed; None for the setting.
+    """
+    grace = STOP_REACT() if react is None else react
+    by_host: dict[str, list[str]] = {}
+    for peer in peers:
+        by_host.setdefault(peer.host, []).append(peer.proc)
+    if node.hosts.spreads.least:
+        # The same message for all agents: each knows its own.
+        agents = [node.peers.get(f"{host}/agent") for host in by_host]
+        send_to_all(node, agents, m.encode(m.Stop(node.proc, [peer.proc for peer in peers], grace)))
+        return
+    for host, names in by_host.items():
+        node.peers.to_agent(host, m.Stop(node.proc, names, grace))

@@ -33,6 +33,7 @@ from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
 from monarch._node.gather import died
 from monarch._node.node import Node
+from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT
 from monarch.exceptions import ShapeError, StoppedError
@@ -276,9 +277,8 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         if not 0 <= level <= 255:
             raise ValueError(f"level: expected 0 to 255, got {level}")
         agents_of(self._node).output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
-        halt = m.encode(m.Level(self._node.proc, level))
-        for rank in self._region.base_ranks():
-            self._node.peers.get(self._state.procs.proc(rank)).send(halt)
+        peers = [self._node.peers.get(self._state.procs.proc(rank)) for rank in self._region.base_ranks()]
+        send_to_all(self._node, peers, m.encode(m.Level(self._node.proc, level)))
 
     def to_table(self) -> str:
         """Return a text table of the processes and where they run."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch._core.roster import Procs
+from monarch._core.roster import Procs, split_proc
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
@@ -99,7 +99,8 @@ class Arrival(Future[None]):
 
     def __init__(self, node: Node, label: str, peers: Sequence[Peer]) -> None:
         super().__init__(node, label)
-        self.targets = peers
+        self.targets = {split_proc(peer.proc)[1]: peer for peer in peers}
+        """By base rank, which replies that were folded on their way name."""
         self._left = {peer.proc for peer in peers}
         self._failed: BaseException | None = None
         self.port = node.ports.open(self)

@@ -16,6 +16,7 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.inside import called_of, hosts_of, member_at, node_of, region_of, state_of, view_at
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike
+from monarch._meshes.procs.agents import stop_soon
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
@@ -25,9 +26,9 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
 from monarch._node.node import Node
 from monarch._node.peers import Peer
+from monarch._node.services.frame import send_to_all
 from monarch._node.services.registry import service
 from monarch._wire import messages as m
-from monarch.config import STOP_REACT
 from monarch.exceptions import (
     ArgumentError,
     CallTimeoutError,
@@ -202,14 +203,9 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
         meshes_of(node).left.tell(shared.procs.uid, rank)
     living = [proc for proc in going if node.peers.get(proc).dead is None]
     ended = Ended(node, f"{mesh.name}.resize()", [node.peers.get(proc) for proc in living])
-    by_host: dict[str, list[str]] = {}
-    halt = m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk"))
-    for proc in living:
-        by_host.setdefault(node.peers.get(proc).host, []).append(proc)
-    for host, names in by_host.items():
-        node.peers.to_agent(host, m.Stop(node.proc, names, STOP_REACT()))
-    for proc in living:
-        node.peers.get(proc).send(halt)
+    leaving = [node.peers.get(proc) for proc in living]
+    stop_soon(node, leaving)
+    send_to_all(node, leaving, m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk")))
     for host in hosts:
         shared.starting.leave(host)
     for proc in living:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from monarch._core.causes import NotReady
 from monarch._core.roster import Procs
@@ -17,6 +18,8 @@ from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole
 
+_Extra: TypeAlias = tuple[tuple[str, str | None], ...]
+"""Variables of some ranks besides those of all."""
 RANK_ENTRY = "monarch._session.rank_process:main"
 SPARE = -1
 """Base rank of a process without a rank yet."""
@@ -55,18 +58,22 @@ class Starting:
 
     def start(self, ranks: Sequence[int], port: int) -> None:
         """Start the processes of some ranks, which reply to the port when they are set up."""
-        groups: dict[tuple[str, tuple[tuple[str, str | None], ...]], list[int]] = {}
+        alike: dict[_Extra, dict[str, list[int]]] = {}
         for rank in ranks:
             extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
-            groups.setdefault((self.procs.host(rank), extra), []).append(rank)
+            alike.setdefault(extra, {}).setdefault(self.procs.host(rank), []).append(rank)
         configs: dict[frozenset[str], bytes] = {}
-        for (host, extra), places in groups.items():
-            names = [self.procs.proc(rank) for rank in places]
+        for extra, places in alike.items():
             variables = {**self.variables, **dict(extra)}
             config = configs.get(frozenset(variables))
             if config is None:
                 config = configs[frozenset(variables)] = self._config(port, variables)
-            self._spawn(host, names, places, config, variables)
+            names = {host: [self.procs.proc(rank) for rank in each] for host, each in places.items()}
+            # They reply once to a port, so the answers of many hosts can be folded for one request only.
+            if len(alike) == 1 and self._spawn_on_many(names, port, config, variables):
+                continue
+            for host, each in places.items():
+                self._spawn(host, names[host], each, config, variables)
 
     def fill(self) -> None:
         """Start the missing spare processes."""
@@ -133,28 +140,50 @@ class Starting:
     def _spawn(
         self, host: str, names: list[str], places: list[int], config: bytes, variables: dict[str, str | None]
     ) -> None:
-        node, procs = self.node, self.procs
+        node = self.node
         if host == node.host:
             # The previous agent may have died, with all of its ranks.
             agents_of(node).need_agent()
-        spawn = m.Spawn(
-            node.proc,
+        node.peers.to_agent(host, self._request(host, names, places, config, variables))
+        self._watch(host, names, SPARE not in places)
+
+    def _spawn_on_many(
+        self, names: dict[str, list[str]], port: int, config: bytes, variables: dict[str, str | None]
+    ) -> bool:
+        """Start processes of many hosts by one request, which goes from host to host; False with few hosts."""
+        hosts = self.node.hosts
+        if not port or not hosts.spreads.least or len(names) < 2 or hosts.host in names:
+            return False
+        spawn = m.encode(self._request("", [], [], config, variables))
+        far = [(hosts.gateway(host), each) for host, each in names.items() if hosts.out_of_reach(host) is None]
+        hosts.cast(self.node.proc, far, port, [spawn])
+        for host, each in names.items():
+            self._watch(host, each, True)
+        return True
+
+    def _request(
+        self, host: str, names: list[str], places: list[int], config: bytes, variables: dict[str, str | None]
+    ) -> m.Spawn:
+        return m.Spawn(
+            self.node.proc,
             names,
             RANK_ENTRY,
             config,
             places,
             variables,
-            agents_of(node).base_env(host),
+            agents_of(self.node).base_env(host),
             self.binds,
-            procs.per_host,
-            procs.name,
+            self.procs.per_host,
+            self.procs.name,
             self.path,
             self.cwd,
         )
-        node.peers.to_agent(host, spawn)
-        node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
-        if SPARE not in places:
-            watch_start(node, host, procs.name, names, READY_SECONDS)
+
+    def _watch(self, host: str, names: list[str], watched: bool) -> None:
+        """Give up on processes that do not start, and tell why they are slow."""
+        self.node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
+        if watched:
+            watch_start(self.node, host, self.procs.name, names, READY_SECONDS)
 
     def _late(self, host: str, names: list[str]) -> None:
         """Give up on processes that have not reported that they listen."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from monarch._meshes.procs.agents import stop_soon
 from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, when_done
 from monarch._node.node import Node
+from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
 
 
@@ -28,14 +30,8 @@ def begin_stop(node: Node, state: ProcsState, reason: str, react: float, drain: 
     ended = Ended(node, f"{procs.name}.stop()", [peer for peer in peers if peer.dead is None])
     if not ended.done:
         meshes_of(node).stopping.tell(procs.uid, [peer.proc for peer in ended.targets], ended.port)
-    by_host: dict[str, list[str]] = {}
-    for peer in peers:
-        by_host.setdefault(peer.host, []).append(peer.proc)
-    for host, names in by_host.items():
-        node.peers.to_agent(host, m.Stop(node.proc, names, react))
-    halt = m.encode(m.Halt(node.proc, "", 0, b"", reason, drain))
-    for peer in peers:
-        peer.send(halt)
+    stop_soon(node, peers, react)
+    send_to_all(node, peers, m.encode(m.Halt(node.proc, "", 0, b"", reason, drain)))
     state.stopping = ended
     when_done(ended, lambda _: state.ended.tell())
     return ended

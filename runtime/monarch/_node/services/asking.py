@@ -14,7 +14,7 @@ from monarch._node.gather import Gather
 from monarch._node.node_like import NodeLike
 from monarch._node.peers import Peer
 from monarch._node.remote_errors import unpack_failure
-from monarch._node.services.frame import ask_frame, ask_ranks
+from monarch._node.services.frame import ask_frame, ask_ranks, send_to_all
 from monarch._node.services.registry import Request, request
 from monarch._procs.agent.services import AgentRequest
 from monarch._procs.session_folder import host_of
@@ -74,6 +74,9 @@ class Answers:
         peers = [node.peers.get(proc) for proc in procs]
         if isinstance(asked, AgentRequest):
             frame = asked.frame(node.proc, self._port)
+            if node.hosts.spreads.least:
+                send_to_all(node, peers, frame, self._port)
+                return
             for peer in peers:
                 if peer.dead is None:
                     peer.send(frame)

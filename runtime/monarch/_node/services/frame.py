@@ -25,6 +25,28 @@ def ask_frame(node: NodeLike, asked: Request, port: int, view: bytes = b"") -> b
     return m.encode(m.Ask(node.proc, port, view, asked.name, dumps_whole(asked.args)))
 
 
+def send_to_all(node: NodeLike, peers: Iterable[Peer], frame: bytes, port: int = 0) -> None:
+    """Send a message to the living ones of some processes.
+
+    Those on other hosts get it by one message for each host or, with many hosts, share of hosts.
+
+    Args:
+        node: of this process.
+        peers: the processes.
+        frame: the message.
+        port: that they answer to; 0 for none.
+    """
+    far: dict[Gateway, list[str]] = {}
+    for peer in peers:
+        if peer.dead is not None:
+            continue
+        if isinstance(peer, RemotePeer):
+            far.setdefault(peer.gateway, []).append(peer.proc)
+        else:
+            peer.send(frame)
+    node.hosts.cast(node.proc, list(far.items()), port, [frame])
+
+
 def ask_ranks(node: NodeLike, asked: Request, port: int, peers: Iterable[Peer]) -> None:
     """Ask processes for a service: ranks of one mesh on other hosts by one message, which goes from host to host.
 

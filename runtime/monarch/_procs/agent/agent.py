@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, Overdue, Unknown
+from monarch._core.roster import split_proc
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
 from monarch._procs.agent.forwarding import Forwarding
@@ -30,6 +31,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
@@ -82,8 +84,11 @@ class Agent:
         self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.router.inbox, hold=True)
         self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
-        self.spreading = Spreading(self.router, self._later, self._handle, self._failed, self._parted)
-        self._forwarding = Forwarding(self.router, self.children, self.spreading, self._later, self._tell)
+        self.uplink = Uplink(self.router, self._later)
+        self.spreading = Spreading(self.router, self.uplink, self._later, self._handle, self._failed, self._parted)
+        self._forwarding = Forwarding(
+            self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
+        )
         self.owner = config.owner
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
@@ -120,9 +125,13 @@ class Agent:
             m.Ordered: self.spreading.on_ordered,
             m.Spread: self.spreading.on_spread,
             m.Answers: self.spreading.on_answers,
+            m.Uplink: self._on_uplink,
+            m.Upward: self.uplink.on_upward,
+            m.Taken: self.uplink.on_taken,
         }
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
             services.STATES: lambda _, procs: self.children.states(procs),
+            services.ENDED: lambda _, procs: self.children.ended_of(procs),
             services.GPUS: lambda _, uid: self.forks.gpus.sharers(uid),
             services.SUSPENDED: lambda _, __: suspended_zygotes(os.getpid()),
         }
@@ -241,6 +250,7 @@ class Agent:
         if reason:
             for proc in spawn.procs:
                 self._tell(spawn.src, m.Dead(proc, NotStarted(reason), False, []))
+                self._forwarding.died(proc)
             return
         if len(spawn.procs) != len(spawn.places):
             raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
@@ -298,7 +308,8 @@ class Agent:
         except MonarchError as error:
             status, body = m.ERROR, m.pack(m.Failure(type(error).__name__, str(error), "", "", None, True))
         if ask.port:
-            self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
+            # Those of a request to agents of many hosts are gathered, as those of ranks.
+            self._forwarding.route(ask.src, [m.encode(m.Reply(self.proc, ask.port, 0, status, 0, body))])
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.router.is_here(watch.proc):
@@ -330,6 +341,7 @@ class Agent:
         """The agent of another host reports the death of its proc, or the controller the loss of a host."""
         if dead.proc.endswith("/agent"):
             self.spreading.lost(host_of(dead.proc))
+            self.uplink.lost(host_of(dead.proc))
         self._spread(dead)
 
     def _on_route(self, route: m.Route, frames: list[Any]) -> None:
@@ -339,7 +351,29 @@ class Agent:
         self._forwarding.route(route.dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
-        self._forwarding.cast(cast, frames)
+        if frames and frames[0][:2] == m.SPAWN_HEAD:
+            self._spawn_of(cast, frames[0])
+        else:
+            self._forwarding.cast(cast, frames)
+
+    def _spawn_of(self, cast: m.Cast, frame: Any) -> None:
+        """Start the procs of this host that a request for procs of many hosts names."""
+        spawn = m.decode(frame)
+        assert isinstance(spawn, m.Spawn)
+        places = [split_proc(proc)[1] for proc in cast.procs]
+        spawn = msgspec.structs.replace(spawn, procs=cast.procs, places=places)
+        self._forwarding.expect(cast)
+        try:
+            self._on_spawn(spawn, [])
+        except Exception as error:
+            self._failed([m.encode(spawn)], error)
+            for proc in cast.procs:
+                if proc not in self.children.by_proc:
+                    self._forwarding.died(proc)
+
+    def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
+        if uplink.src == self.owner:
+            self.uplink.on_uplink(uplink)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.router.learn(hosts)
@@ -438,8 +472,13 @@ class Agent:
         return self.router.send(self.owner, [m.encode(message)])
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
-        if proc != self.proc:
-            self.router.send(proc, [m.encode(message)])
+        if proc == self.proc:
+            return
+        frame = m.encode(message)
+        # An expected death is no news, so it need not hurry.
+        merges = isinstance(message, (m.Output, m.Reports)) or (isinstance(message, m.Dead) and message.expected)
+        if not (merges and self.uplink.add(proc, frame)):
+            self.router.send(proc, [frame])
 
     def _host_lost(self, name: str) -> None:
         if name == self.owner:
@@ -447,6 +486,7 @@ class Agent:
             return
         self._forwarding.lost(name)
         self.spreading.lost(name)
+        self.uplink.lost(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
         self._parted(name)
@@ -467,6 +507,7 @@ class Agent:
         """End all ranks and zygotes, and remove the session's folder."""
         self.children.kill_all()
         self.forks.close()
+        self.uplink.close()
         self.router.close()
         self._residence.close()
         end_descendants()

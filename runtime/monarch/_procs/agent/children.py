@@ -25,6 +25,9 @@ _TAIL = 65536
 _LAST_WORDS = 4 << 20
 """Bytes of unsent output of a dead proc that still reach the program: its end."""
 
+_ENDED = ("", "Z", "X")
+"""Letters of ``/proc/PID/stat`` for processes that have ended."""
+
 
 def cause_of(status: int) -> Exited | Signaled:
     """Return the cause for an exit status of ``os.waitpid``."""
@@ -219,6 +222,14 @@ class Children:
         """
         started = [child for child in self.get(procs) if child.pid]
         return {child.proc: (_state(child.pid), child.pid, *cpu_shares(child.pid)) for child in started}
+
+    def ended_of(self, procs: Iterable[str]) -> list[str]:
+        """Return those of some procs that have ended, reaped or not."""
+        return [proc for proc in procs if proc in self._dead or self._has_ended(proc)]
+
+    def _has_ended(self, proc: str) -> bool:
+        child = self.by_proc.get(proc)
+        return child is not None and bool(child.pid) and _state(child.pid) in _ENDED
 
 
 def _state(pid: int) -> str:

@@ -27,6 +27,11 @@ def ranges_of(ranks: list[int]) -> list[int]:
     return [*ranges, end] if ranges else []
 
 
+def _has_place(reply: Reply) -> bool:
+    """Return whether the position of its sender identifies a reply that has no buffers."""
+    return reply.bulk is None and reply.rank >= 0 and not reply.src.endswith("/agent")
+
+
 class _Fold:
     __slots__ = ("frames", "groups", "hosts", "missing", "parts", "waits")
 
@@ -46,7 +51,7 @@ class _Fold:
         at = 0
         for size in parts:
             reply = decode(frames[at])
-            if size == 1 and isinstance(reply, Reply) and reply.bulk is None and reply.rank >= 0:
+            if size == 1 and isinstance(reply, Reply) and _has_place(reply):
                 self.groups.setdefault((reply.status, reply.done, reply.body), []).append(reply.rank)
             else:
                 self.parts.append(size)

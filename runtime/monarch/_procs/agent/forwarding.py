@@ -12,6 +12,7 @@ from monarch._procs.agent.children import Children
 from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.bulk.segments import Segments
@@ -27,8 +28,10 @@ class Forwarding:
         router: sends them.
         children: the processes of this host.
         spreading: takes the gathered replies.
+        uplink: takes output and news of starts for the program.
         later: calls a function after so many seconds.
         tell: sends a message to a process.
+        handle: handles the frames of a message to this agent.
     """
 
     def __init__(
@@ -36,14 +39,18 @@ class Forwarding:
         router: Router,
         children: Children,
         spreading: Spreading,
+        uplink: Uplink,
         later: Callable[[float, Callable[[], None]], None],
         tell: Callable[[str, m.AnyMessage], None],
+        handle: Callable[[list[Any]], None],
     ) -> None:
         self._router = router
         self._children = children
         self._spreading = spreading
+        self._uplink = uplink
         self._later = later
         self._tell = tell
+        self._handle = handle
         self._replies = ReplyBatches(router.proc)
         self._segments = Segments()
         self._lost_hosts: set[str] = set()
@@ -53,6 +60,8 @@ class Forwarding:
         if not self._router.is_here(dst) and len(frames) >= 1:
             message = m.decode(frames[0])
             if isinstance(message, m.Reply) and self._gather(dst, message, frames):
+                return
+            if isinstance(message, (m.Output, m.Ready)) and self._uplink.add(dst, bytes(frames[0])):
                 return
         if self._children.death_of(dst) is None and not self._router.send(dst, frames):
             self._undelivered(dst, frames)
@@ -80,6 +89,11 @@ class Forwarding:
             cause = HostLost(host) if host in self._lost_hosts else NotInSession()
             self._tell(source, m.Dead(dst, cause, False, []))
 
+    def expect(self, cast: m.Cast) -> None:
+        """Gather the replies of procs that a message starts."""
+        if cast.port and not self._replies.begin(cast.src, cast.port, cast.procs):
+            self._spreading.answer(cast.src, cast.port, [], True)
+
     def cast(self, cast: m.Cast, frames: list[Any]) -> None:
         """Pass a message on to many processes of this host."""
         # A proc not started yet gets it then: the sender may have overtaken the Spawn.
@@ -89,7 +103,9 @@ class Forwarding:
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
-            if not self._router.send(proc, frames):
+            if proc == self._router.proc:
+                self._handle(frames)
+            elif not self._router.send(proc, frames):
                 self._undelivered(proc, frames)
 
     def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:

@@ -89,6 +89,7 @@ class LeasedAgent(Agent):
         self.former.add(owner)
         self.listens = False
         self.reports.held = True
+        self.uplink.reset()
         self.router.forget(self._others)
         self._part_from(owner)
         frame = m.encode(m.Dead(owner, Detached(self.config.name), False, []))
@@ -181,7 +182,8 @@ class LeasedAgent(Agent):
             known = m.decode(message)
             if isinstance(known, m.Output):
                 self.backlog.passes(known)
-            self.router.send(self.owner, [message])
+            if not self.uplink.add(self.owner, message):
+                self.router.send(self.owner, [message])
         self.reports.resume(self.owner)
 
     def _note(self, ask: m.Ask, book: bytes) -> None:

@@ -85,13 +85,17 @@ class Ordering:
         if not stream.told or stream.last - stream.told >= _OFTEN:
             self._say(src, stream)
         elif not stream.waits:
-            stream.waits = True
-            self._later(_SOON, lambda: self._say(src, stream))
+            stream.waits, last = True, stream.last
+            self._later(_SOON, lambda: self._due(src, stream, last))
+
+    def _due(self, src: str, stream: _Stream, last: int) -> None:
+        stream.waits = False
+        if stream.told < last:
+            self._say(src, stream)
+        elif stream.told < stream.last:
+            # An answer has told what waited so long; one may be coming for what has arrived since.
+            self._told_later(src, stream)
 
     def _say(self, src: str, stream: _Stream) -> None:
-        stream.waits = False
-        if stream.told == stream.last:
-            # An answer has told it meanwhile.
-            return
         stream.told = stream.last
         self._tell(src, Received(self._proc, stream.last))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -37,6 +37,9 @@ class Router:
         self.lease = lease
         self.watched_by = ""
         """The controller whose own connection to this agent has heartbeats, by which both notice a loss."""
+        self.overtaking: Callable[[str], None] = lambda dst: None
+        """Called with the receiver before a message goes to a controller or another host, past those on their way by
+        other agents. Set once."""
         self.authenticator: CurveAuthenticator | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
@@ -130,6 +133,12 @@ class Router:
         Returns:
             False if it is unreachable: its host was lost, or is not in this session. Nothing was sent then.
         """
+        if not self.is_here(dst):
+            self.overtaking(dst)
+        return self.post(dst, frames)
+
+    def post(self, dst: str, frames: Frames) -> bool:
+        """Send a message as ``send`` does, whatever is on its way by other agents."""
         if self.is_here(dst):
             self._local(dst).send(bytes(frames[0]), frames[1:])
         elif dst in self._hosts:

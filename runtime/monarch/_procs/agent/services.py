@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from monarch._wire import messages as m
 
 STATES = "agent.states"
+ENDED = "agent.ended"
 GPUS = "agent.gpus"
 SUSPENDED = "agent.suspended"
 CLAIM = "agent.claim"
@@ -35,6 +36,11 @@ class AgentRequest(NamedTuple):
 def states(procs: Sequence[str] = ()) -> AgentRequest:
     """Ask for the state of processes: by proc id, the letter in /proc, the pid, and seconds with and without a CPU."""
     return AgentRequest(STATES, list(procs))
+
+
+def ended(procs: Sequence[str]) -> AgentRequest:
+    """Ask which of some processes have ended, those included whose deaths the agent has reported."""
+    return AgentRequest(ENDED, list(procs))
 
 
 def suspended() -> AgentRequest:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from monarch._procs.agent.folding import Folding
 from monarch._procs.agent.ordering import Ordering
 from monarch._procs.agent.router import Router
+from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch.exceptions import ProtocolError
@@ -59,6 +60,7 @@ class Spreading:
 
     Args:
         router: of the agent.
+        uplink: of the agent; answers do not overtake what goes by it.
         later: runs a function after some seconds.
         handle: handles the frames of a message.
         failed: reports frames that could not be handled.
@@ -68,12 +70,14 @@ class Spreading:
     def __init__(
         self,
         router: Router,
+        uplink: Uplink,
         later: Callable[[float, Callable[[], None]], None],
         handle: Callable[[list[Any]], None],
         failed: Callable[[list[Any], Exception], None],
         parted: Callable[[str], None],
     ) -> None:
         self._router = router
+        self._uplink = uplink
         self._later = later
         self._proc = router.proc
         self._handle_now = handle
@@ -88,7 +92,7 @@ class Spreading:
         self._last = 0
 
     def _tell(self, dst: str, message: m.Received) -> None:
-        self._send(dst, [m.encode(message)])
+        self._uplink.mention(dst, [m.encode(message)])
 
     def _send(self, dst: str, frames: list[Any]) -> object:
         return self._router.send(dst, frames)
@@ -189,6 +193,7 @@ class Spreading:
             self._kept[number] = (via, dst, batch)
             while len(self._kept) > _KEPT:
                 del self._kept[next(iter(self._kept))]
+        self._uplink.before_answers(via)
         answers = m.encode(m.Answers(self._proc, dst, port, number, last, parts, len(batch[1:]), received))
         if not self._send(via, [answers, *batch[1:]]):
             self.lost(host_of(via))
