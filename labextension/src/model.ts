@@ -77,6 +77,10 @@ export class MeshModel {
     return this.mesh?.ended || this.stopped || Date.now() / 1000 + this.ahead;
   }
 
+  get isStopped(): boolean {
+    return this.stopped > 0;
+  }
+
   /** Stop the clock until the next message: nothing is known of the time since then. */
   freeze(): void {
     this.stopped = this.now();

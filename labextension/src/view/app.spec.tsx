@@ -312,6 +312,9 @@ describe('the view of a mesh', () => {
     await shows('done in 19 s');
     await shows('stopped after 19 s');
     expect([...place.querySelectorAll('.mk-bar-name')].map(each => each.textContent)).toEqual(['heal', 'epoch']);
+    // Its clock stops, so that it would stay.
+    session.lose('The kernel has ended.');
+    await seen(() => expect(place.textContent).not.toContain('done in 19 s'));
   });
 
   test('says which ranks a call waits for, and where it failed', async () => {

@@ -11,7 +11,7 @@ export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
   const now = model.now();
   const bars = [...model.bars.values()]
     .map(bar => stopped(bar, model))
-    .filter(bar => !bar.ended || now < bar.ended + STAYS);
+    .filter(bar => !bar.ended || (!model.isStopped && now < bar.ended + STAYS));
   if (!bars.length || model.mesh?.ended) {
     return null;
   }
