@@ -224,7 +224,8 @@ def test_mesh_without_hosts_ends_when_it_is_attached(run: Callable[..., Program]
     for host in find("mine").hosts:
         os.kill(agent_of(host), signal.SIGKILL)
     assert wait_until(lambda: gone(pids), ENDS)
-    with pytest.raises(NoDetachedMeshError, match="none of its hosts answers"):
+    # The process that holds the hosts may have noticed before.
+    with pytest.raises(NoDetachedMeshError, match=r"none of its hosts answers|detached mesh 'mine'"):
         attach("mine")
     assert wait_until(lambda: not records(), ENDS)
 

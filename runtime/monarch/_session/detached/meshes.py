@@ -209,7 +209,7 @@ def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedM
 
     Raises:
         DetachedMeshInUseError: a program has it attached, or is starting it.
-        NoDetachedMeshError: none of its hosts answers.
+        NoDetachedMeshError: none of its hosts answers, or it has just ended.
     """
     session = need_program()
     if any(host.id in session.detached for host in record.hosts):
@@ -219,7 +219,10 @@ def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedM
     if launch is None:
         if not record.hosts:
             raise DetachedMeshInUseError(f"detached mesh {record.name!r} is being started by process {record.user}")
-        launch = HeldLaunch(record.holder)
+        try:
+            launch = HeldLaunch(record.holder)
+        except NoDetachedMeshError as error:
+            raise NoDetachedMeshError(f"detached mesh {record.name!r} has ended: {error}") from None
     try:
         return _connect(session, record, launch)
     except BaseException:

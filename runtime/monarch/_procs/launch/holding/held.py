@@ -22,7 +22,7 @@ from monarch._procs.launch.shared import hand_over
 from monarch._procs.os.posix import memfd
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
-from monarch.exceptions import MonarchError, SpawnError
+from monarch.exceptions import MonarchError, NoDetachedMeshError, SpawnError
 
 _MODULE = "monarch._procs.launch.holding.holder"
 _ANSWER_S = 30.0
@@ -32,6 +32,7 @@ _SOON_S = 5.0
 _END_S = 15.0
 _BEGIN_S = 180.0
 """Seconds for the process to start and for the launcher to ask; Ray takes more than a minute at most."""
+_ENDED = "the process that held its hosts has ended, and they with it"
 _decoder = msgspec.msgpack.Decoder(h.Reply)
 _numbered = msgspec.msgpack.Decoder(tuple[int, h.Reply])
 
@@ -43,7 +44,8 @@ class HeldLaunch:
         path: the socket of that process.
 
     Raises:
-        MonarchError: it is gone or does not answer.
+        MonarchError: it does not answer.
+        NoDetachedMeshError: it has ended.
         DetachedMeshInUseError: another program is starting the mesh.
     """
 
@@ -55,6 +57,8 @@ class HeldLaunch:
         """Of the last request; an interrupt may have left its answer unread. Lock: ``_lock``."""
         try:
             self._connection = h.connect(path, _ANSWER_S)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise NoDetachedMeshError(_ENDED) from None
         except OSError as error:
             raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
         try:
@@ -141,7 +145,7 @@ class HeldLaunch:
         except TimeoutError:
             raise self._silent(_ANSWER_S) from None
         except OSError as error:
-            raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
+            raise NoDetachedMeshError(f"{_ENDED} ({error})") from None
         if isinstance(known, h.Problem):
             raise h.error_of(known)
         assert isinstance(known, h.Held)
@@ -163,7 +167,7 @@ class HeldLaunch:
         while True:
             packet = self._connection.recv(h.PACKET)
             if not packet:
-                raise MonarchError("the process that holds the hosts has ended")
+                raise NoDetachedMeshError(_ENDED)
             try:
                 known, reply = _numbered.decode(packet)
             except msgspec.DecodeError as error:
