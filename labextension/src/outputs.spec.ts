@@ -1,5 +1,5 @@
 import { beforeEach, describe, expect, test } from 'vitest';
-import { Follower, isMissing } from './outputs';
+import { Follower, isMissing, runs } from './outputs';
 
 /** As an output area's model keeps outputs. */
 class Outputs {
@@ -86,5 +86,15 @@ describe('the output of a cell that runs when the page opens', () => {
     expect(isMissing(cell('', 4), start())).toBe(true);
     expect(isMissing(cell('', 4), start({ ended: true }))).toBe(false);
     expect(isMissing(cell('', 3), start({ ended: true }))).toBe(true);
+  });
+
+  test('is asked for if no cell of this page has sent the request', () => {
+    const cells = [
+      {},
+      { outputArea: { future: null } },
+      { outputArea: { future: { msg: { header: { msg_id: 'r' } } } } }
+    ];
+    expect(runs(cells, 'r')).toBe(true);
+    expect(runs(cells, 'q')).toBe(false);
   });
 });

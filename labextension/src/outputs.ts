@@ -1,4 +1,4 @@
-/** Brings back the output of cells that run when the page opens, and follows it. */
+/** Brings back the output of cells that run when the page opens, or that another page runs, and follows it. */
 
 import type { CodeCell } from '@jupyterlab/cells';
 import type { IOutputAreaModel } from '@jupyterlab/outputarea';
@@ -11,24 +11,56 @@ type Message = KernelMessage.IMessage;
 /** Kinds of messages that are outputs of a notebook file. */
 const OUTPUTS = new Set(['stream', 'display_data', 'execute_result', 'error']);
 
-/** Ask for the output of running cells whenever the kernel answers again. */
+const MOST_OTHERS = 64;
+
+/** Ask for the output of running cells whenever the kernel answers again, and of each cell that another page runs. */
 export function restoreOutputs(link: IKernelLink): void {
   const followers = new Map<string, Follower>();
-  link.reconnected.connect(() => link.send({ kind: 'read_outputs' }));
+  /** Cells of other pages. Their output is no change of this page's notebook, which it would offer to save. */
+  const others = new Set<string>();
+  const { context, content, sessionContext } = link.panel;
+  const change = (request: string, act: () => void): void => {
+    const { dirty } = context.model;
+    act();
+    if (others.has(request)) {
+      context.model.dirty = dirty;
+    }
+  };
+  link.reconnected.connect(() => link.send({ kind: 'read_outputs', request: '' }));
   link.received.connect((_, message) => {
     for (const each of message.kind === 'outputs' ? message.cells : []) {
       if (!followers.has(each.request)) {
-        follow(link, each, followers);
+        change(each.request, () => follow(link, each, followers));
+      }
+      if (each.ended) {
+        others.delete(each.request);
       }
     }
   });
-  link.panel.sessionContext.iopubMessage.connect((_, message) => {
+  sessionContext.iopubMessage.connect((_, message) => {
     const parent = (message.parent_header as { msg_id?: string }).msg_id ?? '';
     const follower = followers.get(parent);
-    if (follower && !follower.take(message)) {
-      followers.delete(parent);
+    if (follower) {
+      change(parent, () => {
+        if (!follower.take(message)) {
+          followers.delete(parent);
+          others.delete(parent);
+        }
+      });
+    } else if (message.header.msg_type === 'execute_input' && !runs(content.widgets, parent)) {
+      if (others.size >= MOST_OTHERS) {
+        // Requests of consoles have no cell, and no answer names them.
+        others.clear();
+      }
+      others.add(parent);
+      link.send({ kind: 'read_outputs', request: parent });
     }
   });
+}
+
+/** Return whether this page has sent the request that runs one of its cells. */
+export function runs(cells: readonly unknown[], request: string): boolean {
+  return cells.some(each => (each as Partial<CodeCell>).outputArea?.future?.msg.header.msg_id === request);
 }
 
 function follow(link: IKernelLink, outputs: CellOutputs, followers: Map<string, Follower>): void {

@@ -488,10 +488,14 @@ export interface ListMeshes {
 
 /**
  * Asks for the output of the last cells, for a page that was not open all the
- * time.
+ * time, or has not started them.
  */
 export interface ReadOutputs {
   kind: 'read_outputs';
+  /**
+   * Id of the message that runs a cell, for that of this one; empty for all.
+   */
+  request?: string;
 }
 
 /** Values of fields that a message leaves out. */
@@ -514,7 +518,8 @@ export const DEFAULTS = {
   Alive: { uid: '', view: '' },
   Pin: { uid: '', norms: false, view: '' },
   Act: { uid: '' },
-  ReadLogs: { uid: '' }
+  ReadLogs: { uid: '' },
+  ReadOutputs: { request: '' }
 };
 
 export type FromKernel =

@@ -135,8 +135,8 @@ class Conversation:
                 self._speaker.tell(Targets([self._place.target_of(cell, line) for cell, line in pairs]))
             case ListMeshes():
                 self._place.list_to(self._speaker)
-            case ReadOutputs():
-                self._speaker.tell(Outputs(self._place.outputs()))
+            case ReadOutputs(request=request):
+                self._speaker.tell(Outputs(self._place.outputs(request)))
 
     def close(self) -> None:
         """End it: the comm is closed."""

@@ -116,10 +116,11 @@ class CellRecords:
             places: list[dict[str, Any]] = [each.get("transient") or {} for each in record.outputs]
             return [place.get("display_id") for place in places] == [display]
 
-    def read(self) -> list[CellOutputs]:
-        """Return the output of the cells, oldest first."""
+    def read(self, request: str = "") -> list[CellOutputs]:
+        """Return the output of the cells, oldest first; with a request, of the cell that it runs."""
         with self._lock:
-            return [record.as_message() for record in self._records.values()]
+            records = self._records.values()
+            return [each.as_message() for each in records if request in ("", each.request)]
 
 
 def _add(record: _Record, kind: str, content: dict[str, Any]) -> None:

@@ -423,7 +423,10 @@ class ListMeshes(_Struct, frozen=True, tag_field="kind", tag="list_meshes"):
 
 
 class ReadOutputs(_Struct, frozen=True, tag_field="kind", tag="read_outputs"):
-    """Asks for the output of the last cells, for a page that was not open all the time."""
+    """Asks for the output of the last cells, for a page that was not open all the time, or has not started them."""
+
+    request: str = ""
+    """Id of the message that runs a cell, for that of this one; empty for all."""
 
 
 FromKernel: TypeAlias = (

@@ -211,9 +211,9 @@ class Views:
         found: Any = self.kernel.shell.user_ns.get(name) if self.kernel is not None else None
         return found if is_actor_mesh(found) else None
 
-    def outputs(self) -> list[CellOutputs]:
-        """Return the output of the last cells."""
-        return self._records.read()
+    def outputs(self, request: str) -> list[CellOutputs]:
+        """Return the output of the last cells, or of the one that a message runs."""
+        return self._records.read(request)
 
     def list_to(self, speaker: Speaker) -> None:
         """Tell a panel which meshes there are, now and at each change."""

@@ -466,6 +466,29 @@ def test_reloaded_page_shows_the_output_and_the_panel_again(quiet: Any) -> None:
     assert not errors
 
 
+def test_second_page_shows_the_output_of_cells_that_the_first_one_runs(quiet: Any, opened: Open) -> None:
+    book, errors = quiet(
+        "%mesh up 2", "%%mesh\nprint('from', rank)", "import time\nprint('begun'); time.sleep(2); 40 + 2"
+    )
+    start(book)
+    book.evaluate("app.commands.execute('docmanager:save')")
+    book.until("!book.context.model.dirty")
+    other = opened(name=book.evaluate("book.context.path"))
+    try:
+        show_panel(other)
+        for cell, said in (1, "from 1"), (2, "begun"), (2, "42"):
+            if said != "42":
+                book.run(cell)
+            other.wait(lambda cell=cell, said=said: said in other.said(cell), said)
+        book.idle()
+        # Otherwise both pages would ask which of them to save.
+        other.wait(lambda: not other.evaluate("book.context.model.dirty"), "an unchanged notebook")
+        other.shot("second-page")
+    finally:
+        other.page.close()
+    assert not errors
+
+
 def test_page_that_is_opened_again_has_theme_panel_and_moving_picture(quiet: Any, opened: Open, lab: Lab) -> None:
     book, errors = quiet("%mesh up 2", "mesh", "%mesh down")
     book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
