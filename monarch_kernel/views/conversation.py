@@ -76,7 +76,7 @@ class Place(Protocol):
         """Return the ranks that a cell with this first line addresses."""
         ...
 
-    def outputs(self) -> list[CellOutputs]:
+    def outputs(self, request: str, /) -> list[CellOutputs]:
         """Return the output of the cells that run."""
         ...
 
