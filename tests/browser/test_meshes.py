@@ -240,7 +240,7 @@ def test_buttons_act_while_a_cell_of_a_python_kernel_runs(opened: Open) -> None:
     output.locator(".mk-note", has_text="in <module>").wait_for()
     output.get_by_role("button", name="Interrupt").click()
     book.idle()
-    assert "stopped by an interrupt" in book.said(2)
+    assert "interrupted" in book.said(2)
 
 
 def test_view_says_at_once_that_its_kernel_was_killed(quiet: Any) -> None:

@@ -44,7 +44,7 @@ def test_view_is_live_and_its_buttons_act_while_a_cell_runs(book: Book) -> None:
     view.locator(".mk-note", has_text="in <module>").wait_for()
     view.get_by_role("button", name="Interrupt").click()
     book.idle()
-    assert "stopped by an interrupt" in book.said(2)
+    assert "interrupted" in book.said(2)
     book.evaluate("app.commands.execute('monarch:show-meshes').then(() => null)")
     panel = book.page.locator("#monarch-meshes")
     panel.locator(".mk-tile").nth(7).wait_for()
