@@ -125,3 +125,31 @@ def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_export_goes_through_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pickling._make_gpu_tensor(torch.ones(3), True)
     assert found.device.type == "cpu" and found.requires_grad
+
+
+class _Exporter:
+    """Notes what is exported; each receiver makes a tensor of sevens."""
+
+    def __init__(self) -> None:
+        self.exported: list[torch.Tensor] = []
+
+    def export(self, tensor: torch.Tensor, receivers: Any) -> Any:
+        self.exported.append(tensor)
+        return torch.full, (tuple(tensor.shape), 7.0)
+
+    def cancel(self, reduced: Any) -> None:
+        raise AssertionError
+
+
+def test_tied_weights_of_a_gpu_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = _Exporter()
+    monkeypatch.setattr(pickling, "exporter", exporter)
+    monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
+    weight = torch.nn.Parameter(torch.zeros(3, 4))
+    state = {"embedding": weight, "head": weight.data, "bias": torch.zeros(4), "part": weight.data[:2]}
+    body, buffers = pickling.dumps(state, receivers=lambda: ["h/m.0"])
+    found = pickling.loads(body, buffers)
+    assert [tuple(each.shape) for each in exporter.exported] == [(3, 4), (4,), (2, 4)]
+    assert found["embedding"].data_ptr() == found["head"].data_ptr() != found["bias"].data_ptr()
+    assert found["embedding"].requires_grad and not found["head"].requires_grad
+    assert found["head"].tolist() == [[7.0] * 4] * 3

@@ -297,6 +297,8 @@ class _Pickler(cloudpickle.Pickler):
         self._receivers = receivers
         self._exported = exported
         """Exports, by the id of the tensor."""
+        self._on_gpus: dict[Any, Any] = {}
+        """The first tensor of a GPU at each place, by address, dtype, shape and strides."""
         self._sent: set[int] = set()
         self._clones: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
         """By storage, its size, and first byte, end and number of used bytes of each cloned tensor."""
@@ -349,6 +351,11 @@ class _Pickler(cloudpickle.Pickler):
         return _make_tensor, (storage, tensor.dtype, offset, size, strides, tensor.requires_grad)
 
     def _of_gpu(self, tensor: Any) -> Any:
+        place = tensor.data_ptr(), tensor.dtype, tuple(tensor.size()), tensor.stride()
+        first = self._on_gpus.setdefault(place, tensor) if tensor.numel() else tensor
+        if first is not tensor:
+            # As tied weights do, it shares its memory with one that is sent already.
+            return _make_tied, (first, tensor.requires_grad)
         reduced = self._exported.get(id(tensor))
         if reduced is None and exporter is not None and self._receivers is not None:
             reduced = exporter.export(tensor, self._receivers())
@@ -446,6 +453,12 @@ def goes_to_gpu() -> bool:
     import torch
 
     return torch.cuda.is_initialized() or (in_rank and torch.cuda.is_available())
+
+
+def _make_tied(first: Any, requires_grad: bool) -> Any:
+    """Return a tensor with the memory of another one of its message."""
+    made = first.detach()
+    return made.requires_grad_() if requires_grad else made
 
 
 def _make_gpu_tensor(tensor: Any, requires_grad: bool) -> Any:
