@@ -66,7 +66,8 @@ def test_rank_matches_its_spec(start: Callable[..., Agent], tmp_path: Path, monk
         "sigint": True,
         "sigterm": True,
         "blocked": 0,
-        "fds": [0, 1, 2],
+        # The last two are duplicates of stdout and stderr, for programs that close these.
+        "fds": [0, 1, 2, 3, 4],
         "stdin": "",
         "gc": True,
         "tasks": 1,
