@@ -52,7 +52,10 @@ def test_slow_import_for_a_value_is_shown_meanwhile(notebook: Notebook, tmp_path
     notebook.mesh(f"{path}from slow_to_import import Value\nvalue = Value()", "[0]").ok()
     cell = notebook.run("%mesh pull value --rank 0").ok()
     lines = [each["data"].get("text/plain") for each in cell.contents("display_data", "update_display_data")]
-    assert lines == ["importing slow_to_import for 1 s, to read values of ranks", None], "shown, and removed"
+    # On a slow machine it is told again after each second.
+    assert len(lines) >= 2 and lines[-1] is None, lines
+    told = r"importing slow_to_import for \d+ s, to read values of ranks"
+    assert all(re.fullmatch(told, str(line)) for line in lines[:-1]), lines
     notebook.run("del value, sys.modules['slow_to_import'], sys.path[0]").ok()
 
 
