@@ -14,7 +14,7 @@ from monarch._actors.pausing.gate import gate
 from monarch._core.digests.arrays import size_of
 from monarch._core.frames import frame_of
 from monarch._core.kinds import class_of
-from monarch._core.places import is_users
+from monarch._core.places import is_ours, is_users
 from monarch._node.services.registry import service
 from monarch._notebook.user_names import user_names
 from monarch._notebook.who.kinds import is_module, is_one, is_tensor, look_at
@@ -70,13 +70,15 @@ def peek_here(tensors: bool, norms: bool) -> Peek:
 
 
 def stack_of(frame: FrameType | None) -> list[str]:
-    """Return the lines of a stack, from the outermost frame of user code on; without any, all frames."""
+    """Return the lines of a stack, from the outermost frame of user code on, without this package's, such as the wait
+    of its ``time.sleep``; all frames if no user code runs."""
     frames: list[FrameType] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         frames.append(frame)
         frame = frame.f_back
-    first = next((at for at in range(len(frames) - 1, -1, -1) if is_users(frames[at])), len(frames) - 1)
-    return [_line_of(each) for each in reversed(frames[: first + 1])]
+    first = next((at for at in range(len(frames) - 1, -1, -1) if is_users(frames[at])), None)
+    shown = frames if first is None else [each for each in frames[: first + 1] if not is_ours(each)]
+    return [_line_of(each) for each in reversed(shown)]
 
 
 def _line_of(frame: FrameType) -> str:
