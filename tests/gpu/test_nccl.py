@@ -164,3 +164,18 @@ def test_a_death_while_the_others_wait_in_a_collective_ends_the_cell(book: Noteb
     assert cell.status == "error"
     book.run("%mesh heal").ok()
     assert "3.0" in book.mesh(BEGIN).ok().shown
+
+
+def test_a_step_is_captured_in_a_cuda_graph(book: Notebook) -> None:
+    code = """weight = torch.nn.Parameter(torch.ones(4, device='cuda'))
+weight.grad = torch.ones_like(weight)
+optimizer = torch.optim.AdamW([weight], capturable=True)
+for _ in range(3):
+    optimizer.step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    optimizer.step()
+before = weight[0].item()
+graph.replay()
+weight[0].item() < before"""
+    assert book.mesh(code).ok().shown == "[ranks 0-1] True"

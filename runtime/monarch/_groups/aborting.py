@@ -71,11 +71,14 @@ def _end_calls(reason: str) -> None:
 def _before_step(*_: Any) -> None:
     """Wait until this rank's GPU has reduced the gradients, so that an abort finds the call before the step is issued.
 
-    The kernels of a step that is issued earlier run after a collective that was aborted.
+    The kernels of a step that is issued earlier run after a collective that was aborted. A step that is captured in a
+    CUDA graph runs later, and cannot wait.
     """
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized() or STEP_AT_ONCE():
         return
     world = local_rendezvous().world
-    if world is not None and world.place.size > 1 and world.uses_nccl():
+    if world is None or world.place.size < 2 or not world.uses_nccl():
+        return
+    if not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream().synchronize()
