@@ -193,11 +193,11 @@ def test_view_and_panel_are_accessible_in_their_pages(quiet: Any) -> None:
 
 
 def test_widget_is_used_by_keys_alone(quiet: Any) -> None:
-    book, errors = quiet("%mesh up --procs 64", "mesh", "1 + 1")
+    book, errors = quiet("%mesh up --procs 16", "mesh", "1 + 1")
     start(book)
     book.run(1)
     output, press = book.output(1), book.page.keyboard.press
-    output.locator(".mk-tile").nth(63).wait_for()
+    output.locator(".mk-tile").nth(15).wait_for()
     book.idle()
     output.get_by_role("button", name="Kill").focus()
     press("Enter")
@@ -218,7 +218,7 @@ def test_widget_is_used_by_keys_alone(quiet: Any) -> None:
     output.locator(".mk-details").wait_for(state="detached")
     press("Control+End")
     press("Space")
-    output.get_by_role("button", name="Kill: rank 63").wait_for()
+    output.get_by_role("button", name="Kill: rank 15").wait_for()
     assert book.evaluate("[book.content.activeCellIndex, book.content.mode]") == [1, "command"]
     # Others go to the notebook as ever.
     press("Shift+Enter")
