@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
 import type { Action, RankRow, State } from '../protocol';
 import type { MeshSession } from '../session';
 import type { Trans } from './trans';
@@ -139,7 +139,8 @@ export function Actions({ session, selected, trans }: Props) {
 function Confirm(props: { session: MeshSession; ranks: number[]; trans: Trans; close(): void }) {
   const { session, ranks, trans, close } = props;
   const first = useRef<HTMLButtonElement>(null);
-  useEffect(() => first.current?.focus(), []);
+  // Before the dialog is seen, so that a quick key reaches it.
+  useLayoutEffect(() => first.current?.focus(), []);
   const meant = ranks.length || !session.model.isPart ? ranks : session.model.shown();
   const count = meant.length || session.model.ranks.length;
   const named = meant.length ? namedRanks(meant, trans) : trans._n('the only rank', 'all %1 ranks', count);
