@@ -303,6 +303,8 @@ class Server:
                 self._zygote.note_exit(os.waitstatus_to_exitcode(status))
             if pid in self._staying:
                 self._staying.remove(pid)
+                # Its zygote removes its folder, but may be killed below before it is done.
+                self._dead.append(pid)
                 self._untidy = time.monotonic()
                 continue
             session = next((each for each in self._sessions if each.agent == pid), None)
@@ -347,10 +349,13 @@ class Server:
                 self._remove_folders()
 
     def _remove_folders(self) -> None:
-        """Remove what dead agents have left, which may have been killed with all that knew of their folders."""
+        """Remove what dead agents have left, which may have been killed with all that knew of their folders.
+
+        A folder with the record of a detached mesh stays, for whoever asks for the mesh.
+        """
         for pid in self._dead:
             for path in Path(self._folder).parent.glob(f"s*-{pid}-*"):
-                if not is_alive(pid, int(path.name.rpartition("-")[2])):
+                if not is_alive(pid, int(path.name.rpartition("-")[2])) and not any(path.glob("detached-*")):
                     remove_folder(str(path))
         self._dead.clear()
 
