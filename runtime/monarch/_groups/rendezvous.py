@@ -78,7 +78,7 @@ class Rendezvous:
         """The stores that this process serves while others may use them."""
         self.calls = CallRecords()
         self.actors: set[str] = set()
-        """Keys of the actors of this process that have ever used groups. Lock: ``lock``."""
+        """Keys of the actors of this process that have ever used groups. Only grows. Lock for writing: ``lock``."""
         self.on_broken: Callable[[], None] = _nothing
         """Called when a working generation has broken, by any thread; it must not wait. Set once."""
         self.on_failed: Callable[[], None] = _nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -22,8 +23,8 @@ from monarch._tensors.torch_compat import (
     groups,
 )
 
-_connecting: list[set[tuple[int, int]]] = []
-"""For each group that connects now, the sockets from before. Replaced and read in single operations, by any thread."""
+_connecting: dict[int, set[tuple[int, int]]] = {}
+"""By thread, the sockets from before the group that it connects now. Any thread, in single operations."""
 
 
 def nccl_backends(groups: Iterable[Any]) -> list[Any]:
@@ -50,8 +51,7 @@ def connect_at_once(group: Any, gpu: int) -> None:
     """
     if not isinstance(group, dist.ProcessGroup):
         return
-    before = open_sockets()
-    _connecting.append(before)
+    _connecting[threading.get_ident()] = open_sockets()
     try:
         for each in nccl_backends([group]):
             if hasattr(each, "eager_connect_single_device"):
@@ -60,7 +60,7 @@ def connect_at_once(group: Any, gpu: int) -> None:
         discard_group(group)
         raise
     finally:
-        _connecting[:] = [each for each in _connecting if each is not before]
+        del _connecting[threading.get_ident()]
 
 
 def free_connecting() -> int:
@@ -68,7 +68,7 @@ def free_connecting() -> int:
 
     They accept connections, and look at nothing else: an abort would wait for them.
     """
-    return sum(end_listening(open_sockets() - each) for each in list(_connecting))
+    return sum(end_listening(open_sockets() - each) for each in list(_connecting.values()))
 
 
 def begun_by_all() -> int:
