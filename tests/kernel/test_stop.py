@@ -61,6 +61,25 @@ def is_stopped(cell: Cell) -> str:
     return line
 
 
+TAKES = """import os, signal, time
+main = f'/proc/self/task/{os.getpid()}/status'
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def pending():
+    with open(main) as file:
+        return [line for line in file if line.startswith('SigPnd:') and int(line.split()[1], 16) & 2]
+while not pending(): time.sleep(0.01)
+is_mine = True
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+time.sleep(600)"""
+
+
+def test_interrupt_is_for_the_main_thread(notebook: Notebook) -> None:
+    """Another thread that took it would leave the main one asleep until the ladder's next rung."""
+    cell, _ = stopped(notebook, TAKES)
+    assert "interrupted" in is_stopped(cell)
+    assert notebook.mesh("is_mine").ok().shown == "[ranks 0-3] True"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BUSY)
 def test_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> None:

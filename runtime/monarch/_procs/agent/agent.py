@@ -35,7 +35,7 @@ from monarch._procs.agent.uplink import Uplink
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
-from monarch._procs.os.posix import memfd, proc_start_time
+from monarch._procs.os.posix import memfd, proc_start_time, signal_main_thread
 from monarch._procs.os.shared_names import remove_names
 from monarch._procs.rank.cell_marker import take_mark
 from monarch._procs.session_folder import (
@@ -297,7 +297,7 @@ class Agent:
         for child in self.children.get(request.procs):
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, request.number)
+                    signal_main_thread(child.pid, request.number)
 
     def _on_ask(self, ask: m.Ask, _: list[Any]) -> None:
         try:

@@ -29,6 +29,8 @@ _fflush.argtypes = [ctypes.c_void_p]
 _fpending = ctypes.PyDLL(None)["__fpending"]
 _fpending.argtypes = [ctypes.c_void_p]
 _fpending.restype = ctypes.c_size_t
+_tgkill = getattr(_libc, "tgkill", None)
+"""Not in every C library, such as older ones of glibc."""
 _C_STREAMS = [ctypes.c_void_p.in_dll(_libc, name) for name in ("stdout", "stderr")]
 _STDOUT = _C_STREAMS[0]
 _IONBF = 2
@@ -38,6 +40,21 @@ def _check(result: int) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """Send a signal to the main thread of a process.
+
+    With ``os.kill`` any thread may take it. If another one does, the main thread sleeps on: Python runs its handlers in
+    the main thread only.
+
+    Raises:
+        OSError: there is no such process, or it belongs to another user.
+    """
+    if _tgkill is None:
+        os.kill(pid, number)
+    else:
+        _check(_tgkill(pid, pid, number))
 
 
 def set_pdeathsig(number: int) -> None:
