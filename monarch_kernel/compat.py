@@ -195,6 +195,9 @@ def transformed(shell: Any, text: str) -> str:
     """Return a cell with IPython's syntax rewritten as Python, each statement on its own lines.
 
     Code that is not Python even then is returned as it is.
+
+    Raises:
+        SyntaxError: the indentation of a line matches that of no other.
     """
     manager = shell.input_transformer_manager
     lines: list[str] = text.splitlines(keepends=True)
@@ -203,7 +206,11 @@ def transformed(shell: Any, text: str) -> str:
     for transform in manager.cleanup_transforms + manager.line_transforms:
         lines = transform(lines)
     for _ in range(_MOST_TRANSFORMS):
-        changed, after = manager.do_one_token_transform(lines)
+        try:
+            changed, after = manager.do_one_token_transform(lines)
+        except SyntaxError as error:
+            error.lineno = (error.lineno or 1) + above
+            raise
         if not changed:
             break
         lines = _padded(lines, after)

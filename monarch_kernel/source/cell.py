@@ -14,7 +14,7 @@ from monarch_kernel.grammar.header import HeaderError
 
 _CALLS = {"run_line_magic": False, "run_cell_magic": True}
 """Methods of get_ipython() that run magics, and whether they are of cells."""
-_OTHER_LINE = re.compile(r"(\bon line )(\d+)")
+_OTHER_LINE = re.compile(r"(\b(?:on|at) line )(\d+)")
 """In the text of a syntax error, as in: expected an indented block after 'if' statement on line 1."""
 _WORD = re.compile(r"\s*(\w+)(?=\s|$)(?!\s*[=,])")
 
@@ -77,7 +77,10 @@ def _guarded(shell: Any, typed: str) -> str:
 
 def _python(shell: Any, typed: str, name: str, above: int) -> tuple[str, str]:
     """Return the code of a cell, or of the body of a cell magic, and the part with its definitions."""
-    code = transformed(shell, typed)
+    try:
+        code = transformed(shell, typed)
+    except SyntaxError as unindented:
+        raise _shifted(unindented, typed, name, above) from None
     error = _error(code, name)
     if error is not None and _is_automagic(shell, typed):
         code = transformed(shell, f"%{typed.lstrip()}")

@@ -135,6 +135,8 @@ def test_exit_in_pickling_code_ends_no_namespace(notebook: Notebook) -> None:
         ("!true \\\n  true\ny = = 3", 3, "    y = = 3\n        ^", "SyntaxError: invalid syntax"),
         ("%%time\n\nx = (", 3, "    x = (\n        ^", "SyntaxError: '(' was never closed"),
         ("if rank:\nx = 1", 2, "    x = 1\n    ^", "IndentationError: expected an indented block"),
+        ("!true\nif 1:\n    x = 1\n  y = 2", 4, "    y = 2\n", "IndentationError: unindent does not match any outer"),
+        ('x = """y', 1, '    x = """y\n        ^', "SyntaxError: unterminated triple-quoted string literal"),
     ],
 )
 def test_syntax_error_shows_line_and_caret(notebook: Notebook, body: str, line: int, shown: str, message: str) -> None:

@@ -109,3 +109,52 @@ def test_checked_collectives_wait_for_paused_ranks_too(notebook: Notebook) -> No
     finally:
         notebook.run("%mesh interrupt")
         notebook.run("%mesh check off").ok()
+
+
+SHORT_RECEIVE = (
+    "x = torch.zeros(1)\nif rank == 0: {0}\nelif rank == 2: dist.send(torch.ones(1), 0, group=short)\nx.item()"
+)
+RECEIVES = {
+    "recv": "dist.recv(x, 2, group=short)",
+    "irecv": "dist.irecv(x, 2, group=short).wait()",
+    "any": "dist.recv(x, group=short)",
+    "batch": "[each.wait() for each in dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 2, short)])]",
+}
+
+
+@pytest.mark.parametrize("how", RECEIVES)
+def test_paused_rank_does_not_time_out_a_receive(notebook: Notebook, how: str) -> None:
+    receive = SHORT_RECEIVE.format(RECEIVES[how])
+    notebook.mesh(
+        f"if rank == 2:\n    while not globals().pop('go', 0): time.sleep(0.01)\n{receive}", "--nowait --out h"
+    ).ok()
+    assert "paused rank 2" in notebook.run("%mesh pause mesh[2]").ok().stream()
+    paused = time.monotonic()
+    assert wait_until(lambda: time.monotonic() > paused + 1.5 * SECONDS, 4 * SECONDS)
+    notebook.run("%%mesh [2] --in-frame\ngo = True").ok()
+    notebook.run("%mesh resume").ok()
+    assert "rank 0:    1.0" in notebook.run("h.result()").ok().shown
+
+
+@pytest.mark.parametrize("how", RECEIVES)
+def test_receive_without_a_message_ends_with_the_timeout(notebook: Notebook, how: str) -> None:
+    begun = time.monotonic()
+    cell = notebook.mesh(f"x = torch.zeros(1)\nif rank == 0: {RECEIVES[how]}")
+    assert cell.status == "error" and SECONDS * 0.9 < time.monotonic() - begun < 4 * SECONDS
+    who = "no rank has" if how == "any" else "rank 2 has not"
+    assert f"GroupError: timed out after {SECONDS} s: {who} sent a message of the group" in cell.text, cell.text
+    # Its groups work again.
+    assert notebook.mesh(SUM).ok().shown == "[ranks 0-3] 4.0"
+
+
+def test_send_that_nobody_receives_ends_with_the_timeout(notebook: Notebook) -> None:
+    cell = notebook.mesh("if rank == 1: dist.send(torch.ones(100_000_000), 3, group=short)")
+    assert f"GroupError: timed out after {SECONDS} s: rank 3 has not received a message of the group" in cell.text, (
+        cell.text
+    )
+
+
+def test_timeout_of_a_wait_counts_as_asked(notebook: Notebook) -> None:
+    wait = "dist.irecv(torch.zeros(1), 2, group=short).wait(timedelta(seconds=0.2))"
+    cell = notebook.mesh(f"from datetime import timedelta\nif rank == 0: {wait}")
+    assert cell.status == "error" and "200ms" in cell.text, cell.text

@@ -1,4 +1,4 @@
-"""The timeouts of gloo's collectives, which do not count while a rank of the mesh is paused.
+"""The timeouts of gloo's collectives and messages, which do not count while a rank of the mesh is paused.
 
 gloo fixes the deadline of a collective as it begins, and knows nothing of pauses. So gloo gets a timeout that never
 ends, and each rank watches its groups: a collective that has not ended after the real timeout breaks the group, unless
@@ -11,12 +11,12 @@ import math
 import threading
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
-from monarch._core.text.mismatch import describe_timeout
-from monarch._groups.breaking import spoil
+from monarch._core.text.mismatch import describe_late_message, describe_timeout
+from monarch._groups.breaking import spoil, spoil_generation
 from monarch._groups.rendezvous import is_dead, local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.node import Node
@@ -24,6 +24,9 @@ from monarch._node.services.asking import ask_soon, tell_proc
 from monarch._node.services.registry import request, service
 from monarch._tensors.torch_compat import begun_by_gloo
 from monarch._wire.receiving.aside import tell
+
+if TYPE_CHECKING:
+    from monarch._tensors.collectives.open_messages import OpenMessage
 
 _SHARE = 0.1
 """Part of the shortest timeout between two looks."""
@@ -91,6 +94,7 @@ class _Watch:
 
     @staticmethod
     def _look(node: Node, before: dict[Any, _Seen]) -> tuple[dict[Any, _Seen], float]:
+        from monarch._tensors.collectives.open_messages import open_messages
         from monarch._tensors.collectives.timeouts import held_groups
 
         seen: dict[Any, _Seen] = {}
@@ -99,6 +103,8 @@ class _Watch:
             # A group that is being destroyed.
             with suppress(RuntimeError):
                 seen[group] = _look_at(node, group, seconds, before.get(group))
+        for message in open_messages():
+            _look_at_message(node, message)
         shortest = min((seconds for _, seconds in held), default=math.inf)
         return seen, min(max(shortest * _SHARE, _SHORTEST), _LONGEST)
 
@@ -126,21 +132,48 @@ def _look_at(node: Node, group: Any, seconds: float, before: _Seen | None) -> _S
     return before._replace(ended=True)
 
 
+def _look_at_message(node: Node, message: OpenMessage) -> None:
+    """Expire a message that a thread has waited for too long, unless a rank was paused meanwhile."""
+    now, seconds = time.monotonic(), message.seconds
+    if now - message.since < seconds:
+        return
+    more = more_time(seconds)
+    # If it has expired, the next look has nothing to do until the thread has left its wait.
+    message.since = time.monotonic() - seconds + (more or seconds)
+    if not more:
+        node.receive_loop.post(lambda: _expire_message(message))
+
+
 def _expire(group: Any, number: int, operation: str, seconds: float) -> None:
     """Break the groups of this rank, since a collective has not ended in time; in the receiving thread."""
     from monarch._tensors.collectives.timeouts import held_groups, name_of
 
-    own, node = local_rendezvous(), current_node()
     with suppress(RuntimeError):
-        if group not in [each for each, _ in held_groups()] or begun_by_gloo(group) != number:
-            return
-        reason = describe_timeout(operation, name_of(group), seconds)
-        # Connections that close here fail the collectives of others too.
-        for proc in _others():
-            if not is_dead(proc):
-                tell_proc(node, proc, explain, reason, own.generation)
-        explain(reason, own.generation)
-        spoil(reason)
+        if group in [each for each, _ in held_groups()] and begun_by_gloo(group) == number:
+            _break(describe_timeout(operation, name_of(group), seconds))
+
+
+def _expire_message(message: OpenMessage) -> None:
+    """Break the groups of this rank, since a message has not ended in time; in the receiving thread."""
+    from monarch._tensors.collectives.open_messages import is_open
+    from monarch._tensors.collectives.timeouts import name_of
+
+    # Its group may be destroyed meanwhile.
+    with suppress(RuntimeError, KeyError, ValueError):
+        if is_open(message):
+            name = name_of(message.group)
+            _break(describe_late_message(message.sends, message.peer, name, message.seconds))
+
+
+def _break(reason: str) -> None:
+    own, node = local_rendezvous(), current_node()
+    # Others may be in collectives that fail as connections close here, or in none, and are not to use them again.
+    for proc in _others():
+        if not is_dead(proc):
+            tell_proc(node, proc, explain, reason, own.generation)
+            tell_proc(node, proc, spoil_generation, reason, own.generation)
+    explain(reason, own.generation)
+    spoil(reason)
 
 
 @service("timeouts.explain", "quick")

@@ -47,6 +47,24 @@ def describe_timeout(operation: str, group: str, seconds: float) -> str:
     )
 
 
+def describe_late_message(sends: bool, peer: int | None, group: str, seconds: float) -> str:
+    """Return an error about a message that has not been received, or has not come, in time.
+
+    Args:
+        sends: whether this rank sends it.
+        peer: the rank at the other end; None for any.
+        group: what to call its group.
+        seconds: the timeout.
+    """
+    if sends:
+        what, do = f"{describe_ranks([peer or 0])} has not received a message of {group}", "receive it there"
+    elif peer is None:
+        what, do = f"no rank has sent a message of {group}", "send it on one of its ranks"
+    else:
+        what, do = f"{describe_ranks([peer])} has not sent a message of {group}", "send it there"
+    return f"timed out after {seconds:g} s: {what}; {do}, or use a longer timeout"
+
+
 def describe_missing(call: CollectiveCall, ranks: Sequence[int], group: str, seconds: float) -> str:
     """Return an error about ranks that have not come to a collective in time."""
     at = f" at {call.place}" if call.place else ""

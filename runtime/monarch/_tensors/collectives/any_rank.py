@@ -15,12 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from monarch._tensors.collectives.open_messages import GROUPS_TIMEOUT, waiting
 from monarch._tensors.torch_compat import wrap_any_receive
 from monarch.exceptions import GroupError
 
 _STEP_S = 0.05
-_GROUPS_TIMEOUT = timedelta()
-"""Torch's value for the timeout of the group."""
 
 
 class _Wait:
@@ -76,27 +75,29 @@ _open: list[_Wait] = []
 class AnyReceive(dist.Work):
     """A receive from any rank, as ``ProcessGroup.recv_anysource`` returns it."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, group: Any) -> None:
         super().__init__()
         self._work = work
+        self._group = group
         self._wait: _Wait | None = None
         """The first one; a second one in gloo would not end. Set by the user's thread."""
 
-    def wait(self, timeout: timedelta = _GROUPS_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = GROUPS_TIMEOUT) -> bool:
         """Wait until a message has come.
 
         Args:
             timeout: of the first wait; that of the group if it is zero.
         """
-        if self._wait is None:
-            self._wait = _Wait(self._work, timeout)
         try:
             # An interrupt may come at any step.
-            with _lock:
-                _open.append(self._wait)
-            return self._wait.join()
+            with waiting(False, self._group, None, timeout) as longest:
+                if self._wait is None:
+                    self._wait = _Wait(self._work, longest)
+                with _lock:
+                    _open.append(self._wait)
+                return self._wait.join()
         except BaseException:
-            if not self._wait.ended and not self._wait.reason:
+            if self._wait is not None and not self._wait.ended and not self._wait.reason:
                 for each in on_left:
                     each()
             raise
@@ -120,7 +121,7 @@ class AnyReceive(dist.Work):
         return getattr(super().__getattribute__("_work"), name)
 
 
-_OWN = {"_work", "_wait", "wait", "synchronize", "is_completed"}
+_OWN = {"_work", "_group", "_wait", "wait", "synchronize", "is_completed"}
 WAITS = frozenset({AnyReceive.wait.__code__, AnyReceive.synchronize.__code__, _Wait.join.__code__})
 """Of the functions in which a thread of the user waits."""
 
@@ -145,6 +146,6 @@ def observe_receives() -> bool:
 def _observed(receive: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(receive)
     def recv_anysource(*args: Any, **kwargs: Any) -> Any:
-        return AnyReceive(receive(*args, **kwargs))
+        return AnyReceive(receive(*args, **kwargs), args[0])
 
     return recv_anysource

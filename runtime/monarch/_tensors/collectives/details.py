@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from monarch._core.diagnosis.facts import Entered
 from monarch._core.kinds import is_list
-from monarch._tensors.collectives.messages import message_of
 from monarch._tensors.collectives.waiting import (
     ALIKE,
     called_object,
     default_group_of,
     labels,
+    message_at,
     outermost,
     outside_receive,
     waits_in,
@@ -55,7 +55,7 @@ def entered(frame: FrameType | None, rank: int, in_futex: bool) -> Entered | Non
     values: dict[str, Any] = function.f_locals if function is not None else {}
     if not name:
         name = _operation_of(called_object(outside)) if outside is frame else "irecv"
-    sent = message_of(called_object(outside)) if function is None else None
+    sent = message_at(frame) if function is None else None
     if sent is not None:
         values = {"tag": sent.tag, "tensor": sent.tensor()}
     message = name in _MESSAGES

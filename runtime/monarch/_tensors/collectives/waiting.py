@@ -18,8 +18,7 @@ from monarch._core.frames import outward
 from monarch._core.places import is_ours
 from monarch._core.unjoined import Waits
 from monarch._tensors.collectives.agreeing import is_checked_now
-from monarch._tensors.collectives.any_rank import WAITS
-from monarch._tensors.collectives.messages import message_of
+from monarch._tensors.collectives.messages import WAITS, Message, message_in, message_of
 from monarch._tensors.torch_compat import begun, default_group, group_names
 
 _C10D = dist.distributed_c10d.__file__
@@ -69,10 +68,10 @@ def _waits_in(
 ) -> Waits | None:
     if frame is None or default_group() is None:
         return None
-    frame = outside_receive(frame)
+    innermost, frame = frame, outside_receive(frame)
     function = outermost(frame)
     if function is None:
-        message = message_of(called_object(frame))
+        message = message_at(innermost)
         if message is not None:
             number = begun(message.group)
             return _waits(message.operation, message.group, number, rank, place, (message.peer,))
@@ -103,8 +102,17 @@ def tensors_in(frame: FrameType | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
 
 
+def message_at(frame: FrameType) -> Message | None:
+    """Return the message for whose end a thread waits, None if it waits for none.
+
+    Args:
+        frame: the innermost frame of the thread.
+    """
+    return message_in(frame) or message_of(called_object(outside_receive(frame)))
+
+
 def outside_receive(frame: FrameType) -> FrameType:
-    """Return the frame that waits for a receive from any rank, instead of those of this package inside it."""
+    """Return the frame that waits for a message, instead of those of this package inside it."""
     while frame.f_code in WAITS and frame.f_back is not None:
         frame = frame.f_back
     return frame
