@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from books import installed, own
 from kernels import Cell, Notebook
+from leaks import wait_until
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, MonarchError
 from monarch_kernel.output.waiting import MARK
@@ -179,3 +181,34 @@ before = weight[0].item()
 graph.replay()
 weight[0].item() < before"""
     assert book.mesh(code).ok().shown == "[ranks 0-1] True"
+
+
+SECONDS = 3
+SHORT = f"""from datetime import timedelta
+short = dist.new_group(timeout=timedelta(seconds={SECONDS}))
+y = torch.ones(1, device='cuda'); dist.all_reduce(y, group=short); y.item()"""
+
+
+def test_paused_rank_does_not_time_out_the_others(book: Notebook) -> None:
+    book.mesh(SHORT).ok()
+    waits = "if rank == 1:\n    while not globals().get('go'): time.sleep(0.01)\n"
+    book.mesh(
+        f"import time\n{waits}y = torch.ones(1, device='cuda'); dist.all_reduce(y, group=short); y.item()",
+        "--nowait --out h",
+    ).ok()
+    assert "paused rank 1" in book.run("%mesh pause mesh[1]").ok().stream()
+    paused = time.monotonic()
+    assert wait_until(lambda: time.monotonic() > paused + 2.5 * SECONDS, 4 * SECONDS)
+    book.run("%%mesh [1] --in-frame\ngo = True").ok()
+    book.run("%mesh resume").ok()
+    assert "ranks 0-1: 2.0" in book.run("h.result()").ok().shown
+
+
+def test_timeout_ends_a_collective(book: Notebook) -> None:
+    book.mesh(SHORT).ok()
+    misses = (
+        "if rank == 0:\n    y = torch.ones(1, device='cuda'); dist.all_reduce(y, group=short); torch.cuda.synchronize()"
+    )
+    cell = book.mesh(misses)
+    assert cell.status == "error" and f"timed out after {SECONDS} s" in cell.text, cell.text
+    assert "3.0" in book.mesh("x.fill_(rank + 1); dist.all_reduce(x); x[0].item()").ok().shown

@@ -128,7 +128,8 @@ def test_paused_rank_does_not_time_out_a_receive(notebook: Notebook, how: str) -
     notebook.mesh(
         f"if rank == 2:\n    while not globals().pop('go', 0): time.sleep(0.01)\n{receive}", "--nowait --out h"
     ).ok()
-    assert "paused rank 2" in notebook.run("%mesh pause mesh[2]").ok().stream()
+    notebook.run("%mesh pause mesh[2]").ok()
+    assert wait_until(lambda: "rank 2: paused" in notebook.run("%mesh where").stream())
     paused = time.monotonic()
     assert wait_until(lambda: time.monotonic() > paused + 1.5 * SECONDS, 4 * SECONDS)
     notebook.run("%%mesh [2] --in-frame\ngo = True").ok()

@@ -1,8 +1,8 @@
-"""The timeouts of gloo's collectives and messages, which do not count while a rank of the mesh is paused.
+"""The timeouts of collectives and messages, which do not count while a rank of the mesh is paused.
 
-gloo fixes the deadline of a collective as it begins, and knows nothing of pauses. So gloo gets a timeout that never
-ends, and each rank watches its groups: a collective that has not ended after the real timeout breaks the group, unless
-a rank is paused, or was paused less than a timeout ago (decision 0073).
+gloo and NCCL fix the deadline of a collective as it begins, and know nothing of pauses. So they get a timeout that
+never ends, and each rank watches its groups: a collective that has not ended after the real timeout breaks the group,
+unless a rank is paused, or was paused less than a timeout ago (decision 0073).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.services.asking import ask_soon, tell_proc
 from monarch._node.services.registry import request, service
-from monarch._tensors.torch_compat import begun_by_gloo
+from monarch._tensors.torch_compat import begun_by
 from monarch._wire.receiving.aside import tell
 
 if TYPE_CHECKING:
     from monarch._tensors.collectives.open_messages import OpenMessage
+    from monarch._tensors.collectives.timeouts import Held
 
 _SHARE = 0.1
 """Part of the shortest timeout between two looks."""
@@ -62,7 +63,7 @@ class _Watch:
         """Set when there is a new group."""
 
     def hold(self, group: Any) -> None:
-        """Watch a group that has just been made, in place of gloo."""
+        """Watch a group that has just been made, in place of its backends."""
         from monarch._tensors.collectives.timeouts import hold_timeout
 
         if not hold_timeout(group):
@@ -78,7 +79,7 @@ class _Watch:
         self._new.set()
 
     def _run(self, node: Node) -> None:
-        seen: dict[Any, _Seen] = {}
+        seen: dict[Held, _Seen] = {}
         wait = _SHORTEST
         is_told = False
         while not node.closed:
@@ -93,42 +94,45 @@ class _Watch:
                 is_told, wait = True, _LONGEST
 
     @staticmethod
-    def _look(node: Node, before: dict[Any, _Seen]) -> tuple[dict[Any, _Seen], float]:
+    def _look(node: Node, before: dict[Held, _Seen]) -> tuple[dict[Held, _Seen], float]:
         from monarch._tensors.collectives.open_messages import open_messages
         from monarch._tensors.collectives.timeouts import held_groups
 
-        seen: dict[Any, _Seen] = {}
+        seen: dict[Held, _Seen] = {}
         held = held_groups()
-        for group, seconds in held:
+        for each, seconds in held.items():
             # A group that is being destroyed.
             with suppress(RuntimeError):
-                seen[group] = _look_at(node, group, seconds, before.get(group))
+                seen[each] = _look_at(node, each, seconds, before.get(each))
         for message in open_messages():
             _look_at_message(node, message)
-        shortest = min((seconds for _, seconds in held), default=math.inf)
+        shortest = min(held.values(), default=math.inf)
         return seen, min(max(shortest * _SHARE, _SHORTEST), _LONGEST)
 
 
-def _look_at(node: Node, group: Any, seconds: float, before: _Seen | None) -> _Seen:
+def _look_at(node: Node, held: Held, seconds: float, before: _Seen | None) -> _Seen:
     from monarch._tensors.collectives.timeouts import let_go, unended
 
-    generation, number, now = local_rendezvous().generation, begun_by_gloo(group), time.monotonic()
+    generation, number, now = local_rendezvous().generation, begun_by(*held), time.monotonic()
     if before is None or before[:2] != (generation, number):
         return _Seen(generation, number, now, False)
     if before.ended or now - before.since < seconds * _HALF:
         return before
-    operation = unended(group)
-    if operation is None:
-        # Without a record of them, the timeouts are left to gloo.
-        let_go(group)
-    if not operation:
+    oldest = unended(held)
+    if oldest is None:
+        # Without a record of them, the timeouts are left to the backend.
+        let_go(held)
         return before._replace(ended=True)
+    if not oldest.operation:
+        # Messages of NCCL are not counted, so later ones do not change the number.
+        return before._replace(ended=True) if held.device == "cpu" else before._replace(since=now)
+    before = before._replace(since=max(before.since, now - oldest.seconds))
     if now - before.since < seconds:
         return before
     more = more_time(seconds)
     if more:
         return before._replace(since=time.monotonic() - seconds + more)
-    node.receive_loop.post(lambda: _expire(group, number, operation, seconds))
+    node.receive_loop.post(lambda: _expire(held, number, oldest.operation, seconds))
     return before._replace(ended=True)
 
 
@@ -144,13 +148,13 @@ def _look_at_message(node: Node, message: OpenMessage) -> None:
         node.receive_loop.post(lambda: _expire_message(message))
 
 
-def _expire(group: Any, number: int, operation: str, seconds: float) -> None:
+def _expire(held: Held, number: int, operation: str, seconds: float) -> None:
     """Break the groups of this rank, since a collective has not ended in time; in the receiving thread."""
     from monarch._tensors.collectives.timeouts import held_groups, name_of
 
     with suppress(RuntimeError):
-        if group in [each for each, _ in held_groups()] and begun_by_gloo(group) == number:
-            _break(describe_timeout(operation, name_of(group), seconds))
+        if held in held_groups() and begun_by(*held) == number:
+            _break(describe_timeout(operation, name_of(held.group), seconds))
 
 
 def _expire_message(message: OpenMessage) -> None:

@@ -23,7 +23,11 @@ _C10D = "torch.distributed.distributed_c10d"
 _OWN_TYPES = 40
 """The first of the numbers of backend types that no backend of torch has; the last is 255."""
 HELD = datetime.timedelta(days=365)
-"""Added to gloo's timeout of groups that this package watches instead, so that it never ends a collective."""
+"""Added to the timeout of a backend that this package watches instead, so that it never ends a collective."""
+DEVICES = ("cpu", "cuda")
+"""The types of devices whose collectives have timeouts."""
+_CLASSES = {"cpu": "ProcessGroupGloo", "cuda": "ProcessGroupNCCL"}
+"""By type of device, the class of its backend."""
 WORKERS_S = 0.2
 """Seconds for the workers of a data loader that a failed or stopped call has left, before torch ends them."""
 _recorded_as: dict[str, str] = {}
@@ -130,14 +134,14 @@ def replace_backends(old: Any, new: Any, number: int) -> None:
 
     registry: Any = _distributed_c10d
     c10d, timeout, before = _c10d(), datetime.timedelta(seconds=timeout_of(old)), str(old.group_name)
-    held = (gloo_timeout(new) or datetime.timedelta()) >= HELD
+    held = [device for device in DEVICES if (backend_timeout(new, device) or datetime.timedelta()) >= HELD]
     # A group keeps the first backend of each type, so each time has types of its own, for CPUs and others.
     for device in new._device_types:
         kind = c10d.ProcessGroup.BackendType(_OWN_TYPES + 2 * number + (device.type == "cpu"))
         old._register_backend(device, kind, new._get_backend(device))
     old.set_timeout(timeout)
-    if held:
-        set_gloo_timeout(old, timeout + HELD)
+    for device in held:
+        set_backend_timeout(old, device, timeout + HELD)
     _recorded_as[old.group_name] = new.group_name
     world = c10d._world
     registry._unregister_process_group(new.group_name)
@@ -416,27 +420,27 @@ def recorded_name(group: Any) -> str:
     return _recorded_as.get(name, name)
 
 
-def gloo_timeout(group: Any) -> datetime.timedelta | None:
-    """Return the timeout that gloo has for collectives of a group; None without gloo, or where it is wrapped."""
-    gloo = backend_of(group, "cpu")
-    return gloo.options._timeout if type(gloo).__name__ == "ProcessGroupGloo" else None
+def backend_timeout(group: Any, device: str) -> datetime.timedelta | None:
+    """Return the timeout that gloo or NCCL has for collectives of a group; None without it, or where it is wrapped."""
+    backend = backend_of(group, device)
+    return backend.options._timeout if type(backend).__name__ == _CLASSES[device] else None
 
 
-def set_gloo_timeout(group: Any, timeout: datetime.timedelta) -> None:
-    """Set the timeout that gloo has for later collectives of a group; other backends keep theirs."""
-    backend_of(group, "cpu")._set_default_timeout(timeout)
+def set_backend_timeout(group: Any, device: str, timeout: datetime.timedelta) -> None:
+    """Set the timeout that it has for later collectives of a group; other backends keep theirs."""
+    backend_of(group, device)._set_default_timeout(timeout)
 
 
-def begun_by_gloo(group: Any) -> int:
-    """Return how many collectives of gloo this process has begun in a group.
+def begun_by(group: Any, device: str) -> int:
+    """Return how many collectives of the backend for a type of device this process has begun in a group.
 
     Raises:
-        RuntimeError: the group is being destroyed.
+        RuntimeError: the group has no such backend, or is being destroyed.
     """
-    gloo = backend_of(group, "cpu")
-    if gloo is None:
-        raise RuntimeError("the group has no gloo")
-    return int(gloo._get_sequence_number_for_group())
+    backend = backend_of(group, device)
+    if backend is None:
+        raise RuntimeError(f"the group has no backend for {device}")
+    return int(backend._get_sequence_number_for_group())
 
 
 def forget_recorded_name(group: Any) -> None:
@@ -444,21 +448,22 @@ def forget_recorded_name(group: Any) -> None:
     _recorded_as.pop(group.group_name, None)
 
 
-def recorded_collectives() -> str | None:
-    """Return what torch has recorded of the last collectives on CPUs, as JSON; None if this version does not tell."""
-    dump = _dump()
-    return bytes(dump(True, False)).decode() if dump is not None else None
+def recorded_collectives() -> list[str]:
+    """Return what torch has recorded of the last collectives, as JSON; empty if this version does not tell."""
+    return [bytes(dump(True, False)).decode() for dump in _dumps()]
 
 
-def records_collectives() -> bool:
-    """Return whether this version of torch tells of the last collectives on CPUs."""
-    return _dump() is not None
+def records_collectives(device: str) -> bool:
+    """Return whether this version of torch tells of the last collectives on a type of device."""
+    return any(device == "cuda" or "nccl" not in dump.__name__ for dump in _dumps())
 
 
-def _dump() -> Any:
+def _dumps() -> list[Any]:
+    """Return the functions that tell; some versions have one for all, others one more for NCCL."""
     from torch._C import _distributed_c10d
 
-    return getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    found = [getattr(_distributed_c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
+    return [each for each in found if each is not None]
 
 
 def group_named(name: Any) -> Any:

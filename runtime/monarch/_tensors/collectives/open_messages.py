@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from monarch._tensors.torch_compat import HELD, gloo_timeout
+from monarch._tensors.torch_compat import HELD, backend_timeout
 
 GROUPS_TIMEOUT = timedelta()
 """Torch's value for the timeout of the group."""
@@ -63,7 +63,7 @@ def waiting(sends: bool, group: Any, peer: int | None, timeout: timedelta) -> Ge
     Yields:
         The timeout for gloo.
     """
-    groups = gloo_timeout(group) if timeout == GROUPS_TIMEOUT else None
+    groups = backend_timeout(group, "cpu") if timeout == GROUPS_TIMEOUT else None
     if groups is None or groups < HELD:
         # That of the caller, which has chosen it for this wait, or gloo's, which nobody else watches.
         yield timeout

@@ -1,4 +1,4 @@
-"""Collectives of gloo that have not ended here, from the record that torch keeps of the last ones.
+"""Collectives that have not ended here, from the record that torch keeps of the last ones.
 
 A wait for a ``Work``, such as that of the backward pass of a parallel module, does not name its collective. The record
 does.
@@ -16,7 +16,6 @@ from monarch._core.kinds import is_list
 from monarch._tensors.collectives.waiting import ALIKE, labels
 from monarch._tensors.torch_compat import begun, default_group, group_names, recorded_collectives, recorded_name
 
-_GLOO = "gloo:"
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Int": "int32", "Long": "int64",
     "Byte": "uint8", "Bool": "bool", "Short": "int16", "Char": "int8",
@@ -43,16 +42,30 @@ def records_of(group: Any, entries: list[dict[str, Any]]) -> list[dict[str, Any]
     return [each for each in own if each["pg_id"] == newest]
 
 
-def recorded_by_gloo() -> list[dict[str, Any]]:
-    """Return the records of the last collectives of gloo, the oldest first; none where torch keeps none."""
-    found: dict[str, Any] = json.loads(recorded_collectives() or "{}")
-    entries: list[dict[str, Any]] = found.get("entries") or []
-    return [each for each in entries if str(each["profiling_name"]).startswith(_GLOO)]
+def recorded_by(backend: str) -> list[dict[str, Any]]:
+    """Return the records of the last collectives of a backend, the oldest first; none where torch keeps none.
+
+    Args:
+        backend: "gloo" or "nccl".
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for text in recorded_collectives():
+        dump: dict[str, Any] = json.loads(text or "{}")
+        for each in dump.get("entries") or ():
+            if str(each["profiling_name"]).startswith(f"{backend}:"):
+                # Both functions of torch may tell of it.
+                found[each["pg_id"], each["record_id"]] = each
+    return list(found.values())
+
+
+def has_ended(record: dict[str, Any]) -> bool:
+    """Return whether a collective has ended here; one on a GPU may have before torch looks at it."""
+    return bool(record["retired"]) or record["state"] == "completed"
 
 
 def operation_in(record: dict[str, Any]) -> str:
     """Return the operation of a record, as in ``all_reduce``."""
-    return str(record["profiling_name"]).removeprefix(_GLOO)
+    return str(record["profiling_name"]).partition(":")[2]
 
 
 def awaited(entered: Entered) -> Entered:
@@ -60,10 +73,10 @@ def awaited(entered: Entered) -> Entered:
 
     It takes up to 0.1 s, so it is meant for waits that last.
     """
-    entries = recorded_by_gloo()
+    entries = recorded_by("gloo")
     found: list[tuple[int, Recorded]] = []
     for group, _ in group_names() if entries else ():
-        unended = [each for each in records_of(group, entries) if not each["retired"]]
+        unended = [each for each in records_of(group, entries) if not has_ended(each)]
         try:
             count = begun(group)
         except RuntimeError:

@@ -1,65 +1,97 @@
-"""Groups whose timeout gloo does not see, and the collectives of a group that have not ended here.
+"""Groups whose timeout gloo and NCCL do not see, and the collectives of a group that have not ended here.
 
-gloo's timeout is set to a year and the timeout of the group, so that the latter is known from it. The flight recorder
-of torch tells which collectives have ended.
+Their timeout is set to a year and the timeout of the group, so that the latter is known from it. The flight recorder of
+torch tells which collectives have ended.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from monarch._tensors.collectives.recorded import operation_in, recorded_by_gloo, records_of
+from monarch._tensors.collectives.recorded import has_ended, operation_in, recorded_by, records_of
 from monarch._tensors.torch_compat import (
+    DEVICES,
     HELD,
-    begun_by_gloo,
+    backend_timeout,
+    begun_by,
     default_group,
     forget_recorded_name,
-    gloo_timeout,
     groups,
     records_collectives,
-    set_gloo_timeout,
+    set_backend_timeout,
 )
+
+_NAMES = {"cpu": "gloo", "cuda": "nccl"}
+"""Of the backends, by type of device."""
+
+
+class Held(NamedTuple):
+    """A backend of a group whose timeout it does not see."""
+
+    group: Any
+    device: str
+    """The type of device of its collectives."""
+
+
+class Unended(NamedTuple):
+    """A collective that has not ended here."""
+
+    operation: str
+    """As in ``all_reduce``; empty for none."""
+    seconds: float
+    """Since it has begun."""
 
 
 def hold_timeout(group: Any) -> bool:
-    """Give gloo a timeout that never ends; return False if the group has no gloo, or torch does not record it."""
+    """Give gloo and NCCL a timeout that never ends; return False if the group has neither, or torch does not record.
+
+    Args:
+        group: that has just been made.
+    """
     if not isinstance(group, dist.ProcessGroup):
         # This process is not in the group.
         return False
-    timeout = gloo_timeout(group)
-    if timeout is None or not records_collectives():
-        return False
-    forget_recorded_name(group)
-    if timeout < HELD:
-        set_gloo_timeout(group, timeout + HELD)
-    return True
+    is_held = False
+    for device in DEVICES:
+        timeout = backend_timeout(group, device)
+        if timeout is None or not records_collectives(device):
+            continue
+        is_held = True
+        forget_recorded_name(group)
+        if timeout < HELD:
+            set_backend_timeout(group, device, timeout + HELD)
+    return is_held
 
 
-def let_go(group: Any) -> None:
-    """Leave the timeout to gloo again, for later collectives."""
-    timeout = gloo_timeout(group)
+def let_go(held: Held) -> None:
+    """Leave the timeout to the backend again, for later collectives."""
+    timeout = backend_timeout(*held)
     if timeout is not None and timeout >= HELD:
-        set_gloo_timeout(group, timeout - HELD)
+        set_backend_timeout(*held, timeout - HELD)
 
 
-def held_groups() -> list[tuple[Any, float]]:
-    """Return the groups whose timeout gloo does not see, with the real one in seconds."""
-    found = [(group, gloo_timeout(group)) for group in groups()]
-    return [(group, (each - HELD).total_seconds()) for group, each in found if each is not None and each >= HELD]
+def held_groups() -> dict[Held, float]:
+    """Return the groups whose timeout their backends do not see, with the real one in seconds."""
+    found = {Held(group, device): backend_timeout(group, device) for group in groups() for device in DEVICES}
+    return {held: (each - HELD).total_seconds() for held, each in found.items() if each is not None and each >= HELD}
 
 
-def unended(group: Any) -> str | None:
-    """Return a collective of gloo in a group that has not ended here, as in ``all_reduce``; empty if all have.
+def unended(held: Held) -> Unended | None:
+    """Return the oldest collective of a group that has not ended here; one without a name if all have.
 
     Returns:
         None if torch has no record of any.
     """
-    records = recorded_by_gloo()
+    records = recorded_by(_NAMES[held.device])
     if not records:
-        return None if begun_by_gloo(group) else ""
-    return next((operation_in(each) for each in records_of(group, records) if not each["retired"]), "")
+        return None if begun_by(*held) else Unended("", 0.0)
+    for each in records_of(held.group, records):
+        if not has_ended(each):
+            return Unended(operation_in(each), time.time() - each["time_created_ns"] / 1e9)
+    return Unended("", 0.0)
 
 
 def name_of(group: Any) -> str:
