@@ -90,7 +90,8 @@ class Stopping:
         if stopped.cleaning and not stopped.cut:
             mesh.check_groups_later()
         elif not stopped.doomed:
-            mesh.check_groups(stopped.cut or bool(left), stopped.generation)
+            told = {rank: each.position for rank, each in run.failures().items() if each.position is not None}
+            mesh.check_groups(stopped.cut or bool(left), stopped.generation, told)
         return stopped
 
     def stop_by_hand(self, run: Running, say: Callable[[str], object]) -> Stopped:

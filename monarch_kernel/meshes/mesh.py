@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from monarch._kernel_api import (
     ActorMesh,
@@ -44,6 +44,8 @@ from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.replaced import Replaced
 from monarch_kernel.source.definitions import Definitions
 
+Position: TypeAlias = tuple[int, dict[str, int] | None]
+"""Of a rank in its process groups: their generation, and how many collectives of each group it has begun."""
 _KILLING = 20.0
 """Seconds for new processes to be ready."""
 _LOOK = 0.5
@@ -109,18 +111,22 @@ class Mesh:
             self._unchecked = False
             self.check_groups(False)
 
-    def check_groups(self, cut: bool, known: int = 0) -> None:
+    def check_groups(self, cut: bool, known: int = 0, told: Mapping[int, Position] | None = None) -> None:
         """After a stop, break the process groups if some ranks left a collective that others are in.
 
         Args:
             cut: whether a rank was freed from a collective, which settles it.
             known: the newest generation of groups that a rank has reported; 0 if none has.
+            told: the positions of ranks that have told them as they stopped; the others are asked.
         """
         if cut and known:
             self._spoil(known)
             return
+        told = told or {}
         peers = [peer.proc for peer in targets_of(self.cells).peers if peer.dead is None]
-        positions = _positions(peers)
+        ranks = {proc: state_of(self.procs).procs.rank_of(proc) for proc in peers}
+        positions = [told[rank] for rank in ranks.values() if rank in told]
+        positions += _positions([proc for proc, rank in ranks.items() if rank not in told])
         # A rank that does not answer is inside a C call, and may be in a collective.
         if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
             self._spoil(max((number for number, _ in positions), default=0))
@@ -294,7 +300,9 @@ def _has_recorded(record: Callable[[], bool]) -> bool:
         return True
 
 
-def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
+def _positions(procs: list[str]) -> list[Position]:
     """Return the positions of ranks in their process groups, from those that answer soon."""
+    if not procs:
+        return []
     answers = ask_soon(procs, request(groups.position))
     return [answer if is_a(answer, tuple) else (0, None) for answer in answers.values()]

@@ -15,6 +15,7 @@ from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
 
 from monarch._actors.pausing.failed import failed as last_error
+from monarch._groups.breaking import position
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
@@ -59,6 +60,8 @@ class CellError:
     """The file that the line is in, of a program that the cell ran; empty for the cell itself."""
     hint: str = ""
     """Advice, added by the notebook."""
+    position: tuple[int, dict[str, int] | None] | None = None
+    """Of an interrupted rank in its process groups, as ``breaking.position`` returns it; None for other errors."""
 
 
 class LazyPickle:
@@ -267,5 +270,6 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     trace = portable("".join(shown.format()))
     failed = CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)
     failed.missing = portable(error.name or "") if type(error) is NameError else ""
+    failed.position = position() if interrupted else None
     failed.file = portable(os.path.basename(file)) if program is not None else ""
     return failed
