@@ -12,17 +12,20 @@ import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
+from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 from monarch._actors.pausing.failed import failed as last_error
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
+from monarch._notebook.awaiting.cell_loop import cell_loop
+from monarch._notebook.awaiting.needs import needs_loop, runs_loop
 from monarch._notebook.display import Display
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
 from monarch._notebook.show import Bundle, bundle_of, portable
-from monarch._notebook.streams import tell_replaced
+from monarch._notebook.streams import note_file, tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
@@ -105,7 +108,7 @@ def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
         try:
             awaitable = steps.send(send)
             try:
-                send = asyncio.run(_wait(awaitable))
+                send = cell_loop.complete(awaitable)
             except BaseException as error:
                 send = steps.throw(error)
         except StopIteration as end:
@@ -124,10 +127,6 @@ async def run_async(steps: Steps) -> CellResult:
                 send = steps.throw(error)
         except StopIteration as end:
             return end.value
-
-
-async def _wait(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def steps_of(
@@ -157,6 +156,7 @@ def steps_of(
     begun = time.perf_counter()
     lines = (typed or source).splitlines(keepends=True)
     linecache.cache[name] = (len(typed or source), None, lines, name)
+    cell_loop.make_current()
     before = running_cell.set(RunningCell(name, variables, display, change))
     try:
         with display.to(sink, figures):
@@ -180,6 +180,7 @@ def steps_of(
         running_cell.reset(before)
         unmark()
         tell_replaced()
+        cell_loop.tell_pending(note_file())
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
@@ -198,12 +199,19 @@ def execute_code(
     if last is not None:
         # An expression, by the check above.
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
-    if tree.body:
-        yield from _run(tree, name, "exec", variables)
-    if last is None:
-        return None, False
-    value = yield from _run(ast.Expression(last.value), name, "eval", variables)
-    return value, not _ends_in_semicolon(source, end)
+    parts = [_compiled(tree, name, "exec")] if tree.body else []
+    if last is not None:
+        parts.append(_compiled(ast.Expression(last.value), name, "eval"))
+    whole = [*tree.body, last] if last is not None else tree.body
+    if _on_loop(parts, ast.Module(whole, [])):
+        value = yield _await_all(parts, variables)
+    else:
+        value = None
+        for code in parts:
+            value = eval(code, variables)
+            if _is_coroutine(code):
+                value = yield value
+    return (None, False) if last is None else (value, not _ends_in_semicolon(source, end))
 
 
 def hides_value(source: str) -> bool:
@@ -213,10 +221,28 @@ def hides_value(source: str) -> bool:
     return isinstance(last, ast.Expr) and _ends_in_semicolon(source, (last.end_lineno, last.end_col_offset))
 
 
-def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generator[Any, Any, Any]:
-    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    value = eval(code, variables)
-    return (yield value) if code.co_flags & inspect.CO_COROUTINE else value
+def _compiled(tree: Any, name: str, mode: str) -> CodeType:
+    return compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+def _is_coroutine(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _on_loop(parts: Sequence[CodeType], tree: ast.Module) -> bool:
+    """Return whether all of a cell is put on an event loop: it awaits, or needs a loop, and runs none itself."""
+    needs = any(_is_coroutine(code) for code in parts) or (needs_loop(tree) and asyncio._get_running_loop() is None)
+    return needs and not runs_loop(tree)
+
+
+async def _await_all(parts: Sequence[CodeType], variables: dict[str, Any]) -> Any:
+    """Run the parts of a cell; return the value of the last one."""
+    value = None
+    for code in parts:
+        value = eval(code, variables)
+        if _is_coroutine(code):
+            value = await value
+    return value
 
 
 def _ends_in_semicolon(source: str, end: Any) -> bool:

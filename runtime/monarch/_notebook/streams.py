@@ -152,10 +152,15 @@ def tell_replaced() -> None:
     """Say in the running cell that user code has replaced a descriptor of this rank, once."""
     for number, path in replaced():
         print(
-            f"note: descriptor {number} of this rank was replaced by {path}: later prints are shown, output of C code "
-            f"and child processes is not",
-            file=_streams[-1] if _streams else sys.stderr,
+            f"note: descriptor {number} of this rank was replaced by {path}, which has what this cell has printed since: "
+            f"prints of later cells are shown, output of C code and child processes is not",
+            file=note_file(),
         )
+
+
+def note_file() -> Any:
+    """Return the stream for notes below the output of a cell, whatever user code has made of ``sys.stderr``."""
+    return _streams[-1] if _streams else sys.stderr
 
 
 def _renew() -> None:
