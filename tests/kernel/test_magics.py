@@ -287,6 +287,7 @@ def test_only_a_plain_pip_command_is_run_as_the_magic(command: str, line: str) -
 def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
     for body, kind, text in (
         ("input('name? ')", "EOFError", "input() needs a terminal, and a rank has none"),
+        ("import getpass; getpass.getpass()", "EOFError", "getpass.getpass() needs a terminal, and a rank has none"),
         ("import pdb; pdb.pm()", "RuntimeError", "pdb.pm() needs a terminal"),
         ("import pdb\npdb.run('1')", "RuntimeError", "a debugger needs a terminal"),
     ):
