@@ -46,6 +46,12 @@ def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> No
     assert notebook.mesh("_ = os.system('echo of sh')", "[0]").ok().stream() == "[rank 0] of sh\n"
 
 
+def test_error_of_a_thread_has_frames_of_the_program_alone(notebook: Notebook) -> None:
+    body = "import threading\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start(); thread.join()"
+    text = notebook.mesh(body).ok().stream("stderr")
+    assert "ZeroDivisionError" in text and "in <lambda>" in text and "run_of_call" not in text
+
+
 def test_slow_import_for_a_value_is_shown_meanwhile(notebook: Notebook, tmp_path: Path) -> None:
     waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\nclass Value: ...\n"
     (tmp_path / "slow_to_import.py").write_text(waits)

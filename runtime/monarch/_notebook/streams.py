@@ -7,11 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node, has_node
+from monarch._node.remote_errors import is_ours
 from monarch._procs.rank.text_streams import RankText, replaced
 
 # Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
@@ -146,6 +148,22 @@ def install() -> None:
         start(self)
 
     threading.Thread.start = start_of_call
+    report = threading.excepthook
+
+    def report_of_call(args: threading.ExceptHookArgs) -> None:
+        _hide_ours(args.exc_traceback)
+        report(args)
+
+    threading.excepthook = report_of_call
+
+
+def _hide_ours(trace: TracebackType | None) -> None:
+    """Remove the frames of this package below the first one."""
+    while trace is not None and trace.tb_next is not None:
+        if is_ours(trace.tb_next.tb_frame.f_code.co_filename):
+            trace.tb_next = trace.tb_next.tb_next
+        else:
+            trace = trace.tb_next
 
 
 def tell_replaced() -> None:
