@@ -41,14 +41,17 @@ def test_traceback_of_an_await_has_no_frames_of_the_loop(notebook: Notebook) -> 
 
 
 def test_timeout_of_an_await_names_its_line(notebook: Notebook) -> None:
-    cell = notebook.mesh("import asyncio\ntry:\n    await asyncio.sleep(60)\nfinally:\n    print('left')", "--timeout 0.3")
+    cell = notebook.mesh(
+        "import asyncio\ntry:\n    await asyncio.sleep(60)\nfinally:\n    print('left')", "--timeout 0.3"
+    )
     assert cell.said()["left"] == ALL
     assert "line 4: await asyncio.sleep(60)" in cell.text
 
 
 def test_tasks_that_are_left_end_with_their_rank(notebook: Notebook) -> None:
     notebook.run("%mesh up extra --procs 2").ok()
-    left = "import asyncio\nasync def left():\n    try:\n        await asyncio.sleep(60)\n    finally:\n        print('ended')\n"
+    body = "    try:\n        await asyncio.sleep(60)\n    finally:\n        print('ended')\n"
+    left = f"import asyncio\nasync def left():\n{body}"
     notebook.run(f"%%mesh extra\n{left}task = asyncio.create_task(left())\nawait asyncio.sleep(0)").ok()
     text = notebook.run("%mesh down extra").ok().text
     assert "[ranks 0-1] ended" in text and "destroyed" not in text

@@ -57,7 +57,7 @@ def test_last_prints_of_a_dead_rank_are_in_its_cell(mortal: Notebook) -> None:
     assert mortal.run("%mesh heal").ok().said().keys().isdisjoint({"last", "words"})
     notes = "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)"
     cell = mortal.mesh(notes, "[1]")
-    assert "of rank 1:\n    Fatal Python error: Segmentation fault\n      File \"cell [" in cell.text
+    assert 'of rank 1:\n    Fatal Python error: Segmentation fault\n      File "cell [' in cell.text
 
 
 def test_death_reports_computing_ranks_as_interrupted(mortal: Notebook) -> None:

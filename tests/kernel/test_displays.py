@@ -91,8 +91,8 @@ Chart()
 
 
 def test_bundles_are_asked_for_as_ipython_does(notebook: Notebook) -> None:
-    body = "class Asked:\n    def _repr_mimebundle_(self, include, exclude, **kwargs):\n        return {'text/plain': 'asked'}"
-    assert notebook.mesh(f"{body}\nAsked()").ok().shown == "[ranks 0-3] asked"
+    method = "def _repr_mimebundle_(self, include, exclude, **kwargs): return {'text/plain': 'asked'}"
+    assert notebook.mesh(f"class Asked:\n    {method}\nAsked()").ok().shown == "[ranks 0-3] asked"
 
 
 def test_lists_that_hold_themselves_are_shown_once(notebook: Notebook) -> None:

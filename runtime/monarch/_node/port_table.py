@@ -102,7 +102,7 @@ class PortTable:
         return sum(gather.fail(uid, key, why) for gather in affected)
 
     def oldest_call_of(self, proc: str) -> int:
-        """Return the port of the oldest call that waits for a proc, which is the one that runs there; 0 if none does."""
+        """Return the port of the oldest call that waits for a proc, the one that runs there; 0 if none does."""
         for port, gather in list(self.gathers.items()):
             if hasattr(gather, "waits_for") and any(peer.proc == proc for peer in gather.waits_for()):
                 return port

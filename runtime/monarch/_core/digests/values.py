@@ -171,7 +171,7 @@ class _Reader:
         self._put("array", digest_array(value).whole.encode())
 
     def _add_module(self, module: Any) -> None:
-        """Read a torch module by its parameters, buffers, mode and plain data: its ``state_dict`` may run collectives."""
+        """Read a torch module by parameters, buffers, mode and plain data: its ``state_dict`` may run collectives."""
         self._put("module", _name_of(type(module)))
         for pairs in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
             self._put("tensors")
@@ -183,7 +183,8 @@ class _Reader:
             self.add(each.training)
             # The classes of torch show their attributes in their repr, or keep places of this process in them.
             if not type(each).__module__.startswith("torch."):
-                self.add({key: data for key, data in vars(each).items() if not key.startswith("_") and is_data(data)})
+                attributes = cast("dict[str, Any]", vars(each))
+                self.add({key: data for key, data in attributes.items() if not key.startswith("_") and is_data(data)})
 
     # pandas
 

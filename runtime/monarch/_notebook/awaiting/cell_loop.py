@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 from asyncio import tasks
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 from monarch._notebook.awaiting.pending import Pending
@@ -78,15 +78,21 @@ class CellLoop:
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
-            if not task.done():
-                # An interrupt: what the cell awaits is canceled, and runs its finally; tasks beside it go on later.
-                task.cancel()
-                with contextlib.suppress(Exception, asyncio.CancelledError):
-                    canceled = loop.run_until_complete(task)[1]
-                    if isinstance(canceled, asyncio.CancelledError):
-                        # The line that awaited, instead of the loop's own.
-                        raise error.with_traceback(canceled.__traceback__)
-            raise
+            if task.done():
+                raise
+            interrupt = error
+        # What the cell awaits is canceled, and runs its finally; tasks beside it go on later.
+        task.cancel()
+        try:
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                canceled = loop.run_until_complete(task)[1]
+                if isinstance(canceled, asyncio.CancelledError):
+                    # The line that awaited, instead of the loop's own.
+                    interrupt = interrupt.with_traceback(canceled.__traceback__)
+            raise interrupt
+        finally:
+            # Frames of an error hold it.
+            del interrupt
 
     def _own(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or self._loop.is_closed() or self._owner != os.getpid():
@@ -106,7 +112,7 @@ async def _outcome(awaitable: Any) -> tuple[Any, BaseException | None]:
 
 
 @contextlib.contextmanager
-def _suspended() -> Iterator[None]:
+def _suspended() -> Generator[None]:
     """Let another loop run in this thread during the block, whose loop waits meanwhile."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
