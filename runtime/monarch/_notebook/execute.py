@@ -101,6 +101,14 @@ class CellResult(Outcome):
         return self.error is not None and (self.error.interrupted or self.error.freed or self.error.broken)
 
 
+class StoppedIteration(BaseException):
+    """Carries a StopIteration of code out of generators and coroutines, which would make another error of it."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__()
+        self.error = error
+
+
 def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
     """Run a cell to its end in this thread."""
     send: Any = None
@@ -167,7 +175,8 @@ def steps_of(
         if bundle is not None:
             variables["_"] = value
         sealed = _sealed(value) if bundle is not None else None
-    except BaseException as error:
+    except BaseException as raised:
+        error = raised.error if isinstance(raised, StoppedIteration) else raised
         leave_if_forked(error)
         last_error.keep(error)
         freed = note_failure(error)
@@ -208,9 +217,9 @@ def execute_code(
     else:
         value = None
         for code in parts:
-            value = eval(code, variables)
+            value = _evaluated(code, variables)
             if _is_coroutine(code):
-                value = yield value
+                value = yield _awaited(value)
     return (None, False) if last is None else (value, not _ends_in_semicolon(source, end))
 
 
@@ -239,10 +248,29 @@ async def _await_all(parts: Sequence[CodeType], variables: dict[str, Any]) -> An
     """Run the parts of a cell; return the value of the last one."""
     value = None
     for code in parts:
-        value = eval(code, variables)
+        value = _evaluated(code, variables)
         if _is_coroutine(code):
-            value = await value
+            value = await _awaited(value)
     return value
+
+
+def _evaluated(code: CodeType, variables: dict[str, Any]) -> Any:
+    try:
+        return eval(code, variables)
+    except StopIteration as error:
+        raise StoppedIteration(error) from None
+
+
+async def _awaited(value: Any) -> Any:
+    """Await the coroutine of a part; a StopIteration in it has become a RuntimeError, which names it as its cause."""
+    try:
+        return await value
+    except RuntimeError as error:
+        # Without a frame of the part, it was made where the part ended, not where a coroutine of the user did.
+        trace = error.__traceback__
+        if isinstance(error.__cause__, StopIteration) and (trace is None or trace.tb_next is None):
+            raise StoppedIteration(error.__cause__) from None
+        raise
 
 
 def _ends_in_semicolon(source: str, end: Any) -> bool:
