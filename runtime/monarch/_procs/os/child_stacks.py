@@ -52,7 +52,7 @@ def _serve() -> None:
         pass
 
 
-def made(kind: type) -> Any:
+def made(kind: Any) -> Any:
     """Return a new object, of which this spawned process is made, and serve the stack of this process."""
     serve()
     return kind.__new__(kind)
