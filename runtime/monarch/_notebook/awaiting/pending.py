@@ -1,4 +1,4 @@
-"""What a cell says about asyncio tasks that it leaves pending."""
+"""Notes about asyncio tasks that a cell leaves pending."""
 
 from __future__ import annotations
 
