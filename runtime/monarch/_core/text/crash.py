@@ -1,4 +1,4 @@
-"""What faulthandler has written about the crash of a process, without what says nothing about its cause."""
+"""The report of faulthandler about a crash, without the lines that say nothing about its cause."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class CellLoop:
             if task.done():
                 raise
             interrupt = error
-        # What the cell awaits is canceled, and runs its finally; tasks beside it go on later.
+        # The awaited coroutine is canceled, and runs its finally; tasks beside it go on later.
         task.cancel()
         try:
             with contextlib.suppress(Exception, asyncio.CancelledError):
