@@ -12,7 +12,7 @@ import pytest
 
 from kernels import ALL, Notebook
 from leaks import Kit
-from monarch._notebook.magics.installs import pip_line
+from monarch._notebook.magics.installs import pip_command, pip_line
 
 WALL = r"CPU time: [\d.]+ \S+, wall time: [\d.]+ \S+"
 LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loops each\)"
@@ -288,6 +288,12 @@ def test_pip_as_a_shell_command_runs_once_per_host(notebook: Notebook, tmp_path:
 )
 def test_only_a_plain_pip_command_is_run_as_the_magic(command: str, line: str) -> None:
     assert pip_line(command) == line
+
+
+def test_only_a_pipe_of_pip_runs_in_a_shell() -> None:
+    assert pip_command("list | head -3")[1:] == ["-c", f"{sys.executable} -m pip list | head -3"]
+    for line in ("install 'a|b'", "install torch>=2", "list"):
+        assert pip_command(line)[:3] == [sys.executable, "-m", "pip"]
 
 
 def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
