@@ -176,14 +176,7 @@ def steps_of(
             variables["_"] = value
         sealed = _sealed(value) if bundle is not None else None
     except BaseException as raised:
-        error = raised.error if isinstance(raised, StoppedIteration) else raised
-        leave_if_forked(error)
-        last_error.keep(error)
-        freed = note_failure(error)
-        if not is_consequence(freed):
-            last_error.stop(error)
-        failed = _error(freed or error, name, lines)
-        failed.freed, failed.broken = is_consequence(freed), broke(error)
+        failed = _failed(raised.error if isinstance(raised, StoppedIteration) else raised, name, lines)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
         running_cell.reset(before)
@@ -191,6 +184,18 @@ def steps_of(
         tell_replaced()
         cell_loop.tell_pending(note_file())
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
+
+
+def _failed(error: BaseException, name: str, lines: list[str]) -> CellError:
+    """Note the error of a cell, and return it as it is sent; the frames of the cell are kept with the error alone."""
+    leave_if_forked(error)
+    last_error.keep(error)
+    freed = note_failure(error)
+    if not is_consequence(freed):
+        last_error.stop(error)
+    failed = _error(freed or error, name, lines)
+    failed.freed, failed.broken = is_consequence(freed), broke(error)
+    return failed
 
 
 def execute_code(
