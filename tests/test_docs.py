@@ -21,10 +21,16 @@ PACKAGE = ROOT / "runtime" / "monarch"
 PROTOCOL = (ROOT / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def _dotted(path: Path) -> list[str]:
+    """The parts of the name of a module."""
+    parts = ["monarch", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
 PUBLIC = sorted(
-    "monarch" if path.stem == "__init__" else f"monarch.{path.stem}"
-    for path in PACKAGE.glob("*.py")
-    if path.stem == "__init__" or not path.stem.startswith("_")
+    ".".join(parts) for parts in map(_dotted, PACKAGE.rglob("*.py")) if not any(part.startswith("_") for part in parts)
 )
 MESSAGES = get_args(messages.AnyMessage)
 

@@ -84,10 +84,16 @@ JUPYTER = {
 FILES = sorted(PACKAGE.rglob("*.py"))
 KERNEL = sorted((ROOT / "monarch_kernel").rglob("*.py"))
 """The notebook's side."""
+
+
+def _dotted(path: Path) -> list[str]:
+    """The parts of the name of a module."""
+    parts = ["monarch", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
 PUBLIC = sorted(
-    "monarch" if path.stem == "__init__" else f"monarch.{path.stem}"
-    for path in PACKAGE.glob("*.py")
-    if path.stem == "__init__" or not path.stem.startswith("_")
+    ".".join(parts) for parts in map(_dotted, PACKAGE.rglob("*.py")) if not any(part.startswith("_") for part in parts)
 )
 
 

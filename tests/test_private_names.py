@@ -35,10 +35,13 @@ PLATFORM = {
     "_current_exceptions",
     "_current_frames",
     "_fut_waiter",
+    "_enter_task",
     "_get_running_loop",
     "_getframe",
     "_is_owned",
+    "_leave_task",
     "_monarch_call",
+    "_set_running_loop",
     "_signal",
 }
 """Private names of Python and the C library, and one that we set on Python's objects."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+import monarch._telemetry.meters as meters
 import monarch.config as config
+from monarch.actor import get_meter
 from monarch.config import configure, configured, get_global_config, get_runtime_config, parametrize_config
+from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
+from monarch.job.spmd import serve
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "torchmonarch.md").read_text(encoding="utf-8")
 PARTS = dict(zip(*[iter(re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)[1:])] * 2, strict=True))
@@ -100,3 +105,84 @@ def test_missing_modules_name_their_counterpart(module: str, hint: str) -> None:
 def test_unknown_modules_are_reported_as_by_python() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'monarch\.nosuch'$"):
         importlib.import_module("monarch.nosuch")
+
+
+TORCHRUN = ["torchrun", "--standalone", "--nproc_per_node", "2", "--max-restarts=0"]
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "processes"),
+    [
+        ([*TORCHRUN, "train.py", "--nnodes", "2", "-m"], ["train.py", "--nnodes", "2", "-m"], 2),
+        (["python3", "-m", "torch.distributed.run", "-m", "pkg.train"], ["-m", "pkg.train"], 1),
+        (["/usr/bin/python3.12", "train.py", "x"], ["train.py", "x"], 1),
+    ],
+)
+def test_torchrun_commands_are_read_as_by_torchrun(command: list[str], script: list[str], processes: int) -> None:
+    job = serve(command, scheduler="local_cwd")
+    assert (job.script, job.processes) == (script, processes)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["torchrun", "--nnodes=2", "train.py"], "--nnodes=2: expected 1"),
+        (["torchrun", "--nproc-per-node=gpu", "train.py"], "got 'gpu'"),
+        (["torchrun", "--zork", "train.py"], "unrecognized arguments: --zork"),
+        (["bash", "train.sh"], "expected a command such as"),
+        ("torchrun train.py", "as a list of words, got str"),
+    ],
+)
+def test_commands_that_cannot_be_served_say_why(command: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        serve(command)
+
+
+def test_meshes_of_pods_are_added_one_by_one() -> None:
+    job = KubernetesJob("ours", timeout=9, kubeconfig=KubeConfig.from_path("/else/config"))
+    with pytest.raises(ValueError, match="has no mesh"):
+        job.state()
+    image = ImageSpec("image:1", resources={"nvidia.com/gpu": 4})
+    job.add_mesh("trainers", 2, image_spec=image, labels={"team": "a"})
+    job.add_mesh("generators", 1, image_spec=image)
+    made = job.pod_job()
+    assert made.meshes == {"trainers": 2, "generators": 1} and made.timeout == 9
+    wanted = {
+        "image": "image:1",
+        "namespace": "ours",
+        "kubeconfig": "/else/config",
+        "labels": {"team": "a"},
+        "port": 26600,
+    }
+    assert wanted.items() <= made.options.items() and made.options["resources"] == {"nvidia.com/gpu": 4}
+    assert made.launcher().client()[1:] == ["--namespace=ours", "--kubeconfig=/else/config"]  # pyright: ignore
+    for more, text in (
+        ({"image_spec": ImageSpec("image:2")}, "all meshes of a job have the same pods"),
+        ({"label_selector": "app=x"}, "label_selector, pod_rank_label and annotations are not supported"),
+        ({}, "expected either image_spec or pod_template"),
+        ({"image_spec": image, "num_replicas": 0}, "got 0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            job.add_mesh("late", **{"num_replicas": 1, **more})
+    assert pickle.loads(pickle.dumps(job)).meshes == job.meshes
+
+
+def test_instruments_of_a_meter_are_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[str, float]] = []
+    monkeypatch.setattr(meters, "has_node", lambda: True)
+    monkeypatch.setattr(meters, "log_metric", lambda name, value: logged.append((name, value)))
+    counter = get_meter().create_counter("steps")
+    counter.add(1)
+    counter.add(2)
+    counter.add(5, {"kind": "b"})
+    get_meter().create_histogram("loss").record(0.5)
+    get_meter().create_up_down_counter("open").add(-1)
+    assert logged == [("steps", 1), ("steps", 3), ("steps[kind=b]", 5), ("loss", 0.5), ("open", -1)]
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        counter.add(-1)
+    with pytest.raises(NotImplementedError, match="create_gauge"):
+        get_meter().create_gauge("x")
+
+
+def test_instruments_without_a_mesh_do_nothing() -> None:
+    get_meter().create_counter("steps").add(1)

@@ -35,6 +35,9 @@ _FOR_ACTORS = {
 }
 """By name that only ``%%mesh`` cells have, its counterpart in a class of actors."""
 
+_HISTORY = re.compile(r"In|Out|_(ih|oh|dh|i{1,3}|i?\d+)|_{1,3}")
+"""Names of IPython's own."""
+_OF_HISTORY = "{!r} is of the history of the notebook; a rank keeps the value of its last cell alone, as _"
 
 _HERE = {
     "torch": "import torch imports it here",
@@ -95,7 +98,8 @@ class Hints:
         lost = [rank for rank in ranks if rank in replaced]
         hint = ""
         if name in self._variables:
-            hint = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
+            pushed = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
+            hint = _OF_HISTORY.format(name) if _HISTORY.fullmatch(name) else pushed
         elif holders and set(ranks) <= set(holders):
             # Such as one of the mesh's own names, which come back when a cell that deletes them has ended.
             hint = f"{name!r} is defined again now; run the failed lines in a new cell"

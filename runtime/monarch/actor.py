@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from monarch._state.checkpoint.api import checkpoint, restore
     from monarch._state.heal import heal_mesh
+    from monarch._telemetry.meters import get_meter
     from monarch._telemetry.spans import span, traced
 else:
     from monarch._meshes.actors.adverbs import Endpoint
@@ -62,6 +63,7 @@ _LATER = {
     "attach_to_workers": "monarch._session.workers",
     "checkpoint": "monarch._state.checkpoint.api",
     "debug_controller": "monarch._debug.debug_controller",
+    "get_meter": "monarch._telemetry.meters",
     "heal_mesh": "monarch._state.heal",
     "hosts_from_config": "monarch._session.workers",
     "new_key_file": "monarch._session.workers",
@@ -113,6 +115,7 @@ __all__ = [
     "debug_controller",
     "default_bootstrap_cmd",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "heal_mesh",
     "hosts_from_config",

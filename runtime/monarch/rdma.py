@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from monarch._state.rdma.action import RDMAAction
-from monarch._state.rdma.backends import get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch._state.rdma.backends import (
+    RDMAReadTransferWarning,
+    RDMATcpFallbackWarning,
+    RDMAWriteTransferWarning,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+)
 from monarch._state.rdma.buffer import RDMABuffer
 
-__all__ = ["RDMAAction", "RDMABuffer", "get_rdma_backend", "is_ibverbs_available", "is_rdma_available"]
+__all__ = [
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAReadTransferWarning",
+    "RDMATcpFallbackWarning",
+    "RDMAWriteTransferWarning",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
+]

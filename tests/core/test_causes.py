@@ -98,3 +98,26 @@ def test_last_lines_are_those_of_the_last_cell() -> None:
     assert last_lines(dead(1000)) == ["old", "new"], "the file has been made shorter"
     assert age_of_lines(dead(0)) == ""
     assert age_of_lines(dead(0, 93.0)) == ", written 1m 33s before its death"
+
+
+def test_last_lines_of_a_crash_are_frames_of_its_thread() -> None:
+    ours = m.__file__
+    dump = f"""Fatal Python error: Segmentation fault
+
+Thread 0x00007f34 (most recent call first):
+  File "{ours}", line 57 in wait
+
+Current thread 0x00007f35 (most recent call first):
+  File "/lib/ctypes/__init__.py", line 519 in string_at
+  File "cell [7]", line 2 in <module>
+  File "{ours}", line 145 in main
+  File "<frozen runpy>", line 88 in _run_code
+
+Extension modules: zmq, numpy (total: 2)
+"""
+    dead = m.Dead("a/b.0", c.Signaled(11), False, [("stderr", 0, b"loss 1\n" + dump.encode())])
+    assert last_lines(dead) == [
+        "Fatal Python error: Segmentation fault",
+        '  File "/lib/ctypes/__init__.py", line 519 in string_at',
+        '  File "cell [7]", line 2 in <module>',
+    ]

@@ -267,7 +267,28 @@ def test_tensors_of_subclasses_have_no_digest() -> None:
 
     assert digest_of(torch.ones(2).as_subclass(Mine)) is None
     assert digest_of([np.ma.masked_array([1, 2], [False, True])]) is None
-    assert digest_of(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)) is None
+
+
+def test_nested_tensors_are_compared_by_their_members() -> None:
+    def nested(value: float, layout: torch.layout, width: int = 3) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, width), float(value))], layout=layout)
+
+    for layout in (torch.strided, torch.jagged):
+        assert whole(nested(1, layout)) == whole(nested(1, layout)) != whole(nested(2, layout))
+    assert whole(nested(1, torch.strided)) != whole(nested(1, torch.strided, 5))
+
+
+def test_quantized_tensors_are_compared_by_integers_and_scale() -> None:
+    def quantized(last: float = 1, scale: float = 0.1, zero: int = 0) -> torch.Tensor:
+        return torch.quantize_per_tensor(torch.tensor([0.0, last]).repeat(5000, 1), scale, zero, torch.qint8)
+
+    def channels(zero: int = 0, axis: int = 0) -> torch.Tensor:
+        scales = torch.tensor([0.1, 0.2], dtype=torch.float64)
+        return torch.quantize_per_channel(torch.ones(2, 2), scales, torch.tensor([0, zero]), axis, torch.quint8)
+
+    made = [quantized(), quantized(2), quantized(scale=0.2), quantized(zero=1), channels(), channels(1), channels(0, 1)]
+    assert whole(quantized()) == whole(quantized()) and whole(channels()) == whole(channels())
+    assert len({whole(each) for each in made}) == len(made)
 
 
 def test_sets_do_not_depend_on_order() -> None:
@@ -292,6 +313,21 @@ def test_modules_are_compared_by_their_state() -> None:
     other: Any = model(1)
     other[1].running_mean += 1
     assert whole(other) != whole(model(1))
+
+
+def test_modules_are_compared_by_mode_and_their_own_attributes() -> None:
+    class Mine(torch.nn.Module):
+        def __init__(self, scale: Any = 1.0) -> None:
+            super().__init__()
+            self.inner, self.scale, self.call = torch.nn.Dropout(0.1), scale, lambda: 1
+
+    assert whole(Mine()) == whole(Mine())
+    table = torch.ones(2)
+    others = [Mine(2.0), Mine([1.0]), Mine({"a": table}), Mine({"a": table * 2}), Mine().eval()]
+    assert len({whole(each) for each in [Mine(), *others]}) == 6
+    inside = Mine()
+    inside.inner.eval()
+    assert whole(inside) != whole(Mine())
 
 
 def test_optimizers_are_compared_by_their_state() -> None:

@@ -126,6 +126,10 @@ def test_table_has_the_size_of_its_cells(rows: list[list[Any]], title: str) -> N
         (np.arange(10), "ndarray int64[10], mean 4.5, std 2.872, min 0, max 9"),
         (np.array(["x"] * 10), "ndarray <U1[10]"),
         (np.array([1.0] * 8 + [np.nan]), "ndarray float64[9], mean 1, std 0, min 1, max 1, 1 non-finite"),
+        (torch.eye(3).to_sparse(), "Tensor float32[3, 3], sparse_coo"),
+        (torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]), "Tensor float32[2, *, 3], nested"),
+        (torch.nested.nested_tensor([torch.ones(2)] * 2, layout=torch.jagged), "NestedTensor float32[2, 2], nested"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8), "Tensor qint8[2] = [1, 1]"),
         ({"w": torch.zeros(9)}, "{'w': Tensor float32[9], mean 0, std 0, min 0, max 0}"),
     ],
 )

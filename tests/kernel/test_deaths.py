@@ -51,6 +51,15 @@ def test_death_quotes_no_stderr_of_earlier_cells(mortal: Notebook) -> None:
     assert "last lines of stderr of rank 1:\n    new\n" in cell.text
 
 
+def test_last_prints_of_a_dead_rank_are_in_its_cell(mortal: Notebook) -> None:
+    cell = mortal.mesh("import os, sys\nprint('last')\nprint('words', file=sys.stderr)\nif rank == 1: os._exit(3)")
+    assert cell.said()["last"] == ALL and cell.said()["words"] == ALL
+    assert mortal.run("%mesh heal").ok().said().keys().isdisjoint({"last", "words"})
+    notes = "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)"
+    cell = mortal.mesh(notes, "[1]")
+    assert 'of rank 1:\n    Fatal Python error: Segmentation fault\n      File "cell [' in cell.text
+
+
 def test_death_reports_computing_ranks_as_interrupted(mortal: Notebook) -> None:
     mortal.mesh("log = []").ok()
     cell = cell_with_a_death(mortal, "for k in range(10**6):\n    time.sleep(0.01)\n    log.append(k)")

@@ -90,6 +90,24 @@ Chart()
     assert "[ranks 0-1]" in cell.shown and "[ranks 2-3]" in cell.shown
 
 
+def test_bundles_are_asked_for_as_ipython_does(notebook: Notebook) -> None:
+    method = "def _repr_mimebundle_(self, include, exclude, **kwargs): return {'text/plain': 'asked'}"
+    assert notebook.mesh(f"class Asked:\n    {method}\nAsked()").ok().shown == "[ranks 0-3] asked"
+
+
+def test_lists_that_hold_themselves_are_shown_once(notebook: Notebook) -> None:
+    assert notebook.mesh("own = [1]; own.append(own)\nown").ok().shown == "[ranks 0-3] [1, <Recursion on list>]"
+
+
+def test_nested_and_quantized_tensors_are_compared(notebook: Notebook) -> None:
+    nested = "import warnings; warnings.simplefilter('ignore')\n" \
+        "torch.nested.nested_tensor([torch.ones(2), torch.ones(3) * (rank // 2)])"  # fmt: skip
+    cell = notebook.mesh(nested).ok()
+    assert "[ranks 0-1] Tensor float32[2, *], nested" in cell.shown and "[ranks 2-3]" in cell.shown
+    cell = notebook.mesh("torch.quantize_per_tensor(torch.ones(2), 0.5, rank // 2, torch.qint8)").ok()
+    assert "[ranks 0-1] Tensor qint8[2] = [1, 1]" in cell.shown and "[ranks 2-3]" in cell.shown
+
+
 def test_widgets_say_that_they_do_not_work_on_ranks(notebook: Notebook) -> None:
     cell = notebook.mesh("import ipywidgets\nipywidgets.IntSlider()").ok()
     assert "IntSlider: widgets do not work on ranks" in cell.shown and len(cell.shown.splitlines()) == 1

@@ -66,6 +66,13 @@ def test_undefined_name_on_ranks_names_push(notebook: Notebook) -> None:
     assert notebook.mesh("of_notebook + 1").ok().shown == "[ranks 0-3] 6"
 
 
+@pytest.mark.parametrize("name", ["Out", "__", "_i"])
+def test_history_of_the_notebook_is_not_to_be_pushed(notebook: Notebook, name: str) -> None:
+    text = notebook.mesh(name).text
+    assert f"{name!r} is of the history of the notebook; a rank keeps the value of its last cell" in text
+    assert "%mesh push" not in text
+
+
 def test_port_that_all_ranks_take_names_one_for_each(notebook: Notebook, leaks: Kit) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

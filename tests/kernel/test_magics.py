@@ -12,7 +12,7 @@ import pytest
 
 from kernels import ALL, Notebook
 from leaks import Kit
-from monarch._notebook.magics.installs import pip_line
+from monarch._notebook.magics.installs import pip_command, pip_line
 
 WALL = r"CPU time: [\d.]+ \S+, wall time: [\d.]+ \S+"
 LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loops each\)"
@@ -29,6 +29,12 @@ LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loop
         ("%cd /\nimport os; print(os.getcwd())", "/"),
         ("%%bash -s first\necho from $0 $1", "from bash first"),
         ("%%script python3\nprint(6 * 7)", "42"),
+        ("%%python\nimport os; print('of', os.environ['RANK'] != '')", "of True"),
+        ("%prun -l 3 sorted(range(9))", "{built-in method builtins.sorted}"),
+        ("%%prun -s cumulative\ndef slow(): return 1\nslow()", "function calls in"),
+        ("torch.nn.Bil*?", "torch.nn.Bilinear"),
+        ("sorte*?", "sorted"),
+        ("no_name_*?", "no name fits 'no_name_*'"),
         ("len?", "len(obj, /)"),
         ("?len", "len(obj, /)"),
         ("nothing_here?", "Object `nothing_here` not found."),
@@ -126,10 +132,10 @@ def test_errors_have_the_lines_as_typed(notebook: Notebook, body: str, line: int
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("x = 1\n%lprun -f f f()", "line 3: %lprun is not available on ranks"),
+        ("x = 1\n%zork -f f f()", "line 3: %zork is not available on ranks"),
         ("%timeti f()", "line 2: %timeti is not available on ranks; did you mean %timeit?"),
         ("%%bahs\nls", "line 2: %%bahs is not available on ranks; did you mean %%bash?"),
-        ("%%time\n\n%prun x", "line 4: %prun is not available on ranks"),
+        ("%%time\n\n%zork x", "line 4: %zork is not available on ranks"),
         ("%mesh list", "line 2: %mesh runs in the notebook, not on ranks; put it in a cell of its own"),
         ("%%mesh\n1", "line 2: %%mesh runs in the notebook, not on ranks; put it in a cell of its own"),
     ],
@@ -284,9 +290,16 @@ def test_only_a_plain_pip_command_is_run_as_the_magic(command: str, line: str) -
     assert pip_line(command) == line
 
 
+def test_only_a_pipe_of_pip_runs_in_a_shell() -> None:
+    assert pip_command("list | head -3")[1:] == ["-c", f"{sys.executable} -m pip list | head -3"]
+    for line in ("install 'a|b'", "install torch>=2", "list"):
+        assert pip_command(line)[:3] == [sys.executable, "-m", "pip"]
+
+
 def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
     for body, kind, text in (
         ("input('name? ')", "EOFError", "input() needs a terminal, and a rank has none"),
+        ("import getpass; getpass.getpass()", "EOFError", "getpass.getpass() needs a terminal, and a rank has none"),
         ("import pdb; pdb.pm()", "RuntimeError", "pdb.pm() needs a terminal"),
         ("import pdb\npdb.run('1')", "RuntimeError", "a debugger needs a terminal"),
     ):
@@ -308,3 +321,17 @@ def test_new_ranks_have_folder_and_environment(own: Callable[..., Notebook], tmp
     cell = book.mesh("f()", "[1]")
     assert cell.said() == {"in-1": {1}} and "    !echo in-{rank}" not in cell.reply["evalue"]
     assert "line 7, in f\n    1 / 0" in cell.shown
+
+
+@pytest.mark.parametrize(
+    ("magic", "mime"),
+    [("html", "text/html"), ("latex", "text/latex"), ("markdown", "text/markdown"), ("svg", "text/html")],
+)
+def test_magics_show_their_body_in_a_form(notebook: Notebook, magic: str, mime: str) -> None:
+    cell = notebook.mesh(f"%%{magic}\n<b>$x$ {{y}}</b>").ok()
+    assert any("<b>$x$ {y}</b>" in str(each.get(mime, "")) for each in cell.bundles), cell.bundles
+
+
+def test_wrong_options_of_prun_are_named(notebook: Notebook) -> None:
+    assert "%prun: -s: expected a key of pstats such as" in notebook.mesh("%prun -s zork 1").text
+    assert "%prun: -l: expected a number, got 'x'" in notebook.mesh("%prun -l x 1").text

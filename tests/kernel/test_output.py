@@ -36,13 +36,20 @@ def test_output_of_c_code_and_programs_is_shown(notebook: Notebook) -> None:
 def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> None:
     lost = "saved = os.dup(1); null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.close(null)"
     cell = notebook.mesh(f"import os, sys\n{lost}\nprint('lost')", "[0]").ok()
-    assert cell.stream().count("note: descriptor 1 of this rank was replaced by /dev/null: later prints are shown") == 1
+    note = "note: descriptor 1 of this rank was replaced by /dev/null, which has what this cell has printed since: "
+    assert cell.stream().count(f"{note}prints of later cells are shown") == 1
     assert "lost" not in cell.stream()
     assert notebook.mesh("print('said')", "[0]").ok().stream() == "[rank 0] said\n"
     cell = notebook.mesh("os.dup2(saved, 1); os.close(saved); sys.stdout.close(); print('said')", "[0]").ok()
     assert cell.stream() == "[rank 0] said\n"
     assert notebook.mesh("os.close(1); print('said'); os.system('echo of sh')", "[0]").ok().said().keys() >= {"said"}
     assert notebook.mesh("_ = os.system('echo of sh')", "[0]").ok().stream() == "[rank 0] of sh\n"
+
+
+def test_error_of_a_thread_has_frames_of_the_program_alone(notebook: Notebook) -> None:
+    body = "import threading\nthread = threading.Thread(target=lambda: 1 / 0)\nthread.start(); thread.join()"
+    text = notebook.mesh(body).ok().stream("stderr")
+    assert "ZeroDivisionError" in text and "in <lambda>" in text and "run_of_call" not in text
 
 
 def test_slow_import_for_a_value_is_shown_meanwhile(notebook: Notebook, tmp_path: Path) -> None:

@@ -173,6 +173,22 @@ def test_places_of_spawned_processes_are_told(notebook: Notebook) -> None:
     notebook.mesh(ends, "[0]").ok()
 
 
+def test_places_of_processes_of_a_module_are_told(notebook: Notebook, tmp_path: Path) -> None:
+    text = "import time\n\ndef train():\n    while True:\n        time.sleep(600)\n"
+    (tmp_path / "trains_in_child.py").write_text(text)
+    path = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport multiprocessing as mp, trains_in_child\n"
+    start = "child = mp.get_context('spawn').Process(target=trains_in_child.train)\nchild.start()\nchild.join()"
+    # Of its own, as multiprocessing leaves a process that tracks resources.
+    notebook.run("%mesh up parents --procs 1").ok()
+    notebook.run(f"%%mesh parents --nowait --out h\n{path}{start}").ok()
+    wanted = "1 child process asleep at trains_in_child.py line 5 in train: time.sleep(600)"
+    why = "%mesh why parents"
+    assert wait_until(lambda: wanted in notebook.run(why).ok().stream()), notebook.run(why).text
+    notebook.run("h.cancel()")
+    notebook.run("%mesh down parents").ok()
+    notebook.run("%mesh use mesh").ok()
+
+
 def test_idle_and_computing_ranks_are_not_stuck(notebook: Notebook) -> None:
     assert "nothing appears to be stuck\n  ranks 0-3 are idle" in notebook.run("%mesh why").ok().stream()
     notebook.mesh("while True: rank + 1", "--nowait --out h").ok()

@@ -29,6 +29,7 @@ from monarch.job import (
     load_current_job,
     set_current_job,
 )
+from monarch.job.spmd import serve
 from monarch.testing import local_hosts
 
 pytestmark = pytest.mark.slow
@@ -233,3 +234,14 @@ def test_the_command_runs_commands_and_returns_their_code() -> None:
     assert run_command("list").returncode == 0
     assert "does not exist" in run_command("end", "none_of_this_name").stderr
     assert "exec" in run_command("--help").stdout
+
+
+def test_served_command_runs_on_its_ranks(tmp_path: Path) -> None:
+    written = "os.environ['WORLD_SIZE'] + os.environ['OURS']"
+    lines = f"import os, sys\nopen(sys.argv[1] + os.environ['RANK'], 'w').write({written})"
+    (tmp_path / "train.py").write_text(lines)
+    with serve(
+        ["torchrun", "--nproc-per-node=2", str(tmp_path / "train.py"), f"{tmp_path}/"], env={"OURS": "x"}
+    ) as job:
+        job.run_spmd()
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2x", "2x"]

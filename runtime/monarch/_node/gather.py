@@ -14,12 +14,13 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe, describe_all
+from monarch._core.text.crash import crash_lines
 from monarch._core.text.durations import duration_text
 from monarch._node.call_watch import CallGroup
 from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
-from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure, with_source
+from monarch._node.remote_errors import Failure, group, is_ours, pack_failure, unpack_failure, with_source
 from monarch._node.unread import UnreadError, of_death, of_endpoint, of_mesh
 from monarch._wire.messages import ERROR, FAILED, RESULT, STOPPED, Dead, Folded, Reply
 from monarch._wire.pickling import loads
@@ -567,6 +568,8 @@ def age_of_lines(dead: Dead) -> str:
 def last_lines(dead: Dead) -> list[str]:
     """Return the last stderr lines of a proc, at most ``TAIL_LINES``; of a progress bar, its last state.
 
+    Of a dump of faulthandler, the frames of the thread that crashed.
+
     Lines from before its last cell have nothing to do with its death.
     """
     count = TAIL_LINES()
@@ -577,5 +580,8 @@ def last_lines(dead: Dead) -> list[str]:
             if not (data := data[old:]).strip():
                 return []
             lines = data.decode(errors="replace").rstrip().split("\n")
-            return [line.rstrip("\r").rpartition("\r")[2] for line in lines][-count:] if count else []
+            lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+            crash = crash_lines(lines, lambda file: is_ours(file) or file.startswith("<frozen"))
+            # A dump begins with what matters.
+            return crash[:count] or (lines[-count:] if count else [])
     return []

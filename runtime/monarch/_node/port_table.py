@@ -101,6 +101,13 @@ class PortTable:
         affected = [gather for port, gather in list(self.gathers.items()) if port <= latest and hasattr(gather, "fail")]
         return sum(gather.fail(uid, key, why) for gather in affected)
 
+    def oldest_call_of(self, proc: str) -> int:
+        """Return the port of the oldest call that waits for a proc, the one that runs there; 0 if none does."""
+        for port, gather in list(self.gathers.items()):
+            if hasattr(gather, "waits_for") and any(peer.proc == proc for peer in gather.waits_for()):
+                return port
+        return 0
+
     def waited_for(self, latest: int) -> set[str]:
         """Return the proc ids that the oldest calls wait for; an unresponsive one delays one of these.
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
+from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 from monarch._actors.pausing.failed import failed as last_error
@@ -19,11 +20,13 @@ from monarch._groups.breaking import position
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
+from monarch._notebook.awaiting.cell_loop import cell_loop
+from monarch._notebook.awaiting.needs import needs_loop, runs_loop
 from monarch._notebook.display import Display
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
 from monarch._notebook.show import Bundle, bundle_of, portable
-from monarch._notebook.streams import tell_replaced
+from monarch._notebook.streams import note_file, tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
@@ -101,6 +104,14 @@ class CellResult(Outcome):
         return self.error is not None and (self.error.interrupted or self.error.freed or self.error.broken)
 
 
+class StoppedIteration(BaseException):
+    """Carries a StopIteration of code out of generators and coroutines, which would make another error of it."""
+
+    def __init__(self, error: StopIteration) -> None:
+        super().__init__()
+        self.error = error
+
+
 def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
     """Run a cell to its end in this thread."""
     send: Any = None
@@ -108,7 +119,7 @@ def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
         try:
             awaitable = steps.send(send)
             try:
-                send = asyncio.run(_wait(awaitable))
+                send = cell_loop.complete(awaitable)
             except BaseException as error:
                 send = steps.throw(error)
         except StopIteration as end:
@@ -127,10 +138,6 @@ async def run_async(steps: Steps) -> CellResult:
                 send = steps.throw(error)
         except StopIteration as end:
             return end.value
-
-
-async def _wait(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def steps_of(
@@ -160,6 +167,7 @@ def steps_of(
     begun = time.perf_counter()
     lines = (typed or source).splitlines(keepends=True)
     linecache.cache[name] = (len(typed or source), None, lines, name)
+    cell_loop.make_current()
     before = running_cell.set(RunningCell(name, variables, display, change))
     try:
         with display.to(sink, figures):
@@ -170,20 +178,27 @@ def steps_of(
         if bundle is not None:
             variables["_"] = value
         sealed = _sealed(value) if bundle is not None else None
-    except BaseException as error:
-        leave_if_forked(error)
-        last_error.keep(error)
-        freed = note_failure(error)
-        if not is_consequence(freed):
-            last_error.stop(error)
-        failed = _error(freed or error, name, lines)
-        failed.freed, failed.broken = is_consequence(freed), broke(error)
+    except BaseException as raised:
+        failed = _failed(raised.error if isinstance(raised, StoppedIteration) else raised, name, lines)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
         running_cell.reset(before)
         unmark()
         tell_replaced()
+        cell_loop.tell_pending(note_file())
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
+
+
+def _failed(error: BaseException, name: str, lines: list[str]) -> CellError:
+    """Note the error of a cell, and return it as it is sent; the frames of the cell are kept with the error alone."""
+    leave_if_forked(error)
+    last_error.keep(error)
+    freed = note_failure(error)
+    if not is_consequence(freed):
+        last_error.stop(error)
+    failed = _error(freed or error, name, lines)
+    failed.freed, failed.broken = is_consequence(freed), broke(error)
+    return failed
 
 
 def execute_code(
@@ -201,12 +216,19 @@ def execute_code(
     if last is not None:
         # An expression, by the check above.
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
-    if tree.body:
-        yield from _run(tree, name, "exec", variables)
-    if last is None:
-        return None, False
-    value = yield from _run(ast.Expression(last.value), name, "eval", variables)
-    return value, not _ends_in_semicolon(source, end)
+    parts = [_compiled(tree, name, "exec")] if tree.body else []
+    if last is not None:
+        parts.append(_compiled(ast.Expression(last.value), name, "eval"))
+    whole = [*tree.body, last] if last is not None else tree.body
+    if _on_loop(parts, ast.Module(whole, [])):
+        value = yield _await_all(parts, variables)
+    else:
+        value = None
+        for code in parts:
+            value = _evaluated(code, variables)
+            if _is_coroutine(code):
+                value = yield _awaited(value)
+    return (None, False) if last is None else (value, not _ends_in_semicolon(source, end))
 
 
 def hides_value(source: str) -> bool:
@@ -216,10 +238,47 @@ def hides_value(source: str) -> bool:
     return isinstance(last, ast.Expr) and _ends_in_semicolon(source, (last.end_lineno, last.end_col_offset))
 
 
-def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generator[Any, Any, Any]:
-    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    value = eval(code, variables)
-    return (yield value) if code.co_flags & inspect.CO_COROUTINE else value
+def _compiled(tree: Any, name: str, mode: str) -> CodeType:
+    return compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+def _is_coroutine(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def _on_loop(parts: Sequence[CodeType], tree: ast.Module) -> bool:
+    """Return whether all of a cell is put on an event loop: it awaits, or needs a loop, and runs none itself."""
+    needs = any(_is_coroutine(code) for code in parts) or (needs_loop(tree) and asyncio._get_running_loop() is None)
+    return needs and not runs_loop(tree)
+
+
+async def _await_all(parts: Sequence[CodeType], variables: dict[str, Any]) -> Any:
+    """Run the parts of a cell; return the value of the last one."""
+    value = None
+    for code in parts:
+        value = _evaluated(code, variables)
+        if _is_coroutine(code):
+            value = await _awaited(value)
+    return value
+
+
+def _evaluated(code: CodeType, variables: dict[str, Any]) -> Any:
+    try:
+        return eval(code, variables)
+    except StopIteration as error:
+        raise StoppedIteration(error) from None
+
+
+async def _awaited(value: Any) -> Any:
+    """Await the coroutine of a part; a StopIteration in it has become a RuntimeError, which names it as its cause."""
+    try:
+        return await value
+    except RuntimeError as error:
+        # Without a frame of the part, it was made where the part ended, not where a coroutine of the user did.
+        trace = error.__traceback__
+        if isinstance(error.__cause__, StopIteration) and (trace is None or trace.tb_next is None):
+            raise StoppedIteration(error.__cause__) from None
+        raise
 
 
 def _ends_in_semicolon(source: str, end: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import getpass
 import pdb
 from typing import Any, NoReturn
 
@@ -14,14 +15,16 @@ _BREAK = (
     "{} needs a terminal, and a rank has none; pause the rank with breakpoint(), or open a prompt on it with "
     "%mesh debug, also after an error"
 )
+_ASK = "{} needs a terminal, and a rank has none; ask in a notebook cell and send the value with %mesh push NAME"
 
 
 def refuse_input() -> None:
-    """Make ``input`` and ``pdb.pm`` raise on this rank, and ``pdb.set_trace`` pause it.
+    """Make ``input``, ``getpass.getpass`` and ``pdb.pm`` raise on this rank, and ``pdb.set_trace`` pause it.
 
     Debuggers with a connection of their own work.
     """
     builtins.input = _input
+    getpass.getpass = _getpass
     pdb.set_trace = break_here
     for name in ("post_mortem", "pm"):
         setattr(pdb, name, _refuser(f"pdb.{name}()"))
@@ -30,9 +33,11 @@ def refuse_input() -> None:
 def _input(prompt: object = "", /) -> NoReturn:
     if caller().f_globals.get("__name__") in _DEBUGGERS:
         raise RuntimeError(_BREAK.format("a debugger"))
-    raise EOFError(
-        "input() needs a terminal, and a rank has none; ask in a notebook cell and send the value with %mesh push NAME"
-    )
+    raise EOFError(_ASK.format("input()"))
+
+
+def _getpass(prompt: str = "", stream: Any = None, **_: Any) -> NoReturn:
+    raise EOFError(_ASK.format("getpass.getpass()"))
 
 
 def _refuser(name: str) -> Any:

@@ -30,6 +30,8 @@ _METHODS = {
 _TEXT_LIMIT = 20_000
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_RECURSION = re.compile(r"<Recursion on (\w+) with id=\d+>")
+"""How pprint shows a container inside itself."""
 NO_WIDGETS = "widgets do not work on ranks; create the widget in a cell of the notebook"
 
 
@@ -67,7 +69,8 @@ def _rich_of(value: Any) -> Bundle:
         bundle["image/png"] = figure
     if _is_series(value):
         bundle["text/html"] = _call(value.to_frame(), "_repr_html_")
-    rich = _call(value, "_repr_mimebundle_")
+    # As IPython calls it: rich requires both names, and methods without parameters exist.
+    rich = _call(value, "_repr_mimebundle_", include=None, exclude=None) or _call(value, "_repr_mimebundle_")
     if is_tuple(rich):
         rich = rich[0]
     if is_dict(rich):
@@ -89,7 +92,8 @@ def _text_of(value: object) -> str:
     import pprint
 
     try:
-        return portable(pprint.pformat(bounded(value), width=100, compact=True, sort_dicts=False))
+        text = pprint.pformat(bounded(value), width=100, compact=True, sort_dicts=False)
+        return portable(_RECURSION.sub(r"<Recursion on \1>", text))
     except Exception as error:
         return portable(f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>")
 
@@ -100,12 +104,12 @@ def portable(text: str) -> str:
     return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]} … {len(text) - _TEXT_LIMIT} more characters"
 
 
-def _call(value: object, method: str) -> Any:
+def _call(value: object, method: str, **options: Any) -> Any:
     # Looked up on the class, as Jupyter does, so that objects that answer to any name are not asked.
     if isinstance(value, type) or not callable(getattr(type(value), method, None)):
         return None
     try:
-        return getattr(value, method)()
+        return getattr(value, method)(**options)
     except Exception:
         # A value that cannot show itself in one way may in another.
         return None

@@ -7,11 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node, has_node
+from monarch._node.remote_errors import is_ours
 from monarch._procs.rank.text_streams import RankText, replaced
 
 # Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
@@ -146,16 +148,37 @@ def install() -> None:
         start(self)
 
     threading.Thread.start = start_of_call
+    report = threading.excepthook
+
+    def report_of_call(args: threading.ExceptHookArgs) -> None:
+        _hide_ours(args.exc_traceback)
+        report(args)
+
+    threading.excepthook = report_of_call
+
+
+def _hide_ours(trace: TracebackType | None) -> None:
+    """Remove the frames of this package below the first one."""
+    while trace is not None and trace.tb_next is not None:
+        if is_ours(trace.tb_next.tb_frame.f_code.co_filename):
+            trace.tb_next = trace.tb_next.tb_next
+        else:
+            trace = trace.tb_next
 
 
 def tell_replaced() -> None:
     """Say in the running cell that user code has replaced a descriptor of this rank, once."""
     for number, path in replaced():
         print(
-            f"note: descriptor {number} of this rank was replaced by {path}: later prints are shown, output of C code "
-            f"and child processes is not",
-            file=_streams[-1] if _streams else sys.stderr,
+            f"note: descriptor {number} of this rank was replaced by {path}, which has what this cell has printed "
+            f"since: prints of later cells are shown, output of C code and child processes is not",
+            file=note_file(),
         )
+
+
+def note_file() -> Any:
+    """Return the stream for notes below the output of a cell, whatever user code has made of ``sys.stderr``."""
+    return _streams[-1] if _streams else sys.stderr
 
 
 def _renew() -> None:

@@ -190,9 +190,12 @@ class OutputView:
                 self._node.waits.unshown.pop(port, None)
 
     def ended(self, dead: m.Dead) -> None:
-        """Return the last stderr lines of a dead proc."""
+        """Queue the last output of a dead proc, for the call that ran there, before that fails; receiving thread."""
         tails = dead.tails
-        self._put(lambda: self._ended(dead.proc, tails))
+        port = self._node.ports.oldest_call_of(dead.proc) if tails else 0
+        if port:
+            self._printing.add(port)
+        self._put(lambda: self._ended(dead.proc, tails, port))
 
     def flush(self) -> None:
         """Show all pending output."""
@@ -422,9 +425,12 @@ class OutputView:
         for folder in self._folders.values():
             self._due += folder.flush_blocks(source)
 
-    def _ended(self, proc: str, tails: Sequence[tuple[str, int, bytes]]) -> None:
+    def _ended(self, proc: str, tails: Sequence[tuple[str, int, bytes]], port: int) -> None:
         if tails:
-            self._add(proc, (split_proc(proc)[0], "", 0), tails)
+            source = (split_proc(proc)[0], "", port)
+            self._add(proc, source, tails)
+            if port:
+                self._sources.setdefault(port, set()).add(source)
         self._owed.pop(proc, None)
         for stream in ("stdout", "stderr"):
             self._decoders.pop((proc, stream), None)

@@ -172,6 +172,7 @@ class KubernetesJob(SchedulerJob):
         image: of the containers: a Python with torch and the runtime's other dependencies.
         namespace: of the job; by default that of kubectl's configuration.
         context: of kubectl's configuration; by default the current one.
+        kubeconfig: the file of kubectl's configuration; empty for its default.
         python_exe: the Python in the image.
         resources: requests and limits of each pod, such as ``{"nvidia.com/gpu": 8, "memory": "64Gi"}``.
         node_selector: labels that the nodes must have.
@@ -204,6 +205,7 @@ class KubernetesJob(SchedulerJob):
         *,
         namespace: str = "",
         context: str = "",
+        kubeconfig: str = "",
         python_exe: str = "python3",
         resources: Mapping[str, Any] | None = None,
         node_selector: Mapping[str, str] | None = None,
@@ -226,6 +228,7 @@ class KubernetesJob(SchedulerJob):
             "image": image,
             "namespace": namespace,
             "context": context,
+            "kubeconfig": kubeconfig,
             "python": python_exe,
             "resources": dict(resources or {}),
             "node_selector": dict(node_selector or {}),

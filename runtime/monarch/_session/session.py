@@ -100,6 +100,7 @@ class Session:
         """By token, the greetings that workers have not answered. Single operations only."""
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
+        node.events.dying.subscribe(self.output.ended)
         node.events.died.subscribe(self._on_dead)
         meshes_of(node).stopping.subscribe(self.output.stops)
         self._faults = Faults(node)
@@ -169,7 +170,6 @@ class Session:
         if name == "agent" and host in self.node.hosts.known:
             # It has reported that it takes nothing from here.
             self.host_lost(host, dead.cause)
-        self.output.ended(dead)
 
     # Other hosts
 

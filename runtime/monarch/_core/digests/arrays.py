@@ -37,18 +37,32 @@ def is_array(value: object) -> bool:
     return hasattr(kind, "shape") and (hasattr(kind, "dtype") or hasattr(kind, "dtypes"))
 
 
+def is_plain_array(value: object) -> bool:
+    """Return whether a value is an array of numpy or a tensor of torch itself, not of a subclass of theirs."""
+    numpy = sys.modules.get("numpy")
+    plain = type(value) in _plain_tensors(sys.modules.get("torch")) or is_nested(value)
+    return plain or type(value) is getattr(numpy, "ndarray", None)
+
+
+def is_nested(value: Any) -> bool:
+    """Return whether a value is one of torch's nested tensors, of any layout."""
+    kind = cast("type[object]", type(value))
+    of_torch = kind.__module__.startswith("torch.nested.") or kind in _plain_tensors(sys.modules.get("torch"))
+    return of_torch and getattr(value, "is_nested", False) is True
+
+
 def digest_array(value: Any) -> Digest:
     """Return the digest of a numpy array or a torch tensor.
 
     Raises:
         UnknownContentsError: it is of a subclass, layout or dtype whose contents are not plain bytes.
     """
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and type(value) is numpy.ndarray:
+    if not is_plain_array(value):
+        raise UnknownContentsError
+    numpy = sys.modules.get("numpy")
+    if type(value) is getattr(numpy, "ndarray", None):
         return _digest_ndarray(value, numpy)
-    if torch is not None and type(value) in _plain_tensors(torch):
-        return _digest_tensor(value, torch)
-    raise UnknownContentsError
+    return _digest_tensor(value, sys.modules["torch"])
 
 
 def plain_bytes(part: Any) -> Any:
@@ -106,17 +120,30 @@ def _bytes_of_numbers(part: Any, numpy: Any) -> Any:
 
 
 def _digest_tensor(value: Any, torch: Any) -> Digest:
-    if value.is_quantized or value.is_nested:
-        raise UnknownContentsError
+    if value.is_nested:
+        # Its shape may have a size that is only a symbol; the members have all of it.
+        members = [_digest_tensor(each, torch).whole for each in value.detach().unbind()]
+        return Digest(sha256("".join([f"nested {value.layout} {len(members)} ", *members]).encode()).hexdigest())
     form = f"{type(value).__name__} {value.dtype} {tuple(value.shape)} {value.device.type} {value.layout}"
     # Metadata of autograd is not a part of the value, and reading through it would record operations.
     value = value.detach()
     if value.device.type == "meta":
         return Digest(sha256(form.encode()).hexdigest())
+    if value.is_quantized:
+        form += _scale_of(value, torch)
+        return _combine(form, value.element_size(), _parts(value), lambda part: _bytes_of(part.int_repr(), torch))
     if value.layout != torch.strided:
         members = [_digest_tensor(each, torch).whole for each in _members(value, torch)]
         return Digest(sha256("".join([form, *members]).encode()).hexdigest())
     return _combine(form, value.element_size(), _parts(value), lambda part: _bytes_of(part, torch))
+
+
+def _scale_of(value: Any, torch: Any) -> str:
+    """Return a text that tells how the integers of a quantized tensor are scaled."""
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f" {value.qscheme()} {value.q_scale()!r} {value.q_zero_point()}"
+    scales = [each.tolist() for each in (value.q_per_channel_scales(), value.q_per_channel_zero_points())]
+    return f" {value.qscheme()} {value.q_per_channel_axis()} {scales}"
 
 
 def _members(value: Any, torch: Any) -> list[Any]:

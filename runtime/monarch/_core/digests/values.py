@@ -10,7 +10,7 @@ from hashlib import sha256
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
 
-from monarch._core.digests.arrays import UnknownContentsError, digest_array, is_array, size_of
+from monarch._core.digests.arrays import UnknownContentsError, digest_array, is_array, is_plain_array, size_of
 from monarch._core.digests.digest import Digest
 from monarch._core.kinds import class_of
 
@@ -19,6 +19,8 @@ BYTES = 4 << 30
 ITEMS = 1 << 18
 """Maximum number of items of a value that are read one by one."""
 _FLAT = {int, bool, str, bytes, float, type(None)}
+_SMALL = 256
+"""Maximum number of items of a container that counts as plain data of a module."""
 _LONG = 64
 """Items from which a list of scalars is read as a whole."""
 
@@ -169,13 +171,20 @@ class _Reader:
         self._put("array", digest_array(value).whole.encode())
 
     def _add_module(self, module: Any) -> None:
-        """Read a torch module by its parameters and buffers: its own ``state_dict`` may run collectives."""
+        """Read a torch module by parameters, buffers, mode and plain data: its ``state_dict`` may run collectives."""
         self._put("module", _name_of(type(module)))
         for pairs in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
             self._put("tensors")
             for name, each in pairs:
                 self.add(name)
                 self.add(each)
+        for name, each in module.named_modules():
+            self.add(name)
+            self.add(each.training)
+            # The classes of torch show their attributes in their repr, or keep places of this process in them.
+            if not type(each).__module__.startswith("torch."):
+                attributes = cast("dict[str, Any]", vars(each))
+                self.add({key: data for key, data in attributes.items() if not key.startswith("_") and is_data(data)})
 
     # pandas
 
@@ -227,6 +236,17 @@ class _Reader:
         self.add(state)
         self._add_all("items", list(items or ()))
         self._add_all("pairs", list(pairs or ()))
+
+
+def is_data(value: Any, depth: int = 3) -> bool:
+    """Return whether a value is a scalar, an array, or a small container of them: reading it runs no user code."""
+    kind = class_of(value)
+    if kind in _FLAT or kind is complex:
+        return True
+    if kind in (list, tuple, set, frozenset) or kind is dict:
+        items = [*value.keys(), *value.values()] if kind is dict else value
+        return depth > 0 and len(items) <= _SMALL and all(is_data(each, depth - 1) for each in items)
+    return is_plain_array(value) and not _has_objects(value)
 
 
 def _is_flat(values: Any) -> bool:

@@ -8,7 +8,7 @@ from math import prod
 from reprlib import Repr
 from typing import Any, cast
 
-from monarch._core.digests.arrays import digest_array, is_array, size_of
+from monarch._core.digests.arrays import digest_array, is_array, is_nested, size_of
 
 WIDTH = 100
 """Maximum characters of a table cell."""
@@ -162,12 +162,17 @@ _short = _Short()
 def _array_text(value: Any) -> str:
     """Show an array with type, dtype, shape, device, and its few values or some statistics."""
     kind = cast("type[object]", type(value))
+    if is_nested(value):
+        return _nested_text(value)
     shape = tuple(value.shape)
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     text = f"{kind.__name__} {dtype}[{', '.join(map(str, shape))}]"
     device = str(getattr(value, "device", "cpu"))
     if device != "cpu":
         text += f" on {device}"
+    layout = str(getattr(value, "layout", "")).removeprefix("torch.")
+    if layout not in ("", "strided"):
+        text += f", {layout}"
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     exact = (
         *_types(torch, "Tensor"),
@@ -184,7 +189,18 @@ def _array_text(value: Any) -> str:
         return text
 
 
+def _nested_text(value: Any) -> str:
+    """Show a nested tensor with ``*`` for the sizes that differ between its members."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    shapes = [tuple(each.shape) for each in value.detach().unbind()]
+    sizes = ["*" if len(set(each)) > 1 else str(each[0]) for each in zip(*shapes, strict=True)]
+    text = f"{type(value).__name__} {dtype}[{', '.join([str(len(shapes)), *sizes])}]"
+    return f"{text} on {value.device}, nested" if value.device.type != "cpu" else f"{text}, nested"
+
+
 def _statistics(value: Any, library: Any) -> str:
+    if getattr(value, "is_quantized", False):
+        value = value.dequantize()
     count = prod(value.shape)
     if count <= 6 and value.ndim <= 1:
         return f" = {plain_text(value.tolist())}" if count else ""

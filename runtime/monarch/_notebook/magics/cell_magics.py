@@ -7,11 +7,17 @@ import subprocess
 import sys
 from typing import Any
 
+from monarch._notebook.display import current_display
 from monarch._notebook.magics.captured import capturing
 from monarch._notebook.magics.commands import run_command
 from monarch._notebook.magics.line_magics import BadLine
+from monarch._notebook.magics.names import RICH
 from monarch._notebook.magics.nested import run_nested, this_cell
+from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
+
+_PYTHON: dict[str, str] = dict.fromkeys(("python", "python3"), sys.executable)
+"""Programs of which a rank runs that of its own environment."""
 
 
 def run(name: str, line: str, body: str, above: int) -> Any:
@@ -30,6 +36,10 @@ def run(name: str, line: str, body: str, above: int) -> Any:
             return time_code(f"\n{body}" if not line else f"{line}\n{body}", above - 1)
         if name == "timeit":
             return time_loops(line, body)
+        if name == "prun":
+            return profile_code(line, above, body)
+        if name in RICH:
+            return current_display().publish({RICH[name]: body, "text/plain": body.rstrip("\n")})
         return _write(line, body) if name == "writefile" else _script(name, line, body)
     except ValueError as error:
         raise BadLine(f"%%{name}: {error}") from None
@@ -54,7 +64,7 @@ def _capture(line: str, body: str, above: int) -> None:
 
 
 def _script(name: str, line: str, body: str) -> None:
-    words = shlex.split(line) if name == "script" else [name, *shlex.split(line)]
+    words = shlex.split(line) if name == "script" else [_PYTHON.get(name, name), *shlex.split(line)]
     if not words:
         raise ValueError("expected a program, as in %%script python3")
 

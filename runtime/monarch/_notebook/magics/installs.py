@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import IO, Any
 
 from monarch._node.current import current_node
-from monarch._notebook.magics.commands import run_command
+from monarch._notebook.magics.commands import run_command, shell_command
 from monarch._notebook.running_cell import RunningCell
 
 _LOOK = 0.05
@@ -51,18 +51,30 @@ def pip_line(command: str) -> str:
     Args:
         command: such as ``pip install x`` or ``python -m pip install x``.
     """
-    splitter = shlex.shlex(command, posix=True, punctuation_chars=True)
-    splitter.whitespace_split, splitter.commenters = True, ""
-    try:
-        words = list(splitter)
-    except ValueError:
-        return ""
+    words = _words_of(command)
     if words[1:3] == ["-m", "pip"] and (words[0] == sys.executable or re.fullmatch(r"python3?", words[0])):
         words = ["pip", *words[3:]]
     is_pip = words[:1] in (["pip"], ["pip3"]) and words[1:2] in (["install"], ["uninstall"])
     if not is_pip or any(char in command for char in "$`") or any(map(_SHELL.fullmatch, words)):
         return ""
     return shlex.join(words[1:])
+
+
+def pip_command(line: str) -> list[str]:
+    """Return the command of a line of pip, which may pipe its output to others, as in ``list | grep torch``."""
+    if "|" in _words_of(line):
+        return shell_command(f"{shlex.quote(sys.executable)} -m pip {line}")
+    return [sys.executable, "-m", "pip", *shlex.split(line)]
+
+
+def _words_of(command: str) -> list[str]:
+    """Return the words of a shell command, and its operators; nothing if it is not complete."""
+    splitter = shlex.shlex(command, posix=True, punctuation_chars=True)
+    splitter.whitespace_split, splitter.commenters = True, ""
+    try:
+        return list(splitter)
+    except ValueError:
+        return []
 
 
 def _run(key: str, line: str) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def _run(key: str, line: str) -> dict[str, Any]:
         sys.stdout.flush()
 
     print("pip runs once per host, in the environment of its ranks", flush=True)
-    status = run_command([sys.executable, "-m", "pip", *shlex.split(line)], write)
+    status = run_command(pip_command(line), write)
     names = [each.rpartition("-")[0] for each in " ".join(_INSTALLED.findall("".join(shown))).split()]
     return {"key": key, "ended": time.time(), "status": status, "packages": names}
 

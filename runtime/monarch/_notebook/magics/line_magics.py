@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import os
 import shlex
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from monarch._core.kinds import class_of, is_tuple
 from monarch._notebook.complete import inspect_name, value_of
 from monarch._notebook.magics.commands import run_command, shell_command
 from monarch._notebook.magics.installs import pip_line, run_pip
-from monarch._notebook.magics.names import ALIASES
+from monarch._notebook.magics.names import ALIASES, RICH
 from monarch._notebook.magics.nested import this_cell
+from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
 from monarch._notebook.user_names import user_names
 
-VERBATIM = {"time", "timeit", "capture", "pinfo", "pinfo2"}
+VERBATIM = {"time", "timeit", "capture", "pinfo", "pinfo2", "prun", "psearch", *RICH}
 """Magics whose line is code, in which braces and dollars are not expanded."""
 SHELL = "!"
 """The name of shell commands among the magics."""
@@ -43,6 +46,8 @@ def run(name: str, line: str, above: int) -> Any:
             return _run_shell(f"{ALIASES.get(name, '')} {line}".strip())
         if name == "time":
             return time_code(line, above)
+        if name == "prun":
+            return _prun(line, above)
         return _MAGICS[name](line.strip())
     except BadLine as error:
         raise BadLine(f"{'' if name == SHELL else '%'}{name}: {error}") from None
@@ -174,6 +179,28 @@ def _pinfo2(line: str) -> None:
     return None
 
 
+def _prun(line: str, above: int) -> Any:
+    try:
+        return profile_code(line, above)
+    except ValueError as error:
+        raise BadLine(str(error)) from None
+
+
+def _psearch(line: str) -> None:
+    """Print the names that fit a pattern such as ``torch.*ones*``; those with an underscore only if it has one."""
+    whole, _, pattern = line.rpartition(".")
+    if whole:
+        value, found = value_of(whole, this_cell().variables)
+        if not found:
+            raise BadLine(f"no object {whole!r}")
+        names = dir(value)
+    else:
+        names = sorted({*this_cell().variables, *dir(builtins)})
+    hidden = not pattern.startswith("_")
+    found = [name for name in names if fnmatchcase(name, pattern) and not (hidden and name.startswith("_"))]
+    print("\n".join(f"{whole}.{name}" if whole else name for name in found) or f"no name fits {line!r}")
+
+
 def _timeit(line: str) -> Any:
     try:
         return time_loops(line)
@@ -188,6 +215,7 @@ _MAGICS: dict[str, Callable[[str], Any]] = {
     "pinfo": _pinfo,
     "pinfo2": _pinfo2,
     "pip": _pip,
+    "psearch": _psearch,
     "pwd": lambda line: os.getcwd(),
     "set_env": _set_env,
     "sx": _sx,

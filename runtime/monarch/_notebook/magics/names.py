@@ -8,17 +8,29 @@ from difflib import get_close_matches
 ALIASES = {name: name for name in ("ls", "cat", "cp", "mv", "rm", "mkdir", "rmdir")} | {"ll": "ls -l"}
 """Line magics that are shell commands."""
 LINE = frozenset(
-    {"cd", "env", "matplotlib", "pinfo", "pinfo2", "pip", "pwd", "set_env", "sx", "system", "time", "timeit"}
+    {"cd", "env", "matplotlib", "pinfo", "pinfo2", "pip", "prun", "psearch", "pwd", "set_env", "sx", "system"}
+    | {"time", "timeit"}
     | {"who", "who_ls", "whos"}
     | ALIASES.keys()
 )
-PYTHON_CELLS = frozenset({"capture", "time", "timeit"})
+PYTHON_CELLS = frozenset({"capture", "prun", "time", "timeit"})
 """Cell magics whose body is Python."""
-CELL = PYTHON_CELLS | {"bash", "script", "sh", "writefile"}
+RICH = {
+    **{name: "text/html" for name in ("html", "HTML")},
+    **{name: "image/svg+xml" for name in ("svg", "SVG")},
+    "latex": "text/latex",
+    "markdown": "text/markdown",
+}
+"""Cell magics that show their body, with its MIME type."""
+PROGRAMS = frozenset({"bash", "perl", "python", "python3", "ruby", "script", "sh"})
+"""Cell magics whose body is the input of a program."""
+CELL = PYTHON_CELLS | PROGRAMS | RICH.keys() | {"writefile"}
 _INSTEAD = {
     "autoreload": "%mesh reload runs an edited module again on all ranks",
-    "load_ext": "extensions work in notebook cells only",
+    "load_ext": "extensions work in notebook cells only; instead of autoreload, %mesh reload runs a module again",
     "pdb": "pause ranks with breakpoint(); after an error, run %mesh debug in a notebook cell",
+    "javascript": "it works in a cell of the notebook",
+    "js": "it works in a cell of the notebook",
     "debug": "after an error, run %mesh debug in a notebook cell",
     "run": "%mesh run FILE runs a script on the ranks",
 }

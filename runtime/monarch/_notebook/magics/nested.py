@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from monarch._notebook.display import Display
-from monarch._notebook.execute import execute_code, run
+from monarch._notebook.execute import StoppedIteration, execute_code, run
 from monarch._notebook.running_cell import RunningCell, running_cell
 
 
@@ -26,7 +26,10 @@ def run_nested(source: str, above: int) -> Any:
         above: how many lines of the cell are above it.
     """
     cell = this_cell()
-    value, shown = run(execute_code("\n" * above + source, cell.name, cell.variables, cell.change))
+    try:
+        value, shown = run(execute_code("\n" * above + source, cell.name, cell.variables, cell.change))
+    except StoppedIteration as stopped:
+        raise stopped.error from None
     return value if shown else None
 
 

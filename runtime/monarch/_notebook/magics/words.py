@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
+_MARKS = str.maketrans("", "", ":=")
+
 
 def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
     """Return the leading options of a line, and the rest as typed.
 
     Args:
         line: of the magic.
-        known: letters of the options; a colon follows those with a value.
+        known: letters of the options; a colon follows those with a number, an equals sign those with a word.
 
     Raises:
         ValueError: an option is unknown, or lacks its value.
@@ -20,11 +22,11 @@ def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
     while match := re.match(r"-(\w)\s*", rest):
         letter, rest = match[1], rest[match.end() :]
         if letter not in known:
-            raise ValueError(f"no option -{letter}; expected one of -{', -'.join(known.replace(':', ''))}")
+            raise ValueError(f"no option -{letter}; expected one of -{', -'.join(known.translate(_MARKS))}")
         options[letter] = ""
-        if f"{letter}:" in known:
+        if f"{letter}:" in known or f"{letter}=" in known:
             value, _, rest = rest.partition(" ")
-            if not value.isdigit():
+            if f"{letter}:" in known and not value.isdigit():
                 raise ValueError(f"-{letter}: expected a number, got {value!r}")
             options[letter], rest = value, rest.strip()
     return options, rest

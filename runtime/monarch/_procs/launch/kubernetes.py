@@ -88,6 +88,7 @@ class KubernetesLauncher:
     count: int = 0
     namespace: str = ""
     context: str = ""
+    kubeconfig: str = ""
     python: str = "python3"
     resources: Mapping[str, Any] = default(default_factory=dict[str, Any])
     node_selector: Mapping[str, str] = default(default_factory=dict[str, str])
@@ -133,8 +134,8 @@ class KubernetesLauncher:
 
     def client(self) -> list[str]:
         """Return kubectl and its options."""
-        more = [f"--namespace={self.namespace}"] if self.namespace else []
-        return [self.kubectl, *more, *([f"--context={self.context}"] if self.context else [])]
+        options = {"namespace": self.namespace, "context": self.context, "kubeconfig": self.kubeconfig}
+        return [self.kubectl, *(f"--{name}={value}" for name, value in options.items() if value)]
 
     def job(self, name: str, count: int, jobset: bool, parts: int) -> dict[str, Any]:
         """Return the Job or JobSet."""

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch._procs.os import posix
 
@@ -50,6 +50,12 @@ def _serve() -> None:
     except (OSError, RuntimeError):
         # Without room for it, the process runs all the same.
         pass
+
+
+def made(kind: Any) -> Any:
+    """Return a new object, of which this spawned process is made, and serve the stack of this process."""
+    serve()
+    return kind.__new__(kind)
 
 
 def serve_in_forks() -> None:

@@ -6,10 +6,12 @@ and classes of cells could not be found there by name.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import os
 import pickle
 import sys
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
@@ -35,6 +37,8 @@ def load(data: bytes, pid: int) -> Any:
 
 
 def _reduce(_: ForkingPickler, obj: Any) -> Any:
+    if isinstance(obj, BaseProcess):
+        return _reduce_process(obj)
     if not isinstance(obj, (FunctionType, type)):
         return NotImplemented
     if getattr(obj, "__module__", None) != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
@@ -42,6 +46,13 @@ def _reduce(_: ForkingPickler, obj: Any) -> Any:
     file = io.BytesIO()
     _ByValue(file).dump(obj)
     return load, (file.getvalue(), os.getpid())
+
+
+def _reduce_process(process: BaseProcess) -> Any:
+    """Let the process that is spawned of it serve its stack, whatever file its function is in."""
+    reduced: Any = process.__reduce_ex__(2)
+    # One with a reduction of its own knows better.
+    return (child_stacks.made, *reduced[1:]) if reduced[0] is copyreg.__newobj__ else reduced  # type: ignore[attr-defined]
 
 
 class _ByValue(cloudpickle.Pickler):

@@ -7,6 +7,18 @@ import os
 from monarch._tensors.transports.nixl import is_installed
 
 
+class RDMAReadTransferWarning(UserWarning):
+    """Never given here; for programs of torchmonarch that filter it."""
+
+
+class RDMAWriteTransferWarning(UserWarning):
+    """Likewise."""
+
+
+class RDMATcpFallbackWarning(UserWarning):
+    """Likewise."""
+
+
 def is_ibverbs_available() -> bool:
     """Return whether this machine has a device for RDMA."""
     try:

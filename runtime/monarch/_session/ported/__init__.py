@@ -1,0 +1,1 @@
+"""Jobs in the form of torchmonarch, on those of this package."""

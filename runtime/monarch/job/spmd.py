@@ -1,0 +1,7 @@
+"""Jobs that run a torchrun command, in the form of torchmonarch."""
+
+from __future__ import annotations
+
+from monarch._session.ported.spmd_job import SPMDJob, serve
+
+__all__ = ["SPMDJob", "serve"]
