@@ -13,7 +13,8 @@ import pytest
 
 import monarch._telemetry.meters as meters
 import monarch.config as config
-from monarch.actor import get_meter
+from monarch._session.ported import transport
+from monarch.actor import ChannelTransport, enable_transport, get_meter
 from monarch.config import configure, configured, get_global_config, get_runtime_config, parametrize_config
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch.job.spmd import serve
@@ -186,3 +187,15 @@ def test_instruments_of_a_meter_are_metrics(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_instruments_without_a_mesh_do_nothing() -> None:
     get_meter().create_counter("steps").add(1)
+
+
+def test_choice_of_a_transport_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_chosen", None)
+    for _ in range(2):
+        enable_transport("tcp")
+        enable_transport(ChannelTransport.TcpWithHostname)
+    with pytest.raises(RuntimeError, match="comes too late"):
+        enable_transport("ipc")
+    for wrong in ("metatls", "udp", ChannelTransport.Tls):
+        with pytest.raises(ValueError, match="choose 'ipc', 'tcp'"):
+            enable_transport(wrong)
