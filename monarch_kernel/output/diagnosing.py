@@ -135,10 +135,10 @@ class _Look:
     def _findings(self) -> tuple[list[Finding], dict[str, str]]:
         """Return the findings that concern the call, and the names of meshes."""
         procs = self._procs()
-        found = self._inquiry.facts(procs)
+        found = self._inquiry.facts(procs, True)
         beyond = procs_beyond(found, procs, self._node)
         left = {split_proc(peer.proc) for peer in self._call.waits_for()}
-        diagnosis = diagnose([*found, *self._inquiry.facts(beyond)])
+        diagnosis = diagnose([*found, *self._inquiry.facts(beyond, True)])
         names = names_of(self._node, [*procs, *beyond])
         told = [each for each in diagnosis.findings if _concerns(each, left) and not _only_pauses(each)]
         if self._call.method == "__init__":

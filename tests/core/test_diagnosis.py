@@ -211,3 +211,10 @@ def test_gpu_in_a_collective_waits_for_the_rank_that_has_not_begun_it() -> None:
 def test_gpu_that_computes_waits_for_no_rank() -> None:
     assert not diagnose(on_gpu(5, 5, 5, 5)).findings
     assert not diagnose(on_gpu(5, 5, 5, 6, last=doing(Kind.PYTHON))).findings
+
+
+def test_ranks_that_wait_for_each_other_do_since_the_last_one_came() -> None:
+    (found,) = diagnose(ranks(inside("barrier", 7), inside("gather_object", 8, root=0)._replace(seconds=0.5))).findings
+    assert found.level is Level.STUCK and found.seconds == 0.5
+    (found,) = diagnose(ranks(inside(), doing(Kind.SLEEP, seconds=1.0))).findings
+    assert found.seconds == 5.0

@@ -86,8 +86,12 @@ class Finding(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the longest wait has lasted."""
-        return max((each.seconds for each in self.waiting), default=0.0)
+        """How long the longest wait has lasted; of ranks that wait for each other, the shortest.
+
+        One of these that has just come there may have ended the waits of the others, which do not know it yet.
+        """
+        seconds = [each.seconds for each in self.waiting]
+        return (max if self.missing or self.level is not Level.STUCK else min)(seconds, default=0.0)
 
 
 class Diagnosis(NamedTuple):

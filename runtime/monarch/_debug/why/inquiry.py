@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,6 +25,8 @@ from monarch._procs.rank.cell_marker import read_mark
 
 SILENT = 1.0
 """Seconds without an answer after which a rank counts as silent."""
+_NEEDS = 0.1
+"""Seconds between answers of ranks that were asked together and have CPUs."""
 _SPREAD = 0.5
 """Seconds between answers of ranks that were asked together; those further apart are of different times."""
 
@@ -80,8 +83,14 @@ class Inquiry:
             each.close()
         self._asking.clear()
 
-    def facts(self, procs: Iterable[str]) -> list[RankFacts]:
-        """Return what is known of processes."""
+    def facts(self, procs: Iterable[str], at_once: bool = False) -> list[RankFacts]:
+        """Return what is known of processes.
+
+        Args:
+            procs: the processes.
+            at_once: whether to leave out ranks that entered a collective after another one's answer: they may have
+                ended its wait.
+        """
         now, procs = time.monotonic(), list(procs)
         answering = [proc for proc in procs if proc in self._known and now - self._open.get(proc, now) < SILENT]
         busy = [self._came[proc] for proc in answering if self._known[proc].doings]
@@ -89,7 +98,12 @@ class Inquiry:
         # One that has ended its call since the others answered may have ended their waits too.
         fresh = min(busy, default=now) + _SPREAD
         came = {(each.uid, each.rank): self._came[proc] for proc, each in list(self._known.items())}
-        return [each for each in found if each.doings or came.get((each.uid, each.rank), 0.0) <= fresh]
+        found = [each for each in found if each.doings or came.get((each.uid, each.rank), 0.0) <= fresh]
+        if not at_once:
+            return found
+        # With the time that an answer needs, since ranks tell for how long they have certainly been there.
+        oldest = min(busy, default=now) + _NEEDS
+        return [each for each in found if came.get((each.uid, each.rank), 0.0) - _entered_for(each) <= oldest]
 
     def _of(self, proc: str, now: float) -> RankFacts | None:
         uid, rank = split_proc(proc)
@@ -121,6 +135,11 @@ class Inquiry:
         if any(each.file == file and each.line == marked.line for each in frames):
             return frames
         return (Frame(file, marked.line, "<module>", ""),)
+
+
+def _entered_for(facts: RankFacts) -> float:
+    """Return for how long a rank has been in a collective; infinity if it is in none."""
+    return min((each.seconds for each in facts.doings if each.entered is not None), default=math.inf)
 
 
 def _as_known_here(frame: Frame) -> Frame:
