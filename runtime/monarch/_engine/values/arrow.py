@@ -1,4 +1,4 @@
-"""Arrays, tensors and tables of Arrow as arrays of numpy. Arrow is not imported: only a program that has it gets here."""
+"""Arrays, tensors and tables of Arrow as arrays of numpy. Arrow itself is not imported here."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ def _of_chunk(array: Any, where: str) -> Any:
 def _refuse_nulls(array: Any, where: str) -> None:
     if array.null_count:
         raise ArgumentError(
-            f"distribute: {array.null_count} values of type {array.type} are missing{where}; fill them with fill_null(), "
-            f"or leave them out with drop_null()"
+            f"distribute: {array.null_count} values of type {array.type} are missing{where}; fill them with "
+            f"fill_null(), or leave them out with drop_null()"
         )
