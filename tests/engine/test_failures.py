@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import monarch
-from leaks import wait_until
+from leaks import Kit, wait_until
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
 from monarch._engine import recovery
+from monarch._engine.dtensor_compat import mesh_without_groups, set_apart
 from monarch._engine.rank.progress import ranks_behind
 from monarch._engine.tensor_mesh import tensor_mesh_of
-from monarch.distributed import Mesh
+from monarch.distributed import Mesh, device_mesh
 from monarch.exceptions import DeviceMeshError, TensorError
 
 TABLE = torch.arange(8.0)[:, None].expand(8, 4).contiguous()
@@ -154,6 +156,29 @@ def test_ops_around_a_failure_keep_their_values_on_two_axes(mesh: Any, axis: str
                 assert torch.equal(result.full_tensor(), (value + at) * factor)
         with pytest.raises(TensorError, match="embedding failed"):
             bad.sum().item()
+
+
+def powers() -> float:
+    """A program of DTensors over the same ranks."""
+    x = distribute_tensor(torch.zeros(4, 4), device_mesh(), [Shard(0), Shard(1)], src_data_rank=None)
+    return float(x.exp().full_tensor().sum())
+
+
+def test_tensors_outlive_the_groups_of_user_code(mesh: Any, leaks: Kit) -> None:
+    assert set(mesh.execute(powers).values()) == {16.0}
+    # torch remembers the result of this op with the mesh of the code of the user.
+    found = monarch.distribute(torch.zeros(4, 4), mesh, ["dp", "mp"]).exp()
+    with pytest.raises(TensorError, match="embedding failed"):
+        looked_up(mesh, 99).sum().item()
+    assert found.replicate().sum().item() == 16
+    leaks.rebase()
+
+
+def test_meshes_of_tensors_differ_from_those_of_user_code() -> None:
+    one, other = (mesh_without_groups("cpu", [0, 1], (2,), ("dp",)) for _ in range(2))
+    assert one == other
+    set_apart(other, 1)
+    assert one != other and hash(one) != hash(other)
 
 
 def test_ops_that_others_have_completed_are_known_by_their_number() -> None:

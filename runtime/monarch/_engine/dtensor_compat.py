@@ -279,6 +279,18 @@ def forget_shardings() -> None:
     transforms._gen_transform_infos.cache_clear()
 
 
+def set_apart(mesh: Any, number: int) -> None:
+    """Let torch tell a mesh from others of the same ranks, since it keeps shardings by meshes that are equal.
+
+    Args:
+        mesh: a DeviceMesh that nobody has compared yet.
+        number: at least 1, for meshes that may be equal to each other.
+    """
+    # Torch has it for tests in which threads stand for ranks; numbers of threads are positive.
+    mesh._thread_id = -number
+    mesh._hash = None
+
+
 def part_sizes(
     shape: Sequence[int], sizes: Sequence[int], coordinates: Sequence[int], placements: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

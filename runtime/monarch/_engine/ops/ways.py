@@ -24,6 +24,8 @@ def ways(issue: Issue) -> dict[Any, Way]:
     return {
         **{op: _batch_norm(op, issue) for op in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)},
         **{op: _masked(op, issue) for op in (aten.embedding.default, aten.gather.default)},
+        aten._is_all_true.default: _as_op(aten.all.default, issue),
+        aten._is_any_true.default: _as_op(aten.any.default, issue),
         aten.native_group_norm_backward.default: _group_norm_backward(issue),
         aten.index_put.default: _index_put(aten.index_put.default, issue),
         aten.index_put_.default: _index_put(aten.index_put.default, issue, in_place=True),
@@ -45,9 +47,19 @@ def _batch_norm(op: Any, issue: Issue) -> Way:
         count = given.numel() // given.shape[1]
         batch_mean, scale = (moved(each, replicated(each.placements)) for each in result[1:3])
         batch_variance = scale.pow(-2).sub(eps).mul(count / max(count - 1, 1))
-        mean.mul_(1 - momentum).add_(batch_mean, alpha=momentum)
-        variance.mul_(1 - momentum).add_(batch_variance, alpha=momentum)
+        for statistic, of_batch in ((mean, batch_mean), (variance, batch_variance)):
+            # Divided as the statistic, so that the sum is too: it is not combined in place.
+            statistic.mul_(1 - momentum).add_(moved(of_batch, without_partial(statistic.placements)), alpha=momentum)
         return True, result
+
+    return run
+
+
+def _as_op(op: Any, issue: Issue) -> Way:
+    """Issue an op that computes the same, and that DTensor has a rule for."""
+
+    def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
+        return True, issue(op, args, kwargs)
 
     return run
 

@@ -107,9 +107,10 @@ def tell_stopped() -> None:
 
 
 def give_up_here(generation: int) -> None:
-    """Break this rank's process groups, since all ranks have stopped."""
-    if generation:
-        give_up(local_rendezvous().procs(), generation)
+    """Break this rank's process groups, since all ranks have stopped, if the news of that are not here yet."""
+    own = local_rendezvous()
+    if own.world is not None and not own.broken:
+        give_up(own.procs(), generation)
 
 
 @service("progress.stop_at", "quick")
