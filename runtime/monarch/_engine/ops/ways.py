@@ -41,7 +41,7 @@ def _batch_norm(op: Any, issue: Issue) -> Way:
         given, weight, bias, mean, variance, training, momentum, eps = args
         if not training or not all(isinstance(each, Tensor) for each in (given, mean, variance)):
             return False, None
-        if is_replicated(given.placements):
+        if all(is_replicated(each.placements) for each in (given, mean, variance)):
             return False, None
         result = issue(op, (given, weight, bias, None, None, training, momentum, eps), kwargs)
         count = given.numel() // given.shape[1]
