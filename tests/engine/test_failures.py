@@ -161,7 +161,8 @@ def test_ops_around_a_failure_keep_their_values_on_two_axes(mesh: Any, axis: str
 def powers() -> float:
     """A program of DTensors over the same ranks."""
     x = distribute_tensor(torch.zeros(4, 4), device_mesh(), [Shard(0), Shard(1)], src_data_rank=None)
-    return float(x.exp().full_tensor().sum())
+    result: Any = x.exp()
+    return float(result.full_tensor().sum())
 
 
 def test_tensors_outlive_the_groups_of_user_code(mesh: Any, leaks: Kit) -> None:

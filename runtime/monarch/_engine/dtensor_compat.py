@@ -288,7 +288,7 @@ def set_apart(mesh: Any, number: int) -> None:
     """
     # Torch has it for tests in which threads stand for ranks; numbers of threads are positive.
     mesh._thread_id = -number
-    mesh._hash = None
+    mesh.__dict__.pop("_hash", None)
 
 
 def part_sizes(
@@ -339,6 +339,11 @@ def spec_of_dtensor(tensor: Any) -> Any:
 
 DispatchMode: Any = dispatching.TorchDispatchMode
 """Base of a block that sees each op."""
+truth_checks: dict[Any, Any] = {
+    cast("Any", torch.ops).aten._is_all_true.default: torch.ops.aten.all.default,
+    cast("Any", torch.ops).aten._is_any_true.default: torch.ops.aten.any.default,
+}
+"""Ops without a rule, which the checks of distributions use, and ops that compute the same."""
 functional_collectives: Any = cast("Any", torch.ops)._c10d_functional
 """Collectives in graphs."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, truth_checks
 from monarch._engine.redistribution import moved
 from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
@@ -24,8 +24,7 @@ def ways(issue: Issue) -> dict[Any, Way]:
     return {
         **{op: _batch_norm(op, issue) for op in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)},
         **{op: _masked(op, issue) for op in (aten.embedding.default, aten.gather.default)},
-        aten._is_all_true.default: _as_op(aten.all.default, issue),
-        aten._is_any_true.default: _as_op(aten.any.default, issue),
+        **{op: _as_op(same, issue) for op, same in truth_checks.items()},
         aten.native_group_norm_backward.default: _group_norm_backward(issue),
         aten.index_put.default: _index_put(aten.index_put.default, issue),
         aten.index_put_.default: _index_put(aten.index_put.default, issue, in_place=True),
@@ -47,7 +46,8 @@ def _batch_norm(op: Any, issue: Issue) -> Way:
         count = given.numel() // given.shape[1]
         batch_mean, scale = (moved(each, replicated(each.placements)) for each in result[1:3])
         batch_variance = scale.pow(-2).sub(eps).mul(count / max(count - 1, 1))
-        for statistic, of_batch in ((mean, batch_mean), (variance, batch_variance)):
+        pairs: list[tuple[Any, Any]] = [(mean, batch_mean), (variance, batch_variance)]
+        for statistic, of_batch in pairs:
             # Divided as the statistic, so that the sum is too: it is not combined in place.
             statistic.mul_(1 - momentum).add_(moved(of_batch, without_partial(statistic.placements)), alpha=momentum)
         return True, result

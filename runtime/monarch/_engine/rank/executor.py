@@ -335,7 +335,7 @@ class Executor(Actor):
         progress.begin(self.meshes.generation, self._waiting())
         kept, self.kept = self.kept, []
         self.is_new = self.halted = False
-        if progress.is_over():
+        if progress.is_there():
             # An op has failed elsewhere in these groups already; without further ones, this rank would not tell.
             tell_stopped()
         self._run(iter(kept))
@@ -469,6 +469,9 @@ class Executor(Actor):
 
     def _op(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
+        if progress.is_there():
+            # It may wait here for a rank on which this op has failed.
+            tell_stopped()
         number, inputs, values, outputs, line = entry
         known = self.templates[region, number]
         failed = self.failed

@@ -62,10 +62,17 @@ class Progress:
         self._limits = (*kept, (generation, region, number, rank))
         return self._generation == generation and (self.halted or self._has_reached(region, number))
 
-    def is_over(self) -> bool:
-        """Return whether this rank must not run its next op."""
+    def is_there(self) -> bool:
+        """Return whether the next op has failed elsewhere, or comes after one that has."""
         return bool(self._limits) and any(
             generation == self._generation and self._has_reached(region, number)
+            for generation, region, number, _ in self._limits
+        )
+
+    def is_over(self) -> bool:
+        """Return whether this rank must not run its next op. It runs the one that failed, to tell if it does here."""
+        return bool(self._limits) and any(
+            generation == self._generation and self._has_reached(region, number + 1)
             for generation, region, number, _ in self._limits
         )
 
@@ -145,7 +152,7 @@ class BehindMode(DispatchMode):
     """
 
     def __init__(self, pending: frozenset[int]) -> None:
-        super().__init__()
+        DispatchMode.__init__(self)
         self._pending = pending
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

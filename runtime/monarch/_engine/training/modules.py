@@ -203,7 +203,7 @@ def _gather_when_run(module: nn.Module, names: list[str]) -> Callable[[nn.Module
 
     def before(module: nn.Module, args: Any) -> None:
         for name in names:
-            parameter: Any = module._parameters.get(name)
+            parameter: Any = dict(module.named_parameters(recurse=False, remove_duplicate=False)).get(name)
             if parameter is None:
                 # Pruning, or a parametrization, has put a result of other parameters in its place.
                 continue
