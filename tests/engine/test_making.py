@@ -60,11 +60,55 @@ def test_arrays_and_mapped_files_are_distributed(mesh: Any, tmp_path: Path) -> N
     ):
         with pytest.raises(ArgumentError, match=f"expected a dense tensor, got one {why}"):
             monarch.distribute(value, mesh, ["dp", None])
+
+
+def test_arrow_arrays_and_tables_are_distributed(mesh: Any) -> None:
     arrow = pytest.importorskip("pyarrow")
-    pairs = arrow.FixedSizeListArray.from_arrays(arrow.array([1, 2, 3, 4]), 2)
-    assert monarch.distribute(pairs, mesh, ["dp", None]).tolist() == [[1, 2], [3, 4]]
-    assert monarch.distribute(arrow.chunked_array([pairs, pairs]), mesh, ["dp", None]).shape == (4, 2)
-    assert monarch.distribute(arrow.array([1, 2, 3, 4]), mesh, ["dp"]).tolist() == [1, 2, 3, 4]
+    numbers = arrow.array([1, 2, 3, 4])
+    pairs = arrow.FixedSizeListArray.from_arrays(numbers, 2)
+    cubes = arrow.FixedShapeTensorArray.from_numpy_ndarray(numpy.arange(16.0).reshape(2, 2, 2, 2))
+    halves = arrow.table({"a": arrow.array([1, 2], arrow.float32()), "b": arrow.array([3, 4], arrow.float32())})
+    table = arrow.concat_tables([halves, halves])
+    rows = [[1, 3], [2, 4], [1, 3], [2, 4]]
+    for value, expected in (
+        (numbers, [1, 2, 3, 4]),
+        (numbers.slice(1, 2), [2, 3]),
+        (numbers.dictionary_encode(), [1, 2, 3, 4]),
+        (arrow.chunked_array([numbers, numbers]), [1, 2, 3, 4, 1, 2, 3, 4]),
+        (pairs, [[1, 2], [3, 4]]),
+        (arrow.chunked_array([pairs, pairs]), [[1, 2], [3, 4], [1, 2], [3, 4]]),
+        (cubes, numpy.arange(16.0).reshape(2, 2, 2, 2).tolist()),
+        (arrow.Tensor.from_numpy(numpy.array(rows)), rows),
+        (table, rows),
+        (halves.to_batches()[0], rows[:2]),
+        (arrow.table({"pairs": pairs}), [[[1, 2]], [[3, 4]]]),
+    ):
+        tensor = monarch.distribute(value, mesh, ["dp", *[None] * (numpy.ndim(expected) - 1)])
+        assert tensor.tolist() == expected
+    assert monarch.distribute(table, mesh, ["dp", None]).dtype is torch.float32
+    assert monarch.distribute(table.slice(0, 0), mesh, ["dp", None]).shape == (0, 2)
+    missing = monarch.distribute(arrow.array([1.0, None]), mesh, ["dp"]).tolist()
+    assert missing[0] == 1 and missing[1] != missing[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda a: a.table({"x": [1.0], "y": [1]}), "'x' of double and 'y' of int64; convert them with table.cast"),
+        (lambda a: a.table({"x": [1, None]}), "1 values of type int64 are missing in column 'x'; fill them"),
+        (lambda a: a.table({"x": ["a"]}), "got values of type string in column 'x'"),
+        (lambda a: a.table({}), "the table has no columns"),
+        (lambda a: a.table({"x": [1]}).to_reader(), "got RecordBatchReader; convert it first"),
+        (lambda a: a.array([[1.0, 2.0], None], a.list_(a.float64(), 2)), r"1 values of type fixed_size_list.* missing"),
+        (lambda a: a.array([1, None]).dictionary_encode(), "1 values of type int64 are missing; fill"),
+        (lambda a: a.array([[1], [2, 3]]), "got values of type list<item: int64>; convert them with cast"),
+        (lambda a: a.SparseCOOTensor.from_dense_numpy(numpy.eye(2)), "expected dense values, got SparseCOOTensor"),
+    ],
+)
+def test_values_of_arrow_that_are_no_numbers_are_refused(mesh: Any, make: Any, why: str) -> None:
+    value = make(pytest.importorskip("pyarrow"))
+    with pytest.raises(ArgumentError, match=why):
+        monarch.distribute(value, mesh)
 
 
 def test_tensors_are_made_on_the_ranks(mesh: Any) -> None:

@@ -274,3 +274,16 @@ def test_losses_and_their_gradients_equal_one_process(mesh: Any, rows: int) -> N
             grad: Any = divided.grad
             assert abs(loss.item() - expected.item()) < 1e-4, (name, reduction)
             torch.testing.assert_close(grad.full_tensor(), alone.grad, msg=f"{name}, {reduction}")
+
+
+def test_distributions_check_their_arguments(mesh: Any) -> None:
+    logits = monarch.distribute(A, mesh, ["dp", "mp"]).requires_grad_()
+    drawn = torch.distributions.Categorical(logits=logits)
+    drawn.log_prob(drawn.sample()).sum().backward()
+    assert logits.grad is not None
+    check(drawn.entropy(), torch.distributions.Categorical(logits=A).entropy())
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        torch.distributions.Normal(logits.detach(), monarch.zeros(16, 12, mesh=mesh, spec=["dp", "mp"]))
+    checks: Any = torch
+    assert not checks._is_all_true(monarch.zeros(4, mesh=mesh, spec=["dp"]) > 0)
+    assert checks._is_any_true(monarch.arange(4, mesh=mesh, spec=["dp"]) > 2)

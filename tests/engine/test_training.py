@@ -160,6 +160,34 @@ def test_statistics_of_norms_are_those_of_one_process(mesh: Any, plan: str) -> N
         torch.testing.assert_close(spread[name].full_tensor(), value, atol=1e-5, rtol=1e-3, msg=name)
 
 
+@pytest.mark.parametrize("of_input", [["dp", None, "mp"], [("dp", "mp"), None, None], None])
+@pytest.mark.parametrize("of_statistics", [None, ["mp"], [("dp", "mp")]])
+def test_running_statistics_may_be_divided(mesh: Any, of_input: Any, of_statistics: Any) -> None:
+    # Two channels: some of the four ranks have none.
+    x = torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(2), torch.ones(2)
+    torch.nn.functional.batch_norm(x, *expected, training=True)
+    found = [monarch.distribute(each, mesh, of_statistics) for each in (torch.zeros(2), torch.ones(2))]
+    torch.nn.functional.batch_norm(monarch.distribute(x, mesh, of_input), *found, training=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.full_tensor(), other)
+        assert one.spec == (of_statistics or [None])
+
+
+def test_pruned_modules_run_with_the_plan_shard(mesh: Any) -> None:
+    model = monarch.module_to_mesh(nn.Linear(4, 4, bias=False), mesh, "shard")
+    expected = model.weight.full_tensor().detach()
+    # Pruning takes the parameter away, and makes the weight of another one and a mask.
+    model.weight_orig = nn.Parameter(model.weight.detach())
+    del model._parameters["weight"]
+    model.weight = model.weight_orig * 2
+    x = torch.randn(8, 4)
+    result = model(monarch.distribute(x, mesh, ["dp", None]))
+    torch.testing.assert_close(result.full_tensor().detach(), x @ expected.T * 2)
+    result.sum().backward()
+    assert model.weight_orig.grad is not None
+
+
 def test_lazy_modules_move_at_their_first_call(mesh: Any) -> None:
     model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
     monarch.module_to_mesh(model, mesh, {"0.weight": ["mp", None], "2.*": "shard"})

@@ -279,6 +279,18 @@ def forget_shardings() -> None:
     transforms._gen_transform_infos.cache_clear()
 
 
+def set_apart(mesh: Any, number: int) -> None:
+    """Let torch tell a mesh from others of the same ranks, since it keeps shardings by meshes that are equal.
+
+    Args:
+        mesh: a DeviceMesh that nobody has compared yet.
+        number: at least 1, for meshes that may be equal to each other.
+    """
+    # Torch has it for tests in which threads stand for ranks; numbers of threads are positive.
+    mesh._thread_id = -number
+    mesh.__dict__.pop("_hash", None)
+
+
 def part_sizes(
     shape: Sequence[int], sizes: Sequence[int], coordinates: Sequence[int], placements: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -327,6 +339,11 @@ def spec_of_dtensor(tensor: Any) -> Any:
 
 DispatchMode: Any = dispatching.TorchDispatchMode
 """Base of a block that sees each op."""
+truth_checks: dict[Any, Any] = {
+    cast("Any", torch.ops).aten._is_all_true.default: torch.ops.aten.all.default,
+    cast("Any", torch.ops).aten._is_any_true.default: torch.ops.aten.any.default,
+}
+"""Ops without a rule, which the checks of distributions use, and ops that compute the same."""
 functional_collectives: Any = cast("Any", torch.ops)._c10d_functional
 """Collectives in graphs."""
 

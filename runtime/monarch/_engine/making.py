@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from monarch._engine.seeds import new_seed
 from monarch._engine.specs import Placements, Spec, placements_of
 from monarch._engine.tensor import Tensor, above
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.values.arrays import as_tensor
 from monarch.exceptions import ArgumentError
 
 wiring.wire()
@@ -23,18 +23,18 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
     """Return a tensor of a mesh with a value of the program. Each rank gets its part only.
 
     Args:
-        tensor: a tensor, or an array of numpy or Arrow. Its memory is read at once, also if it is mapped from a file,
-            for example with ``torch.load(mmap=True)``.
+        tensor: a tensor, an array of numpy or Arrow, or a table of Arrow with columns of one type. Its memory is read
+            at once, also if it is mapped from a file, for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
             None alone gives each rank the whole value.
 
     Raises:
         AxisError: the mesh has no axis of this name.
-        ArgumentError: the spec does not fit the tensor.
+        ArgumentError: the spec does not fit the tensor, or there are values that are no numbers, or are missing.
         DeviceMeshError: a rank has died.
     """
-    value = _as_tensor(tensor)
+    value = as_tensor(tensor)
     if isinstance(value, Tensor):
         if tensor_mesh_of(mesh) is value.monarch_layout.mesh:
             return value.redistribute(sharding_spec)
@@ -50,48 +50,6 @@ def leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
     if requires_grad:
         tensor.requires_grad_()
     return tensor
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_meta:
-            kind = "one on the meta device" if value.is_meta else f"one of layout {value.layout}"
-            raise ArgumentError(f"distribute: expected a dense tensor, got {kind}")
-        return value
-    name = type(value).__name__
-    if hasattr(value, "to_numpy"):
-        value = _array_of(value)
-    value = _readable(value)
-    try:
-        with warnings.catch_warnings():
-            # Arrow's memory cannot be written to, and is only read here.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"distribute: expected a tensor or an array of numbers, got {name}: {error}") from error
-
-
-def _array_of(value: Any) -> Any:
-    """Return the array of an object of Arrow or pandas; lists of a fixed size of Arrow are its dims."""
-    sizes: list[int] = []
-    while hasattr(kind := getattr(value, "type", None), "list_size"):
-        sizes.append(int(cast("Any", kind).list_size))
-        value = (value.combine_chunks() if hasattr(value, "combine_chunks") else value).flatten()
-    try:
-        array = value.to_numpy(zero_copy_only=False)
-    except TypeError:
-        array = value.to_numpy()
-    return array.reshape(-1, *sizes) if sizes else array
-
-
-def _readable(value: Any) -> Any:
-    """Return an array as torch takes one: with strides from 0 on, and in the byte order of this machine."""
-    if not hasattr(value, "strides") or not hasattr(value, "dtype"):
-        return value
-    if any(step < 0 for step in value.strides or ()):
-        value = value.copy()
-    native = value.dtype.newbyteorder("=") if hasattr(value.dtype, "newbyteorder") else value.dtype
-    return value if value.dtype == native else value.astype(native)
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:

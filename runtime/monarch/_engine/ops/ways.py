@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, truth_checks
 from monarch._engine.redistribution import moved
 from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
@@ -24,6 +24,7 @@ def ways(issue: Issue) -> dict[Any, Way]:
     return {
         **{op: _batch_norm(op, issue) for op in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)},
         **{op: _masked(op, issue) for op in (aten.embedding.default, aten.gather.default)},
+        **{op: _as_op(same, issue) for op, same in truth_checks.items()},
         aten.native_group_norm_backward.default: _group_norm_backward(issue),
         aten.index_put.default: _index_put(aten.index_put.default, issue),
         aten.index_put_.default: _index_put(aten.index_put.default, issue, in_place=True),
@@ -39,15 +40,26 @@ def _batch_norm(op: Any, issue: Issue) -> Way:
         given, weight, bias, mean, variance, training, momentum, eps = args
         if not training or not all(isinstance(each, Tensor) for each in (given, mean, variance)):
             return False, None
-        if is_replicated(given.placements):
+        if all(is_replicated(each.placements) for each in (given, mean, variance)):
             return False, None
         result = issue(op, (given, weight, bias, None, None, training, momentum, eps), kwargs)
         count = given.numel() // given.shape[1]
         batch_mean, scale = (moved(each, replicated(each.placements)) for each in result[1:3])
         batch_variance = scale.pow(-2).sub(eps).mul(count / max(count - 1, 1))
-        mean.mul_(1 - momentum).add_(batch_mean, alpha=momentum)
-        variance.mul_(1 - momentum).add_(batch_variance, alpha=momentum)
+        pairs: list[tuple[Any, Any]] = [(mean, batch_mean), (variance, batch_variance)]
+        for statistic, of_batch in pairs:
+            # Divided as the statistic, so that the sum is too: it is not combined in place.
+            statistic.mul_(1 - momentum).add_(moved(of_batch, without_partial(statistic.placements)), alpha=momentum)
         return True, result
+
+    return run
+
+
+def _as_op(op: Any, issue: Issue) -> Way:
+    """Issue an op that computes the same, and that DTensor has a rule for."""
+
+    def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
+        return True, issue(op, args, kwargs)
 
     return run
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._actors.running import current
 from monarch._core.shapes.region import Region
-from monarch._engine.dtensor_compat import forget_shardings
+from monarch._engine.dtensor_compat import forget_shardings, set_apart
 from monarch._engine.rank.devices import register_gpu_attention
 from monarch._engine.rank.renewing import attempts
 from monarch._groups.groups import groups_of
@@ -48,6 +48,10 @@ class RankMeshes:
         if found is None:
             found = self._meshes[region] = self._made(region)
         return found
+
+    def regions(self) -> list[Region]:
+        """Return the meshes and slices that have a DeviceMesh."""
+        return list(self._meshes)
 
     def works(self) -> bool:
         """Return whether the process groups of the newest mesh have their connections."""
@@ -97,6 +101,8 @@ class RankMeshes:
         self.generation = local_rendezvous().generation
         labels, sizes = region.extent.labels or ("ranks",), region.extent.sizes or (1,)
         mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
+        # The code of the user may have one of these ranks, with other process groups.
+        set_apart(mesh, self.generation)
         if mesh.device_type == "cuda":
             torch.cuda.set_device(torch.cuda.current_device())
             register_gpu_attention()

@@ -13,8 +13,8 @@ from monarch._engine.lines import lines
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
 from monarch._engine.simulation.meter import Event
 
-OWNERS = ("parameters", "gradients", "optimizer", "activations", "inputs")
-_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#bab0ac")
+OWNERS = ("parameters", "gradients", "optimizer", "activations", "inputs", "collectives")
+_COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#bab0ac", "#72b7b2")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Forecast:
         device: the name of the simulated device.
         ranks: how many devices there are.
         peak: bytes in use at the peak.
-        owners: bytes at the peak by owner: parameters, gradients, optimizer, activations and inputs.
+        owners: bytes at the peak by owner: parameters, gradients, optimizer, activations, inputs and, on CPUs, buffers
+            of collectives.
         fits: whether the peak is within the memory of the device.
         collectives: by op, axis and line.
         seconds: estimated, of the whole block.

@@ -14,6 +14,7 @@ from monarch._engine.dtensor_compat import DispatchMode, fake_mode_of, tree_leav
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
 
 ACTIVATIONS = "activations"
+COLLECTIVES = "collectives"
 
 
 @dataclass
@@ -22,15 +23,18 @@ class Block:
 
     Attributes:
         size: in bytes.
-        born: the number of the op that made it.
-        died: the number of the op before which it was freed; None if it lives.
-        owner: "parameters", "gradients", "optimizer", "inputs" or "activations".
+        born: when it was allocated: the number of allocations and frees before.
+        died: when it was freed, likewise; None if it lives.
+        owner: "parameters", "gradients", "optimizer", "inputs", "activations", or "collectives" for their
+            buffers on CPUs.
+        holders: how many storages share it.
     """
 
     size: int
     born: int
     died: int | None = None
     owner: str = ACTIVATIONS
+    holders: int = 1
 
 
 @dataclass
@@ -78,7 +82,9 @@ class Meter(DispatchMode):
         self.events: list[Event] = []
         self.memory = self.peak = 0
         self.peak_at = 0
+        """When the peak was: see Block.born."""
         self.now = 0.0
+        self._changes = 0
         self._known: dict[int, Block] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,17 +108,37 @@ class Meter(DispatchMode):
         key = id(storage)
         if key in self._known:
             return
-        block = self._known[key] = Block(storage.nbytes(), len(self.events), None, owner)
-        self.blocks.append(block)
-        self.memory += block.size
-        if self.memory > self.peak:
-            self.peak, self.peak_at = self.memory, len(self.events)
+        self._known[key] = self._allocate(storage.nbytes(), owner)
         weakref.finalize(storage, self._free, key)
 
+    def _allocate(self, size: int, owner: str) -> Block:
+        block = Block(size, self._changes, None, owner)
+        self.blocks.append(block)
+        self.memory += size
+        if self.memory > self.peak:
+            self.peak, self.peak_at = self.memory, self._changes
+        self._changes += 1
+        return block
+
+    def share(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """Count no memory for a tensor that is in that of another one, though both have a storage."""
+        storage = tensor.untyped_storage()
+        block = self._known.get(id(source.untyped_storage()))
+        if block is None or id(storage) in self._known:
+            return
+        block.holders += 1
+        self._known[id(storage)] = block
+        weakref.finalize(storage, self._free, id(storage))
+
     def _free(self, key: int) -> None:
-        block = self._known.pop(key)
-        block.died = len(self.events)
-        self.memory -= block.size
+        self._release(self._known.pop(key))
+
+    def _release(self, block: Block) -> None:
+        block.holders -= 1
+        if not block.holders:
+            block.died = self._changes
+            self.memory -= block.size
+            self._changes += 1
 
     def begin(self) -> None:
         """Forget the ops so far, and keep the memory in use."""
@@ -120,7 +146,7 @@ class Meter(DispatchMode):
         for each in self.blocks:
             each.born = 0
         self.events.clear()
-        self.now, self.peak, self.peak_at = 0.0, self.memory, 0
+        self.now, self.peak, self.peak_at, self._changes = 0.0, self.memory, 0, 1
 
     def own(self, tensor: torch.Tensor, owner: str) -> None:
         """Say to whom the memory of a tensor belongs."""
@@ -144,15 +170,19 @@ class Meter(DispatchMode):
             return
         if any(each.is_meta for each in made):
             return
+        if "wait_tensor" in name:
+            # torch gives the result of its shapes another storage; that of a rank is the same.
+            self.share(made[0], taken[0])
+            return
         for each in made:
             self.take(each)
-        if "wait_tensor" in name:
-            return
         size = sum(each.numel() * each.element_size() for each in taken)
         axis, flops, seconds = None, 0, 0.0
         if "c10d" in name:
             name, group, size = self._sent(name, args, size)
-            axis, seconds = self._collective(name, group, size)
+            axis, ranks, seconds = self._collective(name, group, size)
+            if self.device.name == "cpu":
+                self._release(self._allocate(gloo_buffers(name, size, ranks), COLLECTIVES))
         elif not getattr(func, "is_view", False):
             count: Any = flop_registry.get(getattr(func, "overloadpacket", None))
             flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
@@ -169,9 +199,28 @@ class Meter(DispatchMode):
         """Return the name of a collective, its group, and the bytes that the rank gives to it."""
         return name, next((arg for arg in args if isinstance(arg, str) and arg in self.groups), None), size
 
-    def _collective(self, name: str, group: str | None, size: int) -> tuple[str, float]:
+    def _collective(self, name: str, group: str | None, size: int) -> tuple[str, int, float]:
         axis, ranks, is_wide = self.groups.get(group or "", ("", 1, False))
         rate = (self.device.network if is_wide else self.device.link) * EFFICIENCY
         # Rings: each rank sends its share to each other one; twice for a sum that all get.
         share = (ranks - 1) / max(ranks, 1) * (2 if "all_reduce" in name else ranks if "all_gather" in name else 1)
-        return axis, size * share / rate + LATENCY
+        return axis, ranks, size * share / rate + LATENCY
+
+
+def gloo_buffers(name: str, size: int, ranks: int) -> int:
+    """Return the bytes that torch's gloo backend allocates while a collective runs, next to its result.
+
+    Args:
+        name: of the collective.
+        size: bytes that the rank gives to it.
+        ranks: of the group.
+    """
+    # A ring has two segments, each a part of the share of a rank and at most 1 MiB.
+    ring = 2 * min(-(-size // (2 * ranks)), 1 << 20)
+    if "all_gather" in name:
+        # A flat copy of the result.
+        return size * ranks
+    if "reduce_scatter" in name:
+        # It combines a copy of all that it takes.
+        return size + ring
+    return ring if "all_reduce" in name else 0

@@ -203,7 +203,10 @@ def _gather_when_run(module: nn.Module, names: list[str]) -> Callable[[nn.Module
 
     def before(module: nn.Module, args: Any) -> None:
         for name in names:
-            parameter: Any = dict(module.named_parameters(recurse=False, remove_duplicate=False))[name]
+            parameter: Any = dict(module.named_parameters(recurse=False, remove_duplicate=False)).get(name)
+            if parameter is None:
+                # Pruning, or a parametrization, has put a result of other parameters in its place.
+                continue
             # An attribute of the object comes before a parameter of the same name.
             module.__dict__[name] = to_placements(parameter, replicated(parameter.placements))
 
