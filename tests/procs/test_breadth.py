@@ -15,6 +15,7 @@ from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
+from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
 from monarch._telemetry.calls import LISTED, Calls
@@ -228,3 +229,10 @@ def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
         calls.sent(call)
     assert [len(sent.ranks) for sent in calls._listed] == [8, 256 * LISTED]
     assert list(calls._passed) == [few.targets]
+
+
+def test_router_keeps_the_address_of_the_next_program() -> None:
+    router = Router.__new__(Router)
+    router._hosts = {"h1": ("", ""), "h2": ("", ""), "c/c1": ("", ""), "d/c2": ("", "")}
+    router.forget(["h1"])
+    assert [*router._hosts] == ["h1", "c/c1", "d/c2"]

@@ -111,8 +111,11 @@ class Router:
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
 
     def forget(self, stay: Sequence[str]) -> None:
-        """The controller is gone, and with it all that it announced of other hosts, but those that stay."""
-        self._hosts = {host: self._hosts[host] for host in stay if host in self._hosts}
+        """The controller is gone, and with it all that it announced of other hosts, but those that stay.
+
+        Another program may have said where it listens, and be about to become the controller.
+        """
+        self._hosts = {name: where for name, where in self._hosts.items() if name in stay or "/" in name}
 
     def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""
