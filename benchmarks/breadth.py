@@ -22,10 +22,11 @@ FEW, MANY = 8, 64
 
 
 def run(options: Options) -> list[Measure]:
-    """Milliseconds of calls, and copies of a file that leave the controller."""
+    """Milliseconds of calls and of an idle controller, its connections, and copies of a file that leave it."""
     return [
         *_calls(options, "calls", "call {} agents with a rank each and gather"),
         *_calls(options, "lines", "call {} agents with a rank each, of which each prints a line"),
+        *_idle(options),
         _files(options),
     ]
 
@@ -46,6 +47,19 @@ def _calls(options: Options, what: str, text: str) -> list[Measure]:
             values = [value * 1e3 for value in found[key]]
             measure.samples[system] = [median(values[at : at + 20]) for at in range(0, len(values), 20)]
     return [cpu, wall]
+
+
+def _idle(options: Options) -> list[Measure]:
+    many = 24 if options.quick else MANY
+    connections = Measure("breadth", f"connections of the controller of {many} agents", "", "less")
+    cpu = Measure("breadth", f"processor time of the idle controller of {many} agents in a second", "ms", "less")
+    connections.notes.append(f"floor: with {FEW} agents, to which it has two connections each")
+    for system, count in ((FLOOR, FEW), (OURS, many)):
+        connections.load = cpu.load = max(cpu.load, calm(options))
+        found = _run("idle", count, options.rounds(30, 10))
+        connections.samples[system] = found["connections"]
+        cpu.samples[system] = [value * 1e3 for value in found["cpu"]]
+    return [connections, cpu]
 
 
 def _files(options: Options) -> Measure:

@@ -2,6 +2,7 @@
 
 python breadth_program.py calls HOSTS ROUNDS      seconds and processor seconds of each call here, and messages
 python breadth_program.py lines HOSTS ROUNDS      the same, of calls that print a line on each rank
+python breadth_program.py idle HOSTS SECONDS      processor seconds of a second without calls, and connections here
 python breadth_program.py files HOSTS MEGABYTES   bytes sent by this process, and seconds
 """
 
@@ -16,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from monarch._kernel_api import ActorMesh, member_at
 from monarch._node.current import current_node
@@ -101,6 +104,29 @@ def calls(hosts: HostMesh, rounds: int, printed: bool) -> dict[str, list[float]]
     return found
 
 
+def established() -> int:
+    """Return the number of tcp connections of this process."""
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process().net_connections("tcp"))
+
+
+def idle(hosts: HostMesh, count: int, seconds: int) -> dict[str, list[float]]:
+    """Measure this process while no rank does anything."""
+    actors = hosts.spawn_procs({"gpus": 1}).spawn("bench", Bench)
+    actors.echo.call(0).get(120)
+    before, least = time.monotonic(), established()
+    while time.monotonic() < before + 5:
+        # Until no more connections are closed.
+        if established() < least:
+            before, least = time.monotonic(), established()
+        time.sleep(0.1)
+    found: dict[str, list[float]] = {"cpu": [], "connections": [float(least)]}
+    for _ in range(seconds):
+        cpu = time.process_time()
+        time.sleep(1)
+        found["cpu"].append(time.process_time() - cpu)
+    return found
+
+
 def files(hosts: HostMesh, count: int, megabytes: int) -> dict[str, list[float]]:
     """Measure a file for all hosts."""
     actors = hosts.spawn_procs({"gpus": 1}).spawn("bench", Bench)
@@ -125,8 +151,15 @@ def files(hosts: HostMesh, count: int, megabytes: int) -> dict[str, list[float]]
 
 def main(what: str, count: int, amount: int) -> None:
     """Measure and print."""
-    with local_hosts(count, silence=60.0) as hosts:
-        found = files(hosts, count, amount) if what == "files" else calls(hosts, amount, what == "lines")
+    # Heartbeats as usual for an idle program, and time for the hosts where they are busy.
+    with local_hosts(count, silence=None if what == "idle" else 60.0) as hosts:
+        match what:
+            case "files":
+                found = files(hosts, count, amount)
+            case "idle":
+                found = idle(hosts, count, amount)
+            case _:
+                found = calls(hosts, amount, what == "lines")
         print(json.dumps(found), flush=True)
 
 

@@ -21,9 +21,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+import msgspec
 import zmq
 
 from monarch._core.causes import Exited
+from monarch._core.roster import split_proc
 from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
@@ -95,6 +97,8 @@ class StandIn:
     def turn(self) -> None:
         """Handle a message."""
         self._handle(list(self.inbox.recv_multipart()))
+        for monitor in self._router.idle():
+            monitor.close(0)
 
     def _handle(self, frames: list[Any]) -> None:
         message, more = m.decode(frames[0]), frames[1:]
@@ -106,9 +110,19 @@ class StandIn:
             self._spreading.on_spread(message, more)
         elif isinstance(message, m.Answers):
             self._spreading.on_answers(message, more)
+        elif isinstance(message, m.Uplink):
+            self._uplink.on_uplink(message)
+        elif isinstance(message, m.Upward):
+            self._uplink.on_upward(message, more)
+        elif isinstance(message, m.Taken):
+            self._uplink.on_taken(message, more)
+        elif isinstance(message, m.Down):
+            self._router.post(f"{message.host}/agent", more)
         elif isinstance(message, m.Route):
             asked = m.decode(more[0])
-            if isinstance(asked, m.Ask) and asked.port:
+            if message.dst == self._router.proc:
+                self._handle(more)
+            elif isinstance(asked, m.Ask) and asked.port:
                 self._send(m.Reply(message.dst, asked.port, m.NOWHERE, m.RESULT, 0, _NOTHING))
             else:
                 self._handle(more)
@@ -136,12 +150,17 @@ class StandIn:
             self._send(m.Reply(proc, port, place, m.RESULT, 0, _NOTHING))
 
     def _on_cast(self, cast: m.Cast, message: Any) -> None:
+        if isinstance(message, m.Spawn):
+            places = [split_proc(proc)[1] for proc in cast.procs]
+            self._on_spawn(msgspec.structs.replace(message, procs=cast.procs, places=places))
+            return
         if isinstance(message, m.Call):
             self._finished += 1 + (len(message.body) >> 12)
         if cast.port:
             done = self._finished
             replies = [
-                m.encode(m.Reply(proc, cast.port, self._places[proc], m.RESULT, done, _NOTHING)) for proc in cast.procs
+                m.encode(m.Reply(proc, cast.port, self._places.get(proc, m.NOWHERE), m.RESULT, done, _NOTHING))
+                for proc in cast.procs
             ]
             head = m.encode(m.Batch(f"{self._host}/agent", [1] * len(replies), len(replies)))
             self._spreading.answer(cast.src, cast.port, [head, *replies], True)

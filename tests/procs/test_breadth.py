@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
+from collections import deque
 from threading import Event
 from typing import Any, cast
 
@@ -15,12 +18,13 @@ from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.ordering import Ordering
+from monarch._procs.agent.router import Router
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
-from monarch._wire.links import make_context
+from monarch._wire.links import Link, make_context
 
 
 class Sent:
@@ -41,6 +45,7 @@ class Gateway:
         self.link = Sent()
         self.arrived, self.last, self.group, self.settled, self.relay = 1, 1, 0, 0.0, ""
         self.heard: list[int] = []
+        self.keeps, self.kept, self.parent, self.spare = False, deque[Any](), None, None
         self.spreads: Any = None
         self.closed = Event()
 
@@ -228,3 +233,29 @@ def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
         calls.sent(call)
     assert [len(sent.ranks) for sent in calls._listed] == [8, 256 * LISTED]
     assert list(calls._passed) == [few.targets]
+
+
+def test_connection_that_is_not_made_in_a_lease_is_lost() -> None:
+    with socket.socket() as full, contextlib.ExitStack() as others:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            # Its kernel answers no more of them.
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        context, keys = make_context(), KeyPair.new()
+        address = f"tcp://127.0.0.1:{full.getsockname()[1]}"
+        link = Link(context, address, b"", keys, keys.public, lease=0.3, hurries=True)
+        monitor = link.monitor()
+        assert monitor.poll(5000)
+        link.close()
+        monitor.close(0)
+        context.term()
+
+
+def test_router_keeps_the_address_of_the_next_program() -> None:
+    router = Router.__new__(Router)
+    router._hosts = {"h1": ("", ""), "h2": ("", ""), "c/c1": ("", ""), "d/c2": ("", "")}
+    router.forget(["h1"])
+    assert [*router._hosts] == ["h1", "c/c1", "d/c2"]

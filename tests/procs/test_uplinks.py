@@ -18,7 +18,7 @@ from monarch._node.spreads import Spreads
 from monarch._procs.agent.merging import OutputMerge, outputs_of
 from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
-from monarch._session.uplinks import Uplinks
+from monarch._session.ways.uplinks import Uplinks
 from monarch._wire import messages as m
 
 PROGRAM = "c/c1"
@@ -176,8 +176,9 @@ class Wires:
             receive_loop=SimpleNamespace(call_later=self.later, post=lambda action: action()),
         )
         output: Any = SimpleNamespace(take_merged=lambda merged: [self._take(each) for each in outputs_of(merged)])
-        self.uplinks = Uplinks(node, output)
-        spreads.least = 2
+        self.uplinks = Uplinks(node, output, lambda host: None, lambda host: None)
+        # None of them hangs on another.
+        spreads.least = 100
         self.shown: dict[str, bytes] = {}
         self.noted: dict[str, list[int]] = {}
         self.printed: dict[str, bytes] = {}
@@ -206,7 +207,7 @@ class Wires:
 
         return SimpleNamespace(
             host=host_of(agent), link=SimpleNamespace(send=send), closed=Event(), spreads=None, group=0, last=0,
-            arrived=1, settled=0.0, relay="", heard=[],
+            arrived=1, settled=0.0, relay="", heard=[], keeps=False, kept=deque(), parent=None, spare=None,
         )  # fmt: skip
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ from monarch.exceptions import ProtocolError
 M = TypeVar("M")
 Handler = Callable[[Any, Sequence[Any]], object]
 
-_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split, m.Folded})
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split, m.Folded, m.Upward})
 
 
 class Dispatch:

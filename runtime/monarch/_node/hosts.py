@@ -59,6 +59,8 @@ class Hosts:
         """In order, hosts that pass messages on. Written by the threads that attach hosts, one at a time."""
         self.spreads: Spreads
         """Messages to many hosts. Set once, before anything is sent."""
+        self._keys_of: dict[str, KeyPair] = {}
+        """Key pairs for hosts that know another one than ``keys``. Single operations only."""
         self.names: dict[str, str] = {}
         """Names of other hosts for people, by id. Written before a host is attached."""
         self.keys: KeyPair | None = None
@@ -104,10 +106,20 @@ class Hosts:
             if self.keys is None or host not in self.known:
                 why = self.out_of_reach(host)
                 raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
-            address, public = self.known[host]
-            link = Link(self._context(), address, self.hello, self.keys, public.encode(), self.lease)
-            return Gateway(link, agent, True)
+            return Gateway(self.connect(host), agent, True)
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
+
+    def connect(self, host: str, hurries: bool = False) -> Link:
+        """Return another connection to a known host; see ``Link``."""
+        return self.connect_to(host, self.known[host], hurries)
+
+    def connect_to(self, host: str, where: tuple[str, str], hurries: bool = True) -> Link:
+        """Return a connection to a host with this owner address and public key."""
+        address, public = where
+        keys = self._keys_of.get(host, self.keys)
+        return Link(
+            self._context(), address, self.hello, keys, public.encode(), self.lease, heartbeats=True, hurries=hurries
+        )
 
     def _context(self) -> zmq.Context[zmq.Socket[bytes]]:
         """Return the context for one more connection."""
@@ -127,6 +139,7 @@ class Hosts:
         if least and len(joined) >= least:
             self.spreads.group([self.gateway(host) for host in joined])
             self.spreads.lease = self.lease
+            self.spreads.connect = self.connect
             self.spreads.least = least
 
     def cast(self, src: str, far: Sequence[tuple[Gateway, list[str]]], port: int, frames: Sequence[Any]) -> None:
@@ -144,8 +157,9 @@ class Hosts:
             for gateway, procs in far:
                 gateway.cast(src, procs, port, frames)
 
-    def adopt(self, host: str, link: Link) -> None:
-        """Use an existing connection as the gateway to another host."""
+    def adopt(self, host: str, link: Link, keys: KeyPair) -> None:
+        """Use an existing connection as the gateway to another host, which was made with a key pair."""
+        self._keys_of[host] = keys
         self.gateways[host] = Gateway(link, f"{host}/agent", True)
 
     def has_met(self, host: str) -> bool:

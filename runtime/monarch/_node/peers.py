@@ -11,7 +11,7 @@ from monarch._core.flow import WINDOW, Window
 from monarch._core.shapes.region import Region
 from monarch._procs.session_folder import host_of, ipc_address
 from monarch._wire.links import Link
-from monarch._wire.messages import Cast, Dead, Route, encode, pack
+from monarch._wire.messages import Cast, Dead, Down, Route, encode, pack
 from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
@@ -218,11 +218,29 @@ def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
     return peer
 
 
+class HungLink:
+    """The way to a host that has no connection to this process: by another one, its parent, that has."""
+
+    __slots__ = ("_host", "parent")
+
+    def __init__(self, host: str, parent: Gateway) -> None:
+        self._host = host
+        self.parent = parent
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Send a message; it is lost if the parent is."""
+        self.parent.link.send(encode(Down(self._host, 1 + len(more))), [frame, *more])
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Do nothing: the connection is the parent's."""
+
+
 class Gateway:
     """The connection to another host: through its agent, or for a rank through its own agent."""
 
-    def __init__(self, link: Link, agent: str, direct: bool) -> None:
-        self.link: Link = link
+    def __init__(self, link: Link | HungLink, agent: str, direct: bool) -> None:
+        self.link: Link | HungLink = link
+        """Replaced under the lock of ``spreads``, by the leader."""
         self.host = host_of(agent)
         self._agent = agent
         self._direct = direct
@@ -243,6 +261,12 @@ class Gateway:
         """The host by way of which it got the last message that did not come straight."""
         self.heard: list[int] = []
         """Numbers of answers that have arrived from there, and of which its agent does not know it."""
+        self.keeps = False
+        """Whether messages to it alone are kept until they have arrived: they may be lost on their way."""
+        self.kept: deque[Any] = deque()
+        """Those messages, in order."""
+        self.spare: Link | None = None
+        """Another connection, while large messages are on their way to a host that has none."""
 
     def route(self, proc: str, frames: Sequence[Any]) -> None:
         """Send to one proc, or to the agent itself."""
@@ -261,13 +285,17 @@ class Gateway:
         else:
             self.spreads.send(self, frames)
 
-    def monitor(self) -> Any:
-        """Return a socket that reports the loss of the connection; None if another process has the connection."""
-        return self.link.monitor() if self._direct else None
+    @property
+    def parent(self) -> Gateway | None:
+        """The host by which all messages go; None if there is a connection."""
+        return self.link.parent if isinstance(self.link, HungLink) else None
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the link to the host's agent."""
         self.link.close(linger_ms)
+        spare = self.spare
+        if spare is not None:
+            spare.close(linger_ms)
         self.closed.set()
 
 

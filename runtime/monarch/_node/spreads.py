@@ -32,6 +32,11 @@ _WAYS = 8
 """Ways that are kept."""
 _ENTRIES = 8
 """The most hosts at which large messages begin their way, in turn: each way is a set of connections among hosts."""
+_PATIENCE = 0.5
+"""Part of a lease in which a message arrives by way of another host, or this process connects to its host. Hosts say
+within about 1 s what they have."""
+_SLOW = 4 << 20
+"""Bytes in a second that arrive at least: large messages have more time."""
 _APART = 60.0
 """Seconds for which a host gets its messages from this process, after one did not arrive by way of another host."""
 
@@ -54,9 +59,14 @@ class Gateway(Protocol):
     group: int
     spreads: Spreads | None
     closed: Event
+    keeps: bool
+    kept: deque[Any]
+    spare: Any
+
+    link: Any
 
     @property
-    def link(self) -> Link: ...
+    def parent(self) -> Gateway | None: ...
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None: ...
 
 
@@ -68,6 +78,31 @@ def _group_of(receiver: tuple[Gateway, list[str]]) -> int:
     return receiver[0].group
 
 
+def _led(ordered: list[tuple[Gateway, list[str]]]) -> list[tuple[Gateway, list[str]]]:
+    """Return the receivers of a message by their groups, each of which begins with a host that has a connection.
+
+    That may be one that only passes it on.
+    """
+    leaders: dict[int, Gateway] = {}
+    for gateway, _ in ordered:
+        parent = gateway.parent
+        if parent is not None and is_settled(parent):
+            leaders[gateway.group] = parent
+    if not leaders:
+        return ordered
+    groups: dict[int, list[tuple[Gateway, list[str]]]] = {}
+    for each in ordered:
+        groups.setdefault(each[0].group, []).append(each)
+    for group, members in groups.items():
+        leader = leaders.get(group)
+        if leader is None or leader.group != group:
+            continue
+        at = next((place for place, (gateway, _) in enumerate(members) if gateway is leader), -1)
+        nobody: list[str] = []
+        members.insert(0, members.pop(at) if at >= 0 else (leader, nobody))
+    return [each for members in groups.values() for each in members]
+
+
 def is_settled(gateway: Gateway) -> bool:
     """Return whether a host may get messages by way of others, and pass them on."""
     return bool(gateway.arrived) and gateway.settled < time.monotonic() and not gateway.closed.is_set()
@@ -76,25 +111,42 @@ def is_settled(gateway: Gateway) -> bool:
 class _One:
     """A message to one host."""
 
-    __slots__ = ("frames", "gateway", "number")
+    __slots__ = ("begun", "frames", "gateway", "number", "size")
 
     def __init__(self, gateway: Gateway, frames: Sequence[Any]) -> None:
         self.gateway = gateway
         self.frames = frames
         self.number = 0
+        self.begun = 0.0
+        self.size = 0
+        """Bytes, once it is kept."""
 
     def send(self, spreads: Spreads) -> None:
         gateway = self.gateway
         if not self.number:
             # Both assignments or none, as no handler of a signal runs in between.
             self.number = gateway.last = gateway.last + 1
-        gateway.link.send(m.encode(m.Ordered(spreads.proc, self.number, len(self.frames))), self.frames)
+        if gateway.keeps and not self.begun:
+            self.begun = time.monotonic()
+            self.size = sum(map(len, self.frames))
+            gateway.kept.append(self)
+            spreads.keep_one(gateway)
+        # The parent of a host has work of its own.
+        is_bulk = self.size >= BULK and gateway.parent is not None
+        self._send(spreads, spreads.spare(gateway) if is_bulk else gateway.link)
+
+    def _send(self, spreads: Spreads, link: Any) -> None:
+        link.send(m.encode(m.Ordered(spreads.proc, self.number, len(self.frames))), self.frames)
+
+    def send_straight(self, spreads: Spreads) -> None:
+        """Send it once more."""
+        self._send(spreads, self.gateway.link)
 
 
 class _Way:
     """The receivers of a message, in parts of which each is sent to its first host."""
 
-    __slots__ = ("ends", "fan", "far", "gateways", "packed")
+    __slots__ = ("ends", "fan", "far", "fit", "gateways", "packed")
 
     def __init__(self, far: Far, ends: list[int], fan: int) -> None:
         self.far = far
@@ -103,6 +155,8 @@ class _Way:
         """Where the parts begin and end."""
         self.fan = fan
         """As in Spread."""
+        self.fit = len(far)
+        """The number of receivers, without hosts that only pass it on."""
         hosts = [(gateway.host, procs) for gateway, procs in far]
         self.packed = [m.pack(hosts[begin:end]) for begin, end in pairwise(ends)]
         """The hosts of each part, as in Spread."""
@@ -192,6 +246,8 @@ class Spreads:
         """Messages that some of their hosts may not have."""
         self.by_relay: dict[str, set[str]] = {}
         """The hosts that have got messages by way of each host."""
+        self._keeping: dict[str, Gateway] = {}
+        """By host, connections of which messages are kept that were for that host alone."""
         self._ways: list[tuple[Far, _Way]] = []
         """Ways to the receivers of recent messages, the newest first: making one takes time for each process."""
         self._grouped: Sequence[Gateway] = ()
@@ -200,6 +256,11 @@ class Spreads:
         self._waits = False
         self.later: Callable[[float, Callable[[], None]], object] = lambda _, __: None
         """Runs a function in the receiving thread after some seconds. Set once, before ``least``."""
+        self.connect: Callable[[str], Any] = lambda host: None
+        """Returns another connection to a host. Set once, before ``least``."""
+        self.on_late: Callable[[Gateway], None] = lambda gateway: None
+        """Called in the receiving thread with a host that has no connection, and has not got a message in time. Set
+        once, before ``least``."""
         self.lease = LEASE_S
 
     def group(self, gateways: Sequence[Gateway]) -> None:
@@ -267,29 +328,37 @@ class Spreads:
             for gateway, procs in far:
                 gateway.cast(self.proc, procs, 0, [frame])
             return
-        far = self._turned(far)
-        hosts = m.pack([(gateway.host, procs) for gateway, procs in far])
-        far[0][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, hosts, [0] * len(far), [], 1)), [frame])
+        with self._lock:
+            far = self._turned(far)
+            hosts = m.pack([(gateway.host, procs) for gateway, procs in far])
+            far[0][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, hosts, [0] * len(far), [], 1)), [frame])
 
     def _way(self, far: Far, fit: list[tuple[Gateway, list[str]]]) -> _Way:
         """Return the way of a message to hosts, those of ``far`` that are fit; that to all of them is kept."""
         for place, (known, way) in enumerate(self._ways):
-            if known is far and len(way.far) == len(fit):
+            if known is far and way.fit == len(fit):
                 if place:
                     self._ways.insert(0, self._ways.pop(place))
                 return way
         ordered = sorted(fit, key=_group_of)
-        ends = [place for place in range(1, len(fit)) if ordered[place][0].group != ordered[place - 1][0].group]
-        way = _Way(ordered, [0, *ends, len(fit)], 0)
+        ordered = _led(ordered)
+        ends = [place for place in range(1, len(ordered)) if ordered[place][0].group != ordered[place - 1][0].group]
+        way = _Way(ordered, [0, *ends, len(ordered)], 0)
+        way.fit = len(fit)
         if len(fit) == len(far):
             self._ways.insert(0, (far, way))
             del self._ways[_WAYS:]
         return way
 
     def _turned(self, far: Far) -> list[tuple[Gateway, list[str]]]:
-        """Return the receivers of a large message, so that it begins its way at other hosts than the one before."""
+        """Return the receivers of a large message, so that it begins its way at other hosts than the one before.
+
+        It begins at one that has a connection to this process, if any has.
+        """
         self._next_entry += 1
-        at = len(far) * (self._next_entry % min(len(far), _ENTRIES)) // min(len(far), _ENTRIES)
+        places = [place for place, (gateway, _) in enumerate(far) if gateway.parent is None] or range(len(far))
+        turn = self._next_entry % min(len(places), _ENTRIES)
+        at = places[len(places) * turn // min(len(places), _ENTRIES)]
         return [*far[at:], *far[:at]]
 
     def _flush(self) -> None:
@@ -313,9 +382,62 @@ class Spreads:
         while self._kept and self._kept[0].has_arrived():
             self._kept.popleft()
         self._kept.append(many)
+        self._look_later()
+
+    def keep_one(self, gateway: Gateway) -> None:
+        """Look whether what is kept for a host arrives; with the lock held."""
+        self._keeping[gateway.host] = gateway
+        self._look_later()
+
+    def _look_later(self) -> None:
         if not self._waits:
             self._waits = True
             self.later(_LOOK, self._look)
+
+    def spare(self, gateway: Gateway) -> Any:
+        """Return a connection for large messages to a host that has none else, until they have arrived; with the lock
+        held."""
+        if gateway.spare is None:
+            try:
+                gateway.spare = self.connect(gateway.host)
+            except Exception:
+                # Too many open files, or the host is about to count as lost: by its parent, as other messages.
+                return gateway.link
+        return gateway.spare
+
+    # The connections, in the receiving thread
+
+    def hang(self, gateway: Gateway, link: Any) -> None:
+        """Let all messages to a host go by another one, by which it has said that it will get them."""
+        with self._lock:
+            before, gateway.link = gateway.link, link
+            self._ways.clear()
+        # Later messages are kept, so nothing is lost if this connection breaks just now.
+        before.close(int(self.lease * 1000))
+
+    def straighten(self, gateway: Gateway, link: Any) -> None:
+        """Let all messages to a host go by a connection again, and first what it may not have."""
+        with self._lock:
+            gateway.link, gateway.keeps = link, False
+            self._ways.clear()
+            self._trim(gateway)
+            for one in gateway.kept:
+                one.send_straight(self)
+            for many in list(self._kept):
+                passes_on = not many.way.fan
+                for place, (each, _) in enumerate(many.far):
+                    if each is gateway or (passes_on and many.way.relay(place) == gateway.host):
+                        many.send_straight(self, place)
+
+    def _trim(self, gateway: Gateway) -> None:
+        kept = gateway.kept
+        while kept and kept[0].number <= gateway.arrived:
+            kept.popleft()
+        if not kept:
+            self._keeping.pop(gateway.host, None)
+            if gateway.spare is not None:
+                gateway.spare.close(int(self.lease * 1000))
+                gateway.spare = None
 
     # In the receiving thread
 
@@ -323,7 +445,10 @@ class Spreads:
         """Note what a host has."""
         gateway = self._gateways.get(host_of(received.src))
         if gateway is not None:
-            gateway.arrived = max(gateway.arrived, received.number)
+            with self._lock:
+                gateway.arrived = max(gateway.arrived, received.number)
+                if gateway.kept:
+                    self._trim(gateway)
 
     def heard(self, hosts: Sequence[tuple[str, int, int]]) -> None:
         """Note that answers have arrived, as in Folded; the next message to each host says so."""
@@ -337,6 +462,8 @@ class Spreads:
                     gateway.heard.append(number)
                 if received > gateway.arrived:
                     gateway.arrived = received
+                    if gateway.kept:
+                        self._trim(gateway)
 
     def lost(self, host: str) -> None:
         """Send what a lost host may not have passed on, and let others send what it has not passed on to here."""
@@ -365,15 +492,35 @@ class Spreads:
         with self._lock:
             while self._kept and self._kept[0].has_arrived():
                 self._kept.popleft()
-            late = time.monotonic() - self.lease
+            now = time.monotonic()
+            late = now - self.lease
+            lagging = self._lagging(now)
             for many in list(self._kept):
                 if many.begun < late and not many.again:
                     many.again = True
-                    for place in range(len(many.far)):
-                        self._send_apart(many, place)
-            self._waits = bool(self._kept)
+                    for place, (gateway, _) in enumerate(many.far):
+                        if gateway.parent is None:
+                            self._send_apart(many, place)
+                        elif gateway.arrived < many.numbers[place] and not gateway.closed.is_set():
+                            lagging.append(gateway)
+            self._waits = bool(self._kept or self._keeping)
             if self._waits:
                 self.later(_LOOK, self._look)
+        for gateway in {each.host: each for each in lagging}.values():
+            self.on_late(gateway)
+
+    def _lagging(self, now: float) -> list[Gateway]:
+        """Return the hosts without a connection that have not got a message in time."""
+        lagging: list[Gateway] = []
+        for gateway in list(self._keeping.values()):
+            if gateway.closed.is_set():
+                gateway.kept.clear()
+            self._trim(gateway)
+            if gateway.kept and gateway.parent is not None:
+                patience = self.lease * _PATIENCE + sum(one.size for one in gateway.kept) / _SLOW
+                if gateway.kept[0].begun < now - patience:
+                    lagging.append(gateway)
+        return lagging
 
     def _send_apart(self, many: _Many, place: int) -> None:
         gateway = many.far[place][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import zmq
 
 from monarch._node.node import Node
 from monarch._node.peers import Gateway
+from monarch._wire.links import Link
 
 _LOOK = 200
 """Milliseconds between checks for newly attached hosts; longer with many hosts, as each takes time."""
@@ -30,48 +32,56 @@ class HostWatch:
         self._lost = lost
         self._watched: set[str] = set()
         """Ids of hosts; single operations only, which are atomic."""
-        self._monitors: deque[tuple[str, Gateway, Any]] = deque()
+        self._monitors: deque[tuple[str, Gateway, Link, Any]] = deque()
         """Added by any thread, taken by the watching one."""
-        self._host_joined = threading.Event()
-        """Set by any thread when there is another monitor, cleared by the watching one."""
+        self._lock = threading.Lock()
+        self._waker = -1
+        """Wakes the watching thread when there is another monitor; -1 before it runs and after. Lock: ``_lock``."""
         self._watcher: threading.Thread | None = None
         """Started by the first thread that attaches hosts."""
 
     def watch(self, host: str) -> None:
-        """Watch the connection to a host, unless it is watched."""
+        """Watch the connection to a host, unless it is watched or has none."""
         gateway = self._node.hosts.gateway(host)
-        if host in self._watched:
+        link = gateway.link
+        if host in self._watched or not isinstance(link, Link):
             return
         self._watched.add(host)
-        self._monitors.append((host, gateway, gateway.monitor()))
-        self._host_joined.set()
+        self._monitors.append((host, gateway, link, link.monitor()))
         if self._watcher is None:
+            self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._watcher = threading.Thread(target=self._run, name="monarch-hosts", daemon=True)
             self._watcher.start()
+        with self._lock:
+            if self._waker >= 0:
+                os.eventfd_write(self._waker, 1)
 
     def forget(self, host: str) -> None:
         """Let a host be watched again, by a new connection."""
         self._watched.discard(host)
 
+    def _tell(self, host: str, gateway: Gateway, link: Link) -> None:
+        if gateway.link is link and not gateway.closed.is_set():
+            self._lost(host)
+
     def _run(self) -> None:
-        watched: dict[Any, tuple[str, Gateway]] = {}
+        watched: dict[Any, tuple[str, Gateway, Link]] = {}
         poller = zmq.Poller()
+        waker = self._waker
+        poller.register(waker, zmq.POLLIN)
         try:
             while not self._node.closed:
                 while self._monitors:
-                    host, gateway, monitor = self._monitors.popleft()
-                    watched[monitor] = (host, gateway)
+                    host, gateway, link, monitor = self._monitors.popleft()
+                    watched[monitor] = (host, gateway, link)
                     poller.register(monitor, zmq.POLLIN)
-                if not poller.sockets:
-                    # A poll of nothing returns at once.
-                    self._host_joined.wait(_LOOK / 1000)
-                    self._host_joined.clear()
                 for monitor, _ in poller.poll(_LOOK * (1 + len(watched) // 256)):
-                    host, gateway = watched[monitor]
+                    if monitor == waker:
+                        os.eventfd_read(waker)
+                        continue
                     poller.unregister(monitor)
-                    if not gateway.closed.is_set():
-                        self._node.receive_loop.post(partial(self._lost, host))
-                for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
+                    self._node.receive_loop.post(partial(self._tell, *watched[monitor]))
+                for monitor in [monitor for monitor, (_, _, link) in watched.items() if link.closed]:
                     # ZeroMQ blocks if it cannot deliver an event, so close this monitor after its link.
                     if monitor in poller:
                         poller.unregister(monitor)
@@ -80,10 +90,15 @@ class HostWatch:
         except zmq.ContextTerminated:
             pass
         finally:
-            for monitor, (_, gateway) in watched.items():
-                gateway.closed.wait(10)
-                monitor.close(0)
+            with self._lock:
+                self._waker = -1
+                os.close(waker)
+            left = [*watched.items()]
             while self._monitors:
-                _, gateway, monitor = self._monitors.popleft()
-                gateway.closed.wait(10)
+                host, gateway, link, monitor = self._monitors.popleft()
+                left.append((monitor, (host, gateway, link)))
+            for monitor, (_, gateway, link) in left:
+                if not link.closed:
+                    # The last of a gateway closes with it.
+                    gateway.closed.wait(10)
                 monitor.close(0)

@@ -20,15 +20,21 @@ class Partitions:
     Args:
         node: of this program.
         host_lost: called with the host to give up, in the receiving thread.
+        parted: called with two hosts that have lost each other, in the receiving thread; returns whether one hung on
+            the other, and gets what may have been lost.
     """
 
-    def __init__(self, node: Node, host_lost: Callable[[str, Cause], None]) -> None:
+    def __init__(self, node: Node, host_lost: Callable[[str, Cause], None], parted: Callable[[str, str], bool]) -> None:
         self._node = node
         self._host_lost = host_lost
+        self._tell_parted = parted
         node.dispatch.handle(Parted, self._parted)
 
     def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
-        self._node.hosts.spreads.parted([parted.host, parted.other])
+        hung = self._tell_parted(parted.host, parted.other)
+        # Messages on their way by a lost host have been sent again.
+        if not hung and parted.other in (self._node.host, *self._node.hosts.known):
+            self._node.hosts.spreads.parted([parted.host, parted.other])
         self._node.receive_loop.call_later(
             self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other)
         )

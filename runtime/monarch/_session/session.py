@@ -35,7 +35,7 @@ from monarch._session.local_agent import LocalAgent
 from monarch._session.orderly_end import end_processes
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
-from monarch._session.uplinks import Uplinks
+from monarch._session.ways.uplinks import Uplinks
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
@@ -108,8 +108,8 @@ class Session:
         actors_of(node).on_halt = self._halt
         node.part(AgentsSlot).agents = self
         self.output_options = self.output.configure
-        self._partitions = Partitions(node, self.host_lost)
-        self._uplinks = Uplinks(node, self.output)
+        self._uplinks = Uplinks(node, self.output, self._watch.watch, self._watch.forget)
+        self._partitions = Partitions(node, self.host_lost, self._uplinks.tree.parted)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
         actors_of(node).others[CONTROLLERS] = ControllerDirectory(node)
@@ -287,7 +287,7 @@ class Session:
             link.close()
             return m.Listening(listening.src, node.hosts.known[host][0], self._table[host][0], listening.public)
         node.hosts.known[host] = (address, listening.public)
-        node.hosts.adopt(host, link)
+        node.hosts.adopt(host, link, keys)
         return m.Listening(listening.src, address, peer, listening.public)
 
     def _ask_who(self, link: Link, address: str, timeout: float, way: str) -> m.Listening:
@@ -337,6 +337,7 @@ class Session:
 
     def host_lost(self, host: str, cause: Cause) -> None:
         """Give up a host whose connection broke, since messages may be lost."""
+        self._uplinks.lost(host)
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._forwarded.pop(host, None)
@@ -351,6 +352,7 @@ class Session:
     def forget(self, host: str) -> None:
         """Drop the connection to a host and the state of its processes, so that it can be attached again."""
         node = self.node
+        self._uplinks.tree.forget(host)
         gateway = node.hosts.gateways.pop(host, None)
         if gateway is not None:
             gateway.close(500)
@@ -380,7 +382,9 @@ class Session:
             last = {host for host in hosts if self._users[host] <= 1 and host in self.node.hosts.known}
         if orderly and last:
             end_processes(self.node, STOP_CLEANUP() + 1, last, "its hosts were shut down")
-        for host in hosts:
+        # Those that others hang on pass their goodbyes on, and come last.
+        parents = self._uplinks.tree.parents
+        for host in sorted(hosts, key=lambda host: host not in parents):
             with self._lock:
                 self._users[host] -= 1
                 is_last = self._users[host] <= 0 and host in self.node.hosts.known

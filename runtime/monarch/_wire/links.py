@@ -181,7 +181,20 @@ class Link:
         server: bytes | None = None,
         lease: float = LEASE_S,
         heartbeats: bool = True,
+        hurries: bool = False,
     ) -> None:
+        """Connect.
+
+        Args:
+            context: for the socket.
+            address: of the process.
+            hello: the first message.
+            keys: of this process, for tcp.
+            server: public key of the other one, for tcp.
+            lease: seconds of silence after which the other end counts as lost.
+            heartbeats: as in ``over_network``.
+            hurries: whether the connection is lost if it is not made within a lease, however long the kernel tries.
+        """
         self.address = address
         # Guards everything below; one message is sent at a time.
         self._lock = RLock()
@@ -197,6 +210,8 @@ class Link:
             socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             socket.set(zmq.CURVE_SECRETKEY, keys.secret)
             over_network(socket, lease, heartbeats)
+            if hurries:
+                socket.set(zmq.CONNECT_TIMEOUT, max(1, int(lease * 1000)))
         # The core of zmq.Socket.send, without routing id and group.
         self._send = super(zmq.Socket, socket).send
         socket.connect(address)
@@ -265,6 +280,12 @@ class Link:
     def monitor(self) -> zmq.Socket[bytes]:
         """Return a socket that reports when the connection is lost; call this once."""
         return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, to the end."""
+        with self._lock:
+            return self._closed
 
     def close(self, linger_ms: int = 0) -> None:
         """Close it, dropping messages not sent within the linger time."""

@@ -15,7 +15,7 @@ from monarch._core.causes import Cause, CellRef
 from monarch._core.text.causes import describe
 from monarch.exceptions import ProtocolError
 
-VERSION = 6
+VERSION = 7
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -354,6 +354,27 @@ class Uplink(_Message, tag=36):
     src: str
     via: str
     """The agent that merges them with those of others, which may be the receiver; empty to send them straight."""
+    hangs: bool = False
+    """Whether all other messages go by it as well, both ways, once the receiver has said so by Hung."""
+    turn: int = 0
+    """Counts those of the receiver."""
+
+
+class Hung(_Message, tag=40):
+    """The program may close its connection to an agent, which holds on to another one; or must open it again."""
+
+    src: str
+    via: str
+    """The agent of the Uplink; empty if the connection to it is lost, and the program must open its own."""
+    turn: int
+    """Of the newest Uplink."""
+
+
+class Down(_Message, tag=41):
+    """Carries the ``frames`` that follow to the agent of another host, by an agent that it holds on to."""
+
+    host: str
+    frames: int
 
 
 class Upward(_Message, tag=37):
@@ -365,7 +386,8 @@ class Upward(_Message, tag=37):
     number: int
     """Counts those of this agent, which keeps them until they are taken; 0 for one that it does not keep."""
     body: bytes
-    """An encoded message of one frame; empty to ask only what has been taken."""
+    """An encoded message, of which more may follow as ``frames``; empty to ask only what has been taken."""
+    frames: int = 0
 
 
 class MergedOutput(msgspec.Struct, array_like=True, gc=False):
@@ -536,6 +558,8 @@ AnyMessage: TypeAlias = (
     | Folded
     | Received
     | Uplink
+    | Hung
+    | Down
     | Upward
     | Merged
     | Taken

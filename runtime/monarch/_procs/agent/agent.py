@@ -84,7 +84,7 @@ class Agent:
         self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.router.inbox, hold=True)
         self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
-        self.uplink = Uplink(self.router, self._later)
+        self.uplink = Uplink(self.router, self._later, self._owner_died)
         self.spreading = Spreading(self.router, self.uplink, self._later, self._handle, self._failed, self._parted)
         self._forwarding = Forwarding(
             self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
@@ -126,6 +126,7 @@ class Agent:
             m.Spread: self.spreading.on_spread,
             m.Answers: self.spreading.on_answers,
             m.Uplink: self._on_uplink,
+            m.Down: self._on_down,
             m.Upward: self.uplink.on_upward,
             m.Taken: self.uplink.on_taken,
         }
@@ -183,18 +184,27 @@ class Agent:
         self._zygotes = fds
 
     def _follow_links(self) -> None:
+        for monitor in self.router.idle():
+            if self.loop.watches(monitor):
+                self.loop.unwatch(monitor)
+            monitor.close(0)
         for monitor in self.router.monitors():
             if not self.loop.watches(monitor):
                 self.loop.watch(monitor, partial(self._link_lost, monitor))
 
     def _link_lost(self, monitor: zmq.Socket[bytes]) -> None:
         self.loop.unwatch(monitor)
+        way_to_owner = self.router.address_of(self.owner)
         name = self.router.lost(monitor)
-        if name:
+        if name == self.owner and self.uplink.hung:
+            # It may have gone for good: then the agent on the way to it will, too.
+            self.router.learn(way_to_owner)
+            self.uplink.straight_lost()
+        elif name:
             self._host_lost(name)
 
     def _look_at_owner(self) -> None:
-        if self.router.owner_lost():
+        if self.router.owner_lost() and not (self.uplink.hung or self.uplink.orphan):
             self._owner_died()
 
     def _receive_from(self, socket: zmq.Socket[bytes]) -> None:
@@ -339,6 +349,10 @@ class Agent:
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
         """The agent of another host reports the death of its proc, or the controller the loss of a host."""
+        if dead.proc == self.owner:
+            # It counts this host as lost.
+            self._owner_died()
+            return
         if dead.proc.endswith("/agent"):
             self.spreading.lost(host_of(dead.proc))
             self.uplink.lost(host_of(dead.proc))
@@ -372,8 +386,29 @@ class Agent:
                     self._forwarding.died(proc)
 
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
-        if uplink.src == self.owner:
-            self.uplink.on_uplink(uplink)
+        if uplink.src != self.owner:
+            return
+        waited = self.uplink.hung or self.uplink.orphan
+        self.uplink.on_uplink(uplink)
+        if waited:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Live as long as the connections with the owner again, which has just connected."""
+        self.router.hurries = ""
+        if self.router.owner_monitor is None:
+            self.router.connect(self.owner)
+            return
+        self.router.watched_by = self.owner
+        # Earlier connections of it may have broken.
+        self.router.owner_lost()
+        if not self.router.own():
+            self._owner_died()
+
+    def _on_down(self, down: m.Down, frames: list[Any]) -> None:
+        """Pass a message of the controller on to an agent that hangs on this one."""
+        if not self.router.post(f"{down.host}/agent", frames):
+            self._parted(down.host)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.router.learn(hosts)
@@ -485,8 +520,8 @@ class Agent:
             self._owner_died()
             return
         self._forwarding.lost(name)
-        self.spreading.lost(name)
         self.uplink.lost(name)
+        self.spreading.lost(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
         self._parted(name)

@@ -124,6 +124,12 @@ class Folding:
                     self._flush(*key)
                     del self._open[key]
 
+    def flush(self, dst: str) -> None:
+        """Send all replies to a caller that wait for those of other hosts."""
+        for key in list(self._open):
+            if key[0] == dst:
+                self._flush(*key)
+
     def _due(self, key: tuple[str, int], fold: _Fold) -> None:
         fold.waits = False
         if self._open.get(key) is fold:

@@ -136,6 +136,10 @@ class LeasedAgent(Agent):
             for proc in hosts.hosts:
                 self._tell(proc, msgspec.structs.replace(self.listening, token=hosts.token))
 
+    def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
+        """Keep the connection to the controller: its end begins the lease."""
+        super()._on_uplink(msgspec.structs.replace(uplink, hangs=False), [])
+
     def _claim(self, ask: m.Ask, what: tuple[int, list[str]]) -> dict[str, Any]:
         """Make another program the controller, and tell it what runs here."""
         # The end of the last controller may not be processed yet.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from monarch._procs.session_folder import host_of
-from monarch._wire.messages import Merged, MergedOutput, Output, Taken, decode, encode
+from monarch._wire.messages import Dead, Merged, MergedOutput, Output, Ready, Received, Reports, Taken, decode, encode
 
 WAIT = 0.05
 """Seconds for which a message waits for those of other hosts."""
@@ -15,6 +15,13 @@ _PIECE = 1 << 20
 """Bytes that are sent at once."""
 
 _Key: TypeAlias = tuple[str, str, str, int, tuple[tuple[str, bytes], ...]]
+
+
+def is_urgent(message: Any) -> bool:
+    """Return whether a message does not wait for those of other hosts. An expected death is no news."""
+    return not isinstance(message, (Output, Reports, Ready, Received)) and not (
+        isinstance(message, Dead) and message.expected
+    )
 
 
 class OutputMerge:
@@ -91,6 +98,8 @@ class Merging:
         """By agent, the number of its newest message that waits."""
         self._sent: deque[tuple[int, dict[str, int]]] = deque()
         """Numbers of messages that have not been taken, with the newest numbers of other agents in each."""
+        self.before_deaths: Callable[[str], None] = lambda dst: None
+        """Sends answers that wait for those of other hosts: a rank may have answered before it died. Set once."""
 
     def add(self, src: str, dst: str, number: int, body: bytes) -> None:
         """Take a message of an agent, as in Upward."""
@@ -98,6 +107,8 @@ class Merging:
             self.flush()
             self._dst = dst
         message = decode(body) if body else None
+        if isinstance(message, Dead) and not message.expected:
+            self.before_deaths(dst)
         if isinstance(message, Output):
             self._outputs.add(message)
         elif body:
@@ -108,7 +119,7 @@ class Merging:
                 self._numbers[src] = number
         # An empty one counts too, so that it is confirmed.
         self._size += len(body) + 1
-        if self._size > _PIECE:
+        if self._size > _PIECE or (message is not None and is_urgent(message)):
             self.flush()
         elif not self._waits:
             self._waits = True

@@ -40,6 +40,10 @@ class Router:
         self.overtaking: Callable[[str], None] = lambda dst: None
         """Called with the receiver before a message goes to a controller or another host, past those on their way by
         other agents. Set once."""
+        self.carrying: Callable[[str, Frames], bool] = lambda dst, frames: False
+        """Called with such a message first; returns whether it has been sent by another agent. Set once."""
+        self.hurries = ""
+        """The controller, while a connection to it must be made within a lease or never."""
         self.authenticator: CurveAuthenticator | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
@@ -51,6 +55,7 @@ class Router:
         self._accepted: set[int] = set()
         self._owned: set[int] | None = None
         self._earlier: list[zmq.Socket[bytes]] = []
+        self._idle: list[zmq.Socket[bytes]] = []
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes], one_port: bool = False) -> Listening:
         """Bind the tcp sockets; ZMQError if the address is not one of this host.
@@ -111,8 +116,11 @@ class Router:
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
 
     def forget(self, stay: Sequence[str]) -> None:
-        """The controller is gone, and with it all that it announced of other hosts, but those that stay."""
-        self._hosts = {host: self._hosts[host] for host in stay if host in self._hosts}
+        """The controller is gone, and with it all that it announced of other hosts, but those that stay.
+
+        Another program may have said where it listens, and be about to become the controller.
+        """
+        self._hosts = {name: where for name, where in self._hosts.items() if name in stay or "/" in name}
 
     def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""
@@ -134,6 +142,8 @@ class Router:
             False if it is unreachable: its host was lost, or is not in this session. Nothing was sent then.
         """
         if not self.is_here(dst):
+            if self.carrying(dst, frames):
+                return True
             self.overtaking(dst)
         return self.post(dst, frames)
 
@@ -167,8 +177,8 @@ class Router:
         if link is None:
             address, public = self._hosts[name]
             keys, lease = self.keys, self.lease
-            beats = name != self.watched_by
-            link = Link(self.context, address, self._hello(), keys, public.encode(), lease, heartbeats=beats)
+            beats, hurries = name != self.watched_by, name == self.hurries
+            link = Link(self.context, address, self._hello(), keys, public.encode(), lease, beats, hurries)
             self._links[name] = link
             self._lost[link.monitor()] = (name, link)
         return link
@@ -178,6 +188,21 @@ class Router:
         link = self._links.pop(name, None)
         if link is not None:
             link.close()
+
+    def rest(self, name: str) -> None:
+        """Close the connection to a host or a controller, after what was sent; the next message opens it again."""
+        link = self._links.pop(name, None)
+        for monitor, (_, watched) in list(self._lost.items()):
+            if watched is link:
+                del self._lost[monitor]
+                self._idle.append(monitor)
+        if link is not None:
+            link.close(int(self.lease * 1000))
+
+    def idle(self) -> list[zmq.Socket[bytes]]:
+        """Return the sockets of ``monitors`` that nobody needs any more, once; the caller closes them."""
+        idle, self._idle = self._idle, []
+        return idle
 
     def monitors(self) -> list[zmq.Socket[bytes]]:
         """Sockets that become readable when the connection to another host is lost."""
@@ -222,9 +247,10 @@ class Router:
             self._owned = None
         return lost
 
-    def own(self) -> None:
-        """Another owner has identified itself: its connection is among the current ones."""
+    def own(self) -> bool:
+        """The owner has identified itself: its connection is among the current ones. Return whether there is any."""
         self._owned = set(self._accepted)
+        return bool(self._owned)
 
     def close(self) -> None:
         """Close everything; wait a moment for the last messages."""

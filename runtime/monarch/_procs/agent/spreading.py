@@ -85,6 +85,7 @@ class Spreading:
         self._parted = parted
         self.ordering = Ordering(router.proc, later, self._tell)
         self.folding = Folding(router.proc, later, self._send)
+        uplink.merging.before_deaths = self.folding.flush
         self._via: dict[tuple[str, int], str] = {}
         """The agent that folds the replies to a port of a caller."""
         self._kept: dict[int, tuple[str, str, list[Any]]] = {}

@@ -1,14 +1,18 @@
-"""The way of output, reports and news of starts from an agent to the program: with many hosts, by another agent.
+"""The way of messages from an agent to the program: with many hosts, by another agent.
 
 That agent may die, so each message is kept until the program has it, and is sent again by another way. The program gets
 a contiguous part of them by each way, and drops what it has got before; so sending again is always safe.
+
+An agent that hangs on another one sends everything by it, and gets everything by it: it lives while the connection to
+that one lasts, not one with the program. If it breaks, the agent connects to the program itself, within a lease, and
+asks it to connect as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._procs.agent.merging import Merging
@@ -18,13 +22,19 @@ from monarch._wire import messages as m
 
 _LOOK = 1.0
 """Seconds between checks of whether messages arrive by another agent."""
+LARGE = 1 << 20
+"""Bytes of a message from which on it goes straight."""
+_REST = 2.0
+"""Seconds after which an unused connection to the program is closed."""
+_WORD = 12
+"""Leases for which an agent that has lost its way waits for the program, which may be busy, if that is there."""
 
 
 class _Kept(NamedTuple):
     """A message that the program may not have."""
 
     number: int
-    body: bytes
+    frames: Sequence[Any]
     since: float
     """When it was sent first."""
 
@@ -35,13 +45,20 @@ class Uplink:
     Args:
         router: of the agent.
         later: runs a function after some seconds.
+        ended: called when the program gives no word for long, after the way to it was lost.
     """
 
-    def __init__(self, router: Router, later: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        later: Callable[[float, Callable[[], None]], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self._router = router
         self._later = later
+        self._ended = ended
         self._proc = router.proc
-        self._merging = Merging(self._proc, later, self._count, router.post)
+        self.merging = self._merging = Merging(self._proc, later, self._count, router.post)
         self._dst: str = ""
         """The program that has told the way; empty if none has, and then nothing has a number."""
         self._via: str = ""
@@ -55,7 +72,23 @@ class Uplink:
         """Whether a check is arranged."""
         self._straight = 0
         """Number up to which they have been sent straight."""
+        self._hangs = False
+        """Whether the program wants everything by the way, and this agent has not said so yet."""
+        self._probe = 0
+        """Number of a message that shows that the way works, in both directions, when the agent on it says that it was
+        taken; 0 if there is none."""
+        self._turn: int = 0
+        """Of the newest Uplink."""
+        self.hung = False
+        """Whether everything goes by the way, so that the connection to the program may be closed."""
+        self.orphan = False
+        """Whether the way broke when this agent hung on it, and the program has not connected yet."""
+        self._used = 0.0
+        """When something was sent straight."""
+        self._rests = False
+        """Whether a check for that is arranged."""
         router.overtaking = self._overtaken
+        router.carrying = self._carry
 
     def _count(self) -> int:
         self._last += 1
@@ -70,11 +103,28 @@ class Uplink:
         if self._via == self._proc:
             self._merging.add(self._proc, dst, self._count(), body)
             return True
-        self._keep(body)
+        self._keep([body])
+        self._send_newest()
+        return True
+
+    def _send_newest(self) -> None:
         if self._via:
             self._post_by_way(self._kept[-1])
             self._look_later()
         else:
+            self._settle()
+
+    def _carry(self, dst: str, frames: Sequence[Any]) -> bool:
+        """Send any message by the way if this agent hangs on it, and with a number if it is about to."""
+        if dst != self._dst or not (self.hung or self._hangs or self._next):
+            return False
+        self._keep([*frames])
+        if self.hung and self._via and sum(map(len, frames)) >= LARGE:
+            # The agent on the way has work of its own. Later messages go by the way once this one has been taken.
+            self._via, self._next, self._barrier = "", self._via, self._last
+        self._send_newest()
+        if self._via and not self.hung:
+            # The way may not work.
             self._settle()
         return True
 
@@ -104,16 +154,20 @@ class Uplink:
         for kept in self._kept:
             if kept.number > self._straight:
                 self._straight = kept.number
-                self._router.post(self._dst, [self._upward(kept)])
+                self._router.post(self._dst, self._upward(kept))
+        self._used = time.monotonic()
+        if self.hung:
+            self._rest_later()
 
-    def _keep(self, body: bytes) -> None:
-        self._kept.append(_Kept(self._count(), body, time.monotonic()))
+    def _keep(self, frames: Sequence[Any]) -> None:
+        self._kept.append(_Kept(self._count(), frames, time.monotonic()))
 
-    def _upward(self, kept: _Kept) -> bytes:
-        return m.encode(m.Upward(self._proc, self._dst, kept.number, kept.body))
+    def _upward(self, kept: _Kept) -> list[Any]:
+        body, *more = kept.frames
+        return [m.encode(m.Upward(self._proc, self._dst, kept.number, bytes(body), len(more))), *more]
 
     def _post_by_way(self, kept: _Kept) -> None:
-        if self._via and not self._router.post(self._via, [self._upward(kept)]):
+        if self._via and not self._router.post(self._via, self._upward(kept)):
             self.lost(host_of(self._via))
 
     def _look_later(self) -> None:
@@ -134,25 +188,32 @@ class Uplink:
 
     def on_uplink(self, uplink: m.Uplink) -> None:
         """Follow the program, which has told another way."""
-        if uplink.src == self._dst and uplink.via == (self._next or self._via):
+        if uplink.src == self._dst and uplink.turn == self._turn and uplink.via == (self._next or self._via):
             return
         if uplink.src != self._dst:
             self.reset()
             self._dst = uplink.src
+        self._turn, self._hangs = uplink.turn, uplink.hangs and uplink.via != self._proc
+        # The program is connected now: it tells another way by its own connection only.
+        self.hung = self.orphan = False
+        self._probe = 0
         self._settle()
         self._via = self._next = ""
         if uplink.via == self._proc:
             self._via = uplink.via
         elif uplink.via:
-            # Not before all that went straight has arrived.
             self._next = uplink.via
-            self._keep(b"")
+            self._keep([b""])
             self._barrier = self._last
             self._settle()
 
-    def on_upward(self, upward: m.Upward, _: list[Any]) -> None:
-        """Merge a message of another agent with those of others."""
-        self._merging.add(upward.src, upward.dst, upward.number, upward.body)
+    def on_upward(self, upward: m.Upward, frames: list[Any]) -> None:
+        """Merge a message of another agent with those of others, if it is a small one."""
+        if frames:
+            self._merging.flush()
+            self._router.post(upward.dst, [m.encode(upward), *frames])
+        else:
+            self._merging.add(upward.src, upward.dst, upward.number, upward.body)
 
     def on_taken(self, taken: m.Taken, _: list[Any]) -> None:
         """Note what the program has."""
@@ -160,22 +221,82 @@ class Uplink:
             self._merging.taken(taken.number)
         while self._kept and self._kept[0].number <= taken.number:
             self._kept.popleft()
+        if self._probe and taken.src == self._via and taken.number >= self._probe:
+            self._probe = 0
+            self._hang()
         if self._next and taken.number >= self._barrier:
-            self._via, self._next = self._next, ""
-            if not self._router.knows(self._via):
-                # The connection to it broke meanwhile, and the program learns of that.
-                self._via = ""
-                return
-            # To notice its loss also before anything is sent.
-            self._router.connect(host_of(self._via))
-            for kept in list(self._kept):
-                self._post_by_way(kept)
-            self._look_later()
+            self._go_by_way()
+
+    def _go_by_way(self) -> None:
+        self._via, self._next = self._next, ""
+        if not self._router.knows(self._via):
+            # The connection to it broke meanwhile, and the program learns of that.
+            self.lost(host_of(self._via))
+            return
+        # To notice its loss also before anything is sent.
+        self._router.connect(host_of(self._via))
+        for kept in list(self._kept):
+            self._post_by_way(kept)
+        if self._via and self._hangs:
+            self._keep([b""])
+            self._probe = probe = self._last
+            self._post_by_way(self._kept[-1])
+            self._later(self._router.lease, lambda: self._look_for_proof(probe))
+        self._look_later()
+
+    def _look_for_proof(self, probe: int) -> None:
+        if self._probe == probe:
+            self.lost(host_of(self._via))
+
+    def _hang(self) -> None:
+        self._hangs, self.hung = False, True
+        # Heartbeats are now for connections that this agent makes.
+        self._router.watched_by, self._router.hurries = "", self._dst
+        self._keep([m.encode(m.Hung(self._proc, self._via, self._turn))])
+        self._post_by_way(self._kept[-1])
+        self._used = time.monotonic()
+        self._rest_later()
+
+    def _rest_later(self) -> None:
+        if not self._rests:
+            self._rests = True
+            self._later(_REST, self._rest)
+
+    def _rest(self) -> None:
+        """Close the connection to the program if it has not been used for a while."""
+        self._rests = False
+        if not self.hung:
+            return
+        if self._kept or not self._via or self._used > time.monotonic() - _REST:
+            self._rest_later()
+        else:
+            self._router.rest(self._dst)
 
     def lost(self, host: str) -> None:
         """Send straight what an agent may not have passed on."""
-        if host in (host_of(self._via), host_of(self._next)):
-            self._via = self._next = ""
+        if host not in (host_of(self._via), host_of(self._next)):
+            return
+        self._via = self._next = ""
+        self._hangs, self._probe = False, 0
+        if not self.hung:
+            self._settle()
+            return
+        self.hung, self.orphan = False, True
+        # To learn whether the program is there: all that is sent from now on goes by this connection.
+        self._router.connect(self._dst)
+        self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
+        self._settle()
+        turn = self._turn
+        self._later(_WORD * self._router.lease, lambda: self._look_for_word(turn))
+
+    def _look_for_word(self, turn: int) -> None:
+        if self.orphan and self._turn == turn:
+            self._ended()
+
+    def straight_lost(self) -> None:
+        """Send again what was sent by a connection to the program that broke, while it is not needed."""
+        self._straight = self._kept[0].number - 1 if self._kept else self._last
+        if not self._via:
             self._settle()
 
     def close(self) -> None:
@@ -185,5 +306,7 @@ class Uplink:
     def reset(self) -> None:
         """Forget the program, which is gone, and what it has not taken."""
         self._dst = self._via = self._next = ""
+        self._hangs = self.hung = self.orphan = False
+        self._turn = self._probe = 0
         self._kept.clear()
         self._straight = self._last

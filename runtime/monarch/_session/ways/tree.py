@@ -1,0 +1,136 @@
+"""With many hosts, most hang on another host: the program has connections to a few, and reaches the others by those.
+
+A host that hangs lives while the connection to its parent lasts. If that breaks, or the parent is lost, the program
+connects to it again before anybody is declared dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from monarch._core.causes import HostLost
+from monarch._node.node import Node
+from monarch._node.peers import Gateway, HungLink
+from monarch._wire import messages as m
+
+_APART = 10.0
+"""Seconds for which a host does not hang on one again that it could not be reached by."""
+_AGAIN = 0.5
+"""Seconds until a connection is tried again for which there was no descriptor."""
+_ENDING_S = 5.0
+"""Seconds for the news to a host that it counts as lost."""
+
+
+class Tree:
+    """Which hosts hang on which. For the receiving thread.
+
+    Args:
+        node: of this program.
+        watch: watches the connection to a host.
+        unwatch: watches it no more.
+        straightened: called with a host to which there is a connection again.
+        again: called when a host may hang again.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        watch: Callable[[str], None],
+        unwatch: Callable[[str], None],
+        straightened: Callable[[Gateway], None],
+        again: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._watch = watch
+        self._unwatch = unwatch
+        self._straightened = straightened
+        self._again = again
+        self.parents: dict[str, str] = {}
+        """By host that hangs, its parent."""
+        self._barred: dict[tuple[str, str], float] = {}
+        """Pairs of a host and a parent, until when it does not hang there."""
+        self._former: dict[str, tuple[str, str]] = {}
+        """Hosts that count as lost, with address and key: one that was only stopped asks for a connection."""
+        node.hosts.spreads.on_late = lambda gateway: self.detour(gateway.host)
+
+    def may_hang(self, host: str, parent: str) -> bool:
+        """Return whether a host may hang on another one: not if that is a bad way to it."""
+        return self._barred.get((host, parent), 0.0) <= time.monotonic()
+
+    def hang(self, gateway: Gateway, parent: Gateway) -> None:
+        """Close the connection to a host, which has said that it hangs on another one."""
+        self.parents[gateway.host] = parent.host
+        self._unwatch(gateway.host)
+        self._node.hosts.spreads.hang(gateway, HungLink(gateway.host, parent))
+
+    def straighten(self, host: str) -> None:
+        """Connect to a host that hangs. If that fails, it counts as lost."""
+        hosts = self._node.hosts
+        gateway = hosts.gateways.get(host)
+        if host in self.parents and gateway is not None and host in hosts.known:
+            try:
+                link = hosts.connect(host, hurries=True)
+            except (OSError, zmq.ZMQError):
+                # Too many open files, for now.
+                self._node.receive_loop.call_later(_AGAIN, lambda: self.straighten(host))
+                return
+            del self.parents[host]
+            hosts.spreads.straighten(gateway, link)
+            self._watch(host)
+            self._straightened(gateway)
+
+    def detour(self, host: str) -> None:
+        """Connect to a host that could not be reached by its parent."""
+        parent = self.parents.get(host, "")
+        if parent:
+            self.bar(host, parent)
+            self.straighten(host)
+
+    def bar(self, host: str, parent: str) -> None:
+        """Let a host not hang on another one for a while."""
+        self._barred[host, parent] = time.monotonic() + _APART
+        self._node.receive_loop.call_later(_APART, self._again)
+
+    def parted(self, one: str, other: str) -> bool:
+        """Connect to a host that has lost the connection to its parent, or that its parent has lost.
+
+        Returns:
+            Whether one of the two hangs on the other, or did until just now.
+        """
+        self.refuse(one)
+        for host, parent in ((one, other), (other, one)):
+            if self.parents.get(host) == parent:
+                self.detour(host)
+        return not (self.may_hang(one, other) and self.may_hang(other, one))
+
+    def lost(self, host: str) -> None:
+        """Connect to the hosts that hang on a lost one, and tell that one, if it hangs and is alive after all."""
+        for child, parent in list(self.parents.items()):
+            if parent == host:
+                self.straighten(child)
+        known = self._node.hosts.known.get(host)
+        if known is not None and self._node.hosts.spreads.least:
+            self._former[host] = known
+        gateway = self._node.hosts.gateways.get(host)
+        if self.parents.pop(host, "") and gateway is not None:
+            gateway.link.send(self._farewell(host))
+
+    def refuse(self, host: str) -> None:
+        """Tell a host that counts as lost so, as it asks for a connection."""
+        hosts = self._node.hosts
+        if host in hosts.known or host not in self._former or hosts.keys is None:
+            return
+        link = hosts.connect_to(host, self._former[host])
+        link.send(self._farewell(host))
+        link.close(int(_ENDING_S * 1000))
+
+    def _farewell(self, host: str) -> bytes:
+        return m.encode(m.Dead(self._node.proc, HostLost(host), False, []))
+
+    def forget(self, host: str) -> None:
+        """Forget a host that is attached by a new connection."""
+        self.parents.pop(host, None)
+        self._former.pop(host, None)

@@ -1,0 +1,115 @@
+"""Most of many hosts hang on another one: nothing is lost or doubled when that one, or a connection, is lost."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tree_model import World, model
+
+
+def check(world: World) -> None:
+    """Check that every host that is left has got and sent everything, once and in order."""
+    left = [name for name in world.names if name not in world.given_up]
+    assert {f"{name}/agent" for name in left} == {*world.agents}
+    for name in left:
+        assert world.seen[name] == world.called[name]
+        assert world.noted[name] == world.told[name]
+        assert world.shown.get(f"{name}/m.0", b"") == world.printed.get(f"{name}/m.0", b"")
+        gateway = world.hosts.gateways[name]
+        assert not gateway.kept
+    for number, answers in world.answers.items():
+        assert {name for name in left if number in world.called[name]} <= answers.keys()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32), st.integers(5, 12), st.integers(0, 4), st.integers(0, 3), st.integers(200, 900))
+def test_losses_in_the_tree_lose_nothing(seed: int, count: int, losses: int, breaks: int, steps: int) -> None:
+    with model(count, seed) as world:
+        choose = world.random
+        world.settle(choose.choice([0.3, 1.0, 5.0]))
+        events = [*["kill", "stop"][: min(losses, 2)], *["kill"] * max(0, losses - 2), *["break"] * breaks]
+        at = {choose.randrange(steps): event for event in events}
+        for step in range(steps):
+            agents = [each for proc, each in sorted(world.agents.items()) if proc not in world.stopped]
+            if not agents:
+                break
+            match at.get(step, ""):
+                case "kill":
+                    world.kill(choose.choice(agents).proc)
+                case "stop":
+                    world.stop(choose.choice(agents).proc)
+                case "break":
+                    world.break_some()
+                case _:
+                    what = choose.random()
+                    if what < 0.08:
+                        world.print(choose.choice(agents))
+                    elif what < 0.14:
+                        world.tell(choose.choice(agents))
+                    elif what < 0.2:
+                        world.call(choose.sample(world.names, choose.choice([1, 1, 4, count])))
+                    else:
+                        world.step()
+        world.settle(100.0)
+        check(world)
+        if len(world.agents) >= 3:
+            groups = world.hosts.spreads.groups()
+            assert len(world.uplinks.tree.parents) == len(world.agents) - len(groups)
+            for name, parent in world.uplinks.tree.parents.items():
+                assert world.hosts.gateways[name].group == world.hosts.gateways[parent].group
+
+
+@pytest.mark.parametrize("blocked", [("h1/agent", "h0/agent"), ("h0/agent", "h1/agent")])
+def test_host_does_not_hang_on_one_that_does_not_reach_it(blocked: tuple[str, str]) -> None:
+    with model(9, 1) as world:
+        world.blocked.add(blocked)
+        agent = world.agents["h1/agent"]
+        for _ in range(500):
+            world.step()
+            if world.random.random() < 0.05:
+                world.tell(agent)
+                world.print(agent)
+                world.call(["h1"])
+                # Messages of its own are not delayed by that.
+                assert len(world.told["h1"]) - len(world.noted["h1"]) < 10
+        world.settle(60.0)
+        check(world)
+        assert not world.given_up and len(world.uplinks.tree.parents) == 5
+
+
+def test_program_has_connections_to_the_first_of_each_group() -> None:
+    with model(64, 1, 16) as world:
+        world.settle(10.0)
+        assert len([each for each in world.wires if each.src.startswith("c/") and each.open]) == 8
+        assert not [each for each in world.wires if each.dst.startswith("c/") and each.open and each.src > "h9"]
+        assert len(world.uplinks.tree.parents) == 56
+
+
+def test_lack_of_descriptors_delays_new_connections_only() -> None:
+    with model(9, 1) as world:
+        world.settle(10.0)
+        connect = world.hosts.connect_to
+
+        def full(*_: object, **__: object) -> Any:
+            raise OSError(errno.EMFILE, "too many open files")
+
+        world.hosts.connect_to = world.hosts.spreads.connect = full
+        world.kill("h0/agent")
+        for host in ("h1", "h2", "h4"):
+            world.call([host])
+        world.settle(3.0)
+        assert world.given_up == {"h0"}
+        world.hosts.connect_to = connect
+        world.settle(60.0)
+        check(world)
+
+
+def test_few_hosts_keep_their_connections() -> None:
+    with model(15, 1, 16) as world:
+        world.settle(10.0)
+        assert not world.uplinks.tree.parents
