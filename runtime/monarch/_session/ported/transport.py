@@ -35,7 +35,7 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         transport: "ipc", "tcp", an address such as ``tcp://10.0.0.1:4444``, or the same as a ``ChannelTransport``.
 
     Raises:
-        ArgumentError: there is no such transport here, such as those of Meta's machines.
+        ArgumentError: the transport is not available here, as those of Meta's machines are not.
         RuntimeError: the program has chosen another one.
     """
     global _chosen
