@@ -7,9 +7,12 @@ import asyncio
 import inspect
 import linecache
 import os
+import sys
 import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
@@ -104,15 +107,26 @@ class CellResult(Outcome):
 def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
     """Run a cell to its end in this thread."""
     send: Any = None
-    while True:
-        try:
-            awaitable = steps.send(send)
+    with _runner() as wait_for:
+        while True:
             try:
-                send = asyncio.run(_wait(awaitable))
-            except BaseException as error:
-                send = steps.throw(error)
-        except StopIteration as end:
-            return end.value
+                awaitable = steps.send(send)
+                try:
+                    send = wait_for(_wait(awaitable))
+                except BaseException as error:
+                    send = steps.throw(error)
+            except StopIteration as end:
+                return end.value
+
+
+@contextmanager
+def _runner() -> Generator[Callable[[Coroutine[Any, Any, Any]], Any], None, None]:
+    """Give a function that runs coroutines: all on one event loop, so a task may be awaited by a later one."""
+    if sys.version_info < (3, 11):
+        yield asyncio.run
+        return
+    with asyncio.Runner() as runner:
+        yield lambda coroutine: runner.run(coroutine, context=copy_context())
 
 
 async def run_async(steps: Steps) -> CellResult:
