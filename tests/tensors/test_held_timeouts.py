@@ -1,4 +1,4 @@
-"""Timeouts of NCCL that this package watches: a stand-in for its backend, since it needs GPUs. The real one: tests/gpu."""
+"""Timeouts of NCCL that this package watches, with a stand-in for its backend; tests/gpu has the real one."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from monarch._core.diagnosis.facts import Kind
 from monarch._core.frames import frame_of
 from monarch._core.kinds import is_list, is_tuple
 from monarch._debug.why.holders import line_of
+from monarch._debug.why.pool_threads import of_future
 from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool, of_spawned
 
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -59,10 +60,6 @@ def _of_process(values: Values) -> str:
     return f"process {name!r} (pid {pid}){doing_of(pid)}" if type(name) is str and type(pid) is int else ""
 
 
-def _of_future(values: Values) -> str:
-    return "work in a pool"
-
-
 def _command(args: Any, pid: Any) -> str:
     words: Sequence[Any] = args if is_list(args) or is_tuple(args) else [args] if isinstance(args, str) else []
     text = " ".join(word for word in words if isinstance(word, str))
@@ -104,8 +101,8 @@ _TABLE: dict[str, Known] = {
     **_known(
         Kind.THREAD,
         "concurrent/futures/_base.py:result concurrent/futures/_base.py:wait concurrent/futures/_base.py:exception "
-        "concurrent/futures/_base.py:as_completed concurrent/futures/_base.py:result_iterator",
-        _of_future,
+        "concurrent/futures/_base.py:as_completed",
+        of_future,
     ),
     **_known(
         Kind.SOCKET,
