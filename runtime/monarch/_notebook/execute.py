@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pickle import PickleBuffer
@@ -125,8 +125,27 @@ def _runner() -> Generator[Callable[[Coroutine[Any, Any, Any]], Any], None, None
     if sys.version_info < (3, 11):
         yield asyncio.run
         return
-    with asyncio.Runner() as runner:
-        yield lambda coroutine: runner.run(coroutine, context=copy_context())
+    made: list[asyncio.Runner] = []
+
+    def wait_for(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if not made and _is_in_loop():
+            # Says that it cannot.
+            return asyncio.run(coroutine)
+        # Most cells await nothing, so they need no loop.
+        runner = made[0] if made else stack.enter_context(asyncio.Runner())
+        made[:] = [runner]
+        return runner.run(coroutine, context=copy_context())
+
+    with ExitStack() as stack:
+        yield wait_for
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def run_async(steps: Steps) -> CellResult:

@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.tasks import awaiting, task_of
 from monarch._actors.table import actors_of
 from monarch._core.diagnosis.facts import FORMING, Doing, Entered, Kind, RankFacts, Target
 from monarch._core.frames import frame_of
@@ -20,7 +21,6 @@ from monarch._core.position import Frame
 from monarch._core.roster import split_proc
 from monarch._debug.frames import described, users_frames
 from monarch._debug.why.child_places import child_places
-from monarch._debug.why.tasks import awaiting, task_of
 from monarch._debug.why.threads import Look, collective_beside, look_at
 from monarch._groups.convening import ensure_world
 from monarch._groups.rendezvous import local_rendezvous
