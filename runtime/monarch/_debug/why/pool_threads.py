@@ -30,7 +30,8 @@ def of_future(values: Mapping[str, Any]) -> str:
             parts.append("work that its pool has not begun" if not future.running() else "work in a pool")
             break
         thread, frame = running
-        parts.append(f"work in a pool, in thread {thread.name!r} at {line_of(frame)}")
+        at = line_of(frame)
+        parts.append(f"work in a pool, in thread {thread.name!r}{f' at {at}' if at else ''}")
         future = _waited_by(frame)
     return ", which waits for ".join(parts) or "work in a pool"
 

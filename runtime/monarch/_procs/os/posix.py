@@ -49,7 +49,7 @@ def signal_main_thread(pid: int, number: int) -> None:
     the main thread only.
 
     Raises:
-        OSError: there is no such process, or it belongs to another user.
+        OSError: the process is gone, or belongs to another user.
     """
     if _tgkill is None:
         os.kill(pid, number)
