@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,19 @@ def caught():
     except ValueError:
         done = 1
     return done
+
+async def leaf(x):
+    start()
+    await asyncio.sleep(0)
+    return x
+
+async def trunk():
+    got = await leaf(1)
+    return got + 1
+
+async def forest():
+    both = await asyncio.gather(leaf(1))
+    return both
 """
 
 
@@ -59,7 +73,7 @@ class Seat:
         self.over = 0
         self.is_busy = True
         self.tracer = Tracer(self.points, self._reached, self._count, lambda: self.is_busy, lambda: 0)
-        self.names: dict[str, Any] = {"start": self._start, "__name__": "mod"}
+        self.names: dict[str, Any] = {"start": self._start, "__name__": "mod", "asyncio": asyncio}
         exec(compile(CODE, "cell [1]", "exec"), self.names)
 
     def _count(self) -> None:
@@ -130,6 +144,21 @@ def test_next_at_the_end_stops_in_the_caller(seat: Seat) -> None:
 def test_next_in_a_generator_stays_in_it(seat: Seat) -> None:
     assert seat.run(seat.names["sums"], *[Step(NEXT)] * 3) == 3
     assert seat.places()[:2] == [("gen", 15), ("gen", 16)]
+
+
+def test_next_at_the_end_of_a_coroutine_stops_where_it_is_awaited(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), *[Step(NEXT)] * 3) == 2
+    assert seat.places() == [("leaf", 37), ("leaf", 38), ("trunk", 42)]
+
+
+def test_finish_of_a_coroutine_is_not_at_its_await(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), Step(FINISH), Step(NEXT)) == 2
+    assert seat.stops == [("leaf", 38, "returns 1"), ("trunk", 42, "")]
+
+
+def test_next_at_the_end_of_a_task_stops_in_the_next_one(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["forest"]()), *[Step(NEXT)] * 3) == [1]
+    assert seat.places() == [("leaf", 37), ("leaf", 38), ("forest", 46)]
 
 
 def test_step_out_of_an_error_ends_where_it_is_caught(seat: Seat) -> None:

@@ -6,6 +6,7 @@ traces the functions of the user that it goes through. Code of this package is n
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
@@ -90,6 +91,8 @@ class Tracer:
         """Of a step: the first line in that frame at which it ends."""
         self._begun = "", 0
         """Of a step: the file and line in which it has begun."""
+        self._left: FrameType | None = None
+        """The frame whose return a step has stopped at, until the next step."""
         self._traced: list[FrameType] = []
         """The frames that a step traces, besides those that it enters."""
 
@@ -120,6 +123,10 @@ class Tracer:
         if step.how == UNTIL:
             self._line = step.line or users.f_lineno + 1
         self._trace(frame)
+        left, self._left = self._left, None
+        if left is users and step.how != INTO and users.f_code.co_flags & _SUSPENDS:
+            # Its return is not seen again. Of a function, its callers are traced.
+            self._end_in_caller(users)
         self._switch()
 
     def _begin_out(self, frame: FrameType) -> None:
@@ -243,16 +250,25 @@ class Tracer:
         step = self._step
         if step is None or frame is not self._frame:
             return
-        if frame.f_code.co_flags & _SUSPENDS and step.how != FINISH:
-            # It is not known whether it ends: the step goes on when it is continued.
+        is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+        if _suspends(frame) and (is_coroutine or step.how != FINISH):
+            # The step goes on when it is continued.
             return
         if step.how == FINISH:
+            self._left = None if _suspends(frame) else frame
             self._stop(frame, Stop(STEP, f"returns {_shown(value)}"))
             return
-        # The step ends in the caller; without one, in the next part of the cell.
-        self._frame = next((each for each in _outward(frame.f_back) if is_users(each)), None)
+        self._end_in_caller(frame)
+
+    def _end_in_caller(self, frame: FrameType) -> None:
+        """Have the step end in the caller of a frame that returns; without one, in the next part of the cell."""
+        is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+        callers = _outward(frame.f_back)
+        # A task has no caller: the step ends in what continues, such as the task that has awaited it.
+        is_task = is_coroutine and not any(each.f_code.co_flags & inspect.CO_COROUTINE for each in callers)
+        self._frame = None if is_task else next((each for each in callers if is_users(each)), None)
         self._line = 0
-        self._step = Step(NEXT)
+        self._step = Step(INTO if is_task else NEXT)
 
     def _stop(self, frame: FrameType, stop: Stop) -> None:
         self._forget()
@@ -316,6 +332,15 @@ def _is_new(trace: TracebackType | None) -> bool:
             return False
         inner = inner.tb_next
     return True
+
+
+def _suspends(frame: FrameType) -> bool:
+    """Return whether a frame that is left is a generator or coroutine that may be continued, or has raised."""
+    code = frame.f_code
+    if not code.co_flags & _SUSPENDS:
+        return False
+    name = dis.opname[code.co_code[frame.f_lasti]]
+    return name not in ("RETURN_VALUE", "RETURN_CONST")
 
 
 def _outward(frame: FrameType | None) -> Sequence[FrameType]:
