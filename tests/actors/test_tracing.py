@@ -193,6 +193,15 @@ def test_breakpoints_at_lines_functions_and_conditions(seat: Seat) -> None:
     assert sys.gettrace() is None and len(seat.stops) == 3
 
 
+def test_each_breakpoint_of_a_place_has_its_condition(seat: Seat) -> None:
+    seat.set(
+        (1, FUNCTION, "mod.inner", 0, "x == 1"), (2, FUNCTION, "mod.inner", 0, "x == 7"),
+        (3, LINE, "cell [1]", 3, "x == 1"), (4, LINE, "cell [1]", 3, "x == 7"),
+    )  # fmt: skip
+    seat.run(lambda: [seat.names["inner"](each) for each in (1, 2, 7)])
+    assert seat.places() == [("inner", 2), ("inner", 3)] * 2
+
+
 def test_condition_that_raises_stops(seat: Seat) -> None:
     seat.set((4, LINE, "cell [1]", 3, "missing > 1"))
     seat.run(lambda: seat.names["inner"](1))

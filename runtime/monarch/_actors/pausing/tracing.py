@@ -82,8 +82,8 @@ class Tracer:
         """The breakpoints that the trace function knows."""
         self._raised = False
         """Whether it stops where errors are raised."""
-        self._known: dict[int, tuple[CodeType, dict[int, Point], Point | None]] = {}
-        """By identity of a function's code: the code, its breakpoints by line, and the one at its beginning."""
+        self._known: dict[int, tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]] = {}
+        """By identity of a function's code: the code, its breakpoints by line, and those at its beginning."""
         self._step: Step | None = None
         self._frame: FrameType | None = None
         """Of a step: the frame in which it ends; None for any."""
@@ -147,7 +147,7 @@ class Tracer:
 
     def _keeps(self, frame: FrameType) -> bool:
         """Return whether a frame is traced for a breakpoint."""
-        return bool(self._used) and (self._raised or bool(self._lines(frame)[0]))
+        return bool(self._used) and (self._raised or bool(self._lines(frame)))
 
     def end(self) -> None:
         """End a step."""
@@ -189,8 +189,9 @@ class Tracer:
         if known is None:
             known = self._remember(frame)
         _, lines, first = known
-        if first is not None and self._is_met(first, frame):
-            return self._first
+        met = self._met(first, frame) if first else None
+        if met is not None:
+            return self._at_beginning(met)
         if lines:
             return self._local
         if not (self._raised or step is not None) or not is_users(frame):
@@ -204,22 +205,25 @@ class Tracer:
         frame.f_trace_lines = False
         return self._local
 
-    def _first(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Stop at the first line of a function that has a breakpoint."""
-        if event != "line":
-            return self._first
-        point = self._lines(frame)[1]
-        if point is not None:
+    def _at_beginning(self, point: Point) -> Callable[[FrameType, str, Any], Any]:
+        """Return a trace function that stops at the first line of a function that has a breakpoint."""
+
+        def first(frame: FrameType, event: str, _: Any) -> Any:
+            if event != "line":
+                return first
             self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
-        return self._local
+            return self._local
+
+        return first
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Look at a line of a function that is traced, at its end, or at an error in it."""
         if self._step is not None and self._before != self._canceled():
             self.end()
         if event == "line":
-            point = self._lines(frame)[0].get(frame.f_lineno) if self._used else None
-            if point is not None and self._is_met(point, frame):
+            points = self._lines(frame).get(frame.f_lineno, ()) if self._used else ()
+            point = self._met(points, frame) if points else None
+            if point is not None:
                 self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
             elif self._step is not None and self._is_end(frame):
                 self._stop(frame, Stop(STEP, ""))
@@ -277,22 +281,26 @@ class Tracer:
 
     # Breakpoints
 
-    def _lines(self, frame: FrameType) -> tuple[dict[int, Point], Point | None]:
-        known = self._known.get(id(frame.f_code)) or self._remember(frame)
-        return known[1], known[2]
+    def _lines(self, frame: FrameType) -> dict[int, tuple[Point, ...]]:
+        return (self._known.get(id(frame.f_code)) or self._remember(frame))[1]
 
-    def _remember(self, frame: FrameType) -> tuple[CodeType, dict[int, Point], Point | None]:
+    def _remember(self, frame: FrameType) -> tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]:
         if len(self._known) > _MOST:
             self._known = {}
         code = frame.f_code
-        lines: dict[int, Point] = {}
-        first: Point | None = None
+        lines: dict[int, tuple[Point, ...]] = {}
+        first: tuple[Point, ...] = ()
         if self._used and not is_ours(frame):
             lines = lines_of(self._used, code)
-            first = next((each for each in self._used if enters(each, frame)), None)
+            first = tuple(each for each in self._used if enters(each, frame))
         # The code is kept, so that no other one gets its identity.
         known = self._known[id(code)] = code, lines, first
         return known
+
+    def _met(self, points: Sequence[Point], frame: FrameType) -> Point | None:
+        """Return the first breakpoint of a place that stops there; all of them count, and print their messages."""
+        met = [each for each in points if self._is_met(each, frame)]
+        return met[0] if met else None
 
     def _is_met(self, point: Point, frame: FrameType) -> bool:
         try:
