@@ -209,22 +209,6 @@ dist.barrier()""",
         ),
     ),
     Hang(
-        "a file lock that is held in a barrier",
-        """\
-import fcntl
-file = open("/tmp/monarch-hangs-lock", "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-dist.barrier()
-fcntl.flock(file, fcntl.LOCK_UN)""",
-        (
-            "stuck: ranks 0-3 wait for each other",
-            "at line 6: dist.barrier()",
-            "waiting for a lock: a lock on a file",
-            "line 5: fcntl.flock",
-            "release the lock",
-        ),
-    ),
-    Hang(
         "asynchronous collectives in another order",
         """\
 a, b = torch.ones(4), torch.ones(4)
