@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,16 @@ class Trainer(Actor):
 
 
 class Server(Actor):
+    def __init__(self) -> None:
+        self.served = 0
+
+    @endpoint
+    async def serve_all(self, end: str) -> int:
+        while not Path(end).exists():
+            await asyncio.sleep(0.01)
+            self.served += 1
+        return self.served
+
     @endpoint
     async def serve(self, value: int) -> int:
         return value
@@ -62,6 +73,23 @@ def test_ranks_pause_are_looked_at_and_resume(mesh: Any) -> None:
     assert wait_until(lambda: [each.state for each in mesh.where().values()] == ["idle", "paused"])
     assert mesh.resume().values() == [False, True]
     assert training.get(timeout=SOON).values() == [2000, 2000]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["main thread", "thread"])
+def test_endpoint_that_awaits_pauses_where_it_wakes(mesh: Any, tmp_path: Path, beside: bool) -> None:
+    if beside:
+        # Has the main thread, so the next actor gets a thread of its own.
+        mesh.spawn("first", Trainer).sleep.call(0).get(timeout=SOON)
+    serving = mesh.spawn("server", Server).serve_all.call(str(tmp_path / "end"))
+    assert wait_until(lambda: all(each.state == "running" and each.frames for each in mesh.where().values()))
+    assert {each.frames[0].function for each in mesh.where().values()} == {"serve_all"}
+    mesh.pause()
+    assert wait_until(lambda: [each.state for each in mesh.where().values()] == ["paused"] * 2)
+    served = mesh.evaluate("self.served").values()
+    (tmp_path / "end").touch()
+    assert mesh.evaluate("self.served").values() == served
+    assert mesh.resume().values() == [True, True]
+    assert len(serving.get(timeout=SOON).values()) == 2
 
 
 def test_idle_async_actor_pauses_at_its_next_call(mesh: Any) -> None:

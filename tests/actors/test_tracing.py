@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,19 @@ def caught():
     except ValueError:
         done = 1
     return done
+
+async def leaf(x):
+    start()
+    await asyncio.sleep(0)
+    return x
+
+async def trunk():
+    got = await leaf(1)
+    return got + 1
+
+async def forest():
+    both = await asyncio.gather(leaf(1))
+    return both
 """
 
 
@@ -59,7 +73,7 @@ class Seat:
         self.over = 0
         self.is_busy = True
         self.tracer = Tracer(self.points, self._reached, self._count, lambda: self.is_busy, lambda: 0)
-        self.names: dict[str, Any] = {"start": self._start, "__name__": "mod"}
+        self.names: dict[str, Any] = {"start": self._start, "__name__": "mod", "asyncio": asyncio}
         exec(compile(CODE, "cell [1]", "exec"), self.names)
 
     def _count(self) -> None:
@@ -132,6 +146,21 @@ def test_next_in_a_generator_stays_in_it(seat: Seat) -> None:
     assert seat.places()[:2] == [("gen", 15), ("gen", 16)]
 
 
+def test_next_at_the_end_of_a_coroutine_stops_where_it_is_awaited(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), *[Step(NEXT)] * 3) == 2
+    assert seat.places() == [("leaf", 37), ("leaf", 38), ("trunk", 42)]
+
+
+def test_finish_of_a_coroutine_is_not_at_its_await(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), Step(FINISH), Step(NEXT)) == 2
+    assert seat.stops == [("leaf", 38, "returns 1"), ("trunk", 42, "")]
+
+
+def test_next_at_the_end_of_a_task_stops_in_the_next_one(seat: Seat) -> None:
+    assert seat.run(lambda: asyncio.run(seat.names["forest"]()), *[Step(NEXT)] * 3) == [1]
+    assert seat.places() == [("leaf", 37), ("leaf", 38), ("forest", 46)]
+
+
 def test_step_out_of_an_error_ends_where_it_is_caught(seat: Seat) -> None:
     assert seat.run(seat.names["caught"], Step(NEXT), Step(NEXT), Step(NEXT)) == 1
     assert seat.places() == [("bad", 26), ("caught", 31), ("caught", 32)]
@@ -162,6 +191,15 @@ def test_breakpoints_at_lines_functions_and_conditions(seat: Seat) -> None:
     seat.set()
     seat.names["outer"](1)
     assert sys.gettrace() is None and len(seat.stops) == 3
+
+
+def test_each_breakpoint_of_a_place_has_its_condition(seat: Seat) -> None:
+    seat.set(
+        (1, FUNCTION, "mod.inner", 0, "x == 1"), (2, FUNCTION, "mod.inner", 0, "x == 7"),
+        (3, LINE, "cell [1]", 3, "x == 1"), (4, LINE, "cell [1]", 3, "x == 7"),
+    )  # fmt: skip
+    seat.run(lambda: [seat.names["inner"](each) for each in (1, 2, 7)])
+    assert seat.places() == [("inner", 2), ("inner", 3)] * 2
 
 
 def test_condition_that_raises_stops(seat: Seat) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.diagnosis.facts import COMPUTES, Doing, Entered, Kind, RankFacts, Target
+from monarch._core.diagnosis.facts import COMPUTES, Doing, Entered, Kind, RankFacts, Target, Unended
 from monarch._core.diagnosis.findings import Cause, Level, diagnose
 from monarch._core.position import Frame
 from monarch._core.text.why import describe_diagnosis
 
 ALL = (0, 1, 2, 3)
+ALL_LIST = [*ALL]
 LINE = Frame("cell [1]", 3, "<module>", "dist.all_reduce(x)")
 
 
@@ -55,6 +56,32 @@ def test_computing_rank_is_slow() -> None:
 def test_child_process_that_computes_is_slow() -> None:
     assert only(ranks(inside(), doing(Kind.CHILD, 0.9), inside(), inside()))[0] is Level.SLOW
     assert only(ranks(inside(), doing(Kind.CHILD, 0.0), inside(), inside()))[0] is Level.WAITING
+
+
+def unended(*operations: str) -> tuple[Unended, ...]:
+    return tuple(Unended(at, at + 3, each, "float32[2]", True) for at, each in enumerate(operations, 1))
+
+
+def test_asynchronous_collectives_in_another_order_are_stuck() -> None:
+    one, other = unended("all_reduce", "all_gather"), unended("all_gather", "all_reduce")
+    facts = ranks(*[inside(number=4, unended=one)] * 3, inside(number=5, unended=other))
+    assert only(facts) == (Level.STUCK, Cause.DIFFERENT, ALL_LIST, [])
+    text = describe_diagnosis(diagnose(facts))
+    assert "rank 3 in all_gather of float32[2] (#4 of the default group)" in text
+    assert "ranks 0-2 in all_reduce of float32[2] (#4 of the default group)" in text
+
+
+def test_asynchronous_collectives_that_match_are_under_way() -> None:
+    one, more = unended("all_reduce"), unended("all_reduce", "all_reduce")
+    facts = ranks(inside(unended=one), inside(unended=one), inside(unended=more), doing(Kind.SLEEP))
+    assert only(facts) == (Level.WAITING, Cause.ELSEWHERE, [0, 1, 2], [3])
+
+
+def test_lock_of_a_rank_that_waits_for_its_waiters_is_a_cycle() -> None:
+    waits = doing(Kind.LOCK)._replace(targets=(Target("m", 0, ""),))
+    facts = ranks(inside("barrier", tensors=""), waits, waits, waits)
+    assert only(facts) == (Level.STUCK, Cause.CYCLE, ALL_LIST, [])
+    assert "release the lock" in describe_diagnosis(diagnose(facts))
 
 
 def test_different_collectives_are_stuck() -> None:

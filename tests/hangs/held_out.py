@@ -208,4 +208,62 @@ dist.barrier()""",
             "line 6",
         ),
     ),
+    Hang(
+        "asynchronous collectives in another order",
+        """\
+a, b = torch.ones(4), torch.ones(4)
+parts = [torch.zeros(4) for _ in range(4)]
+calls = [lambda: dist.all_reduce(a, async_op=True), lambda: dist.all_gather(parts, b, async_op=True)]
+works = [call() for call in (calls[::-1] if rank == 2 else calls)]
+works[1 if rank == 2 else 0].wait()""",
+        (
+            "stuck: ranks 0-3 called different collectives",
+            "ranks 0-1,3 in all_reduce of float32[4]",
+            "rank 2 in all_gather of float32[4]",
+            "at line 7: works",
+        ),
+    ),
+    Hang(
+        "a collective in a thread that is awaited",
+        """\
+import asyncio
+async def sync():
+    if rank == 1: await asyncio.Event().wait()
+    await asyncio.to_thread(dist.barrier)
+await sync()""",
+        (
+            "ranks 0,2-3 wait for rank 1, which is in an await: Event.wait",
+            "ranks 0,2-3 in barrier",
+            "at line 6 in sync: await asyncio.to_thread(dist.barrier)",
+            "line 5 in sync",
+        ),
+    ),
+    Hang(
+        "work of a pool that waits for its own pool",
+        """\
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+def load():
+    return pool.submit(int).result()
+if rank == 1: pool.submit(load).result()
+dist.barrier()""",
+        (
+            "rank 1, which is waiting for a thread: work in a pool, in thread 'ThreadPoolExecutor-",
+            "at line 6, which waits for work that its pool has not begun",
+            "at line 7: if rank == 1",
+        ),
+    ),
+    Hang(
+        "a key of the store that nobody sets",
+        """\
+store = dist.distributed_c10d._get_default_store()
+if rank == 0: store.set("ready0", "1")
+else: store.wait(["ready"])
+dist.barrier()""",
+        (
+            "rank 0 waits for ranks 1-3",
+            "the answer of a store of torch.distributed",
+            "line 5: else: store.wait",
+        ),
+    ),
 ]

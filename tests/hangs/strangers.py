@@ -376,7 +376,8 @@ else:
     fcntl.flock(file, fcntl.LOCK_EX)
     dist.barrier()""",
         (
-            "rank 0 waits for ranks 1-3, which are waiting for a lock: a lock on a file",
+            "stuck: ranks 0-3 wait for each other",
+            "ranks 1-3 waiting for a lock: a lock on a file",
             "line 7: dist.barrier()",
             "line 10: fcntl.flock",
         ),

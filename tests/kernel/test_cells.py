@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def test_top_level_await_works(notebook: Notebook) -> None:
     cell = notebook.mesh("import asyncio\nawait asyncio.sleep(0)\nz = await asyncio.sleep(0, result=rank + 5)\nz").ok()
     assert "[rank 3] 8" in cell.shown
     assert "[ranks 0-3] 7" in notebook.mesh("await asyncio.sleep(0, result=7)").ok().shown
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="awaits share an event loop from Python 3.11 on")
+def test_task_may_be_awaited_by_the_last_expression(notebook: Notebook) -> None:
+    begins = "import asyncio\nawait asyncio.sleep(0)\ntask = asyncio.create_task(asyncio.sleep(0.01, rank + 5))"
+    cell = notebook.mesh(f"{begins}\nawait task").ok()
+    assert "[rank 3] 8" in cell.shown
 
 
 def test_functions_and_classes_see_the_variables(notebook: Notebook) -> None:

@@ -279,6 +279,16 @@ def test_statements_run_in_further_actors(notebook: Notebook) -> None:
     assert notebook.run("call.get(timeout=20).values()").ok().shown == "[1, 11, 1, 1]"
 
 
+def test_statements_run_in_an_endpoint_that_awaits(notebook: Notebook) -> None:
+    work = ACTOR.replace("def work", "async def work").replace("second", "third").replace("Second", "Third")
+    work = work.replace("import time", "import asyncio\n        await asyncio.sleep(0)")
+    notebook.run(work).ok()
+    assert wait_until(lambda: said(notebook, "%mesh where").startswith("ranks 0-3: paused (breakpoint)"))
+    assert notebook.mesh("value += 10\nvalue", "[1:2] --in-frame").ok().shown == "[rank 1] 11"
+    said(notebook, "%mesh resume")
+    assert notebook.run("call.get(timeout=20).values()").ok().shown == "[1, 11, 1, 1]"
+
+
 def test_errors_of_statements_are_folded_and_end_nothing(notebook: Notebook, loop: Cell) -> None:
     paused(notebook)
     cell = notebook.mesh("x = 1\nif rank:\n    raise ValueError('no')\nn", "--in-frame")

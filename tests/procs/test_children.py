@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from leaks import wait_until
 from monarch._debug.why.child_places import place_in_child
 from monarch._procs.os.child_stacks import Line, stacks_of
 from monarch._procs.os.children import at_other_end, doing_of_child, family_runs, process_runs
+from monarch._procs.os.file_locks import holders_in, lock_holders
 
 
 @contextmanager
@@ -23,6 +26,22 @@ def child(code: str, **options: Any) -> Iterator[Any]:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_holder_of_a_file_lock_is_found(tmp_path: Path) -> None:
+    with open(tmp_path / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code = f"import fcntl; fcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
+        with child(code) as one, child(code) as other:
+            assert wait_until(lambda: lock_holders(one.pid) == (os.getpid(),))
+            assert wait_until(lambda: lock_holders(other.pid) == (os.getpid(),))
+    assert lock_holders(os.getpid()) == ()
+
+
+def test_file_lock_without_a_process_has_no_holder() -> None:
+    lines = ["1: FLOCK ADVISORY WRITE 7 08:01:5 0 EOF", "2: OFDLCK ADVISORY WRITE -1 08:01:6 0 EOF"]
+    assert [*holders_in([*lines, "2: -> OFDLCK ADVISORY WRITE 9 08:01:6 0 EOF"], 9)] == []
+    assert [*holders_in([lines[0], "1: -> FLOCK ADVISORY WRITE 9 08:01:5 0 EOF"], 9)] == [7]
 
 
 def test_waits_of_a_child_are_told() -> None:

@@ -74,6 +74,8 @@ class Executor:
         receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that Ctrl-C should cancel."""
+        self.begun = 0
+        """How many calls have begun on the event loop and not ended. Written on the loop."""
         self._lock = threading.RLock()
         self.on_lost: Callable[[BaseException], None] = lambda error: None
         """Called with the error that ends this thread early; set by the actor before its construction."""
@@ -122,6 +124,8 @@ class Executor:
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
+            # Tasks that an earlier loop has left behind no longer run.
+            self.begun = 0
             # First, so that deliveries of a __del__ in the middle of this reach the loop, perhaps twice.
             self.loop = loop
             self._items.extendleft(reversed(self._urgent))
@@ -177,6 +181,10 @@ class Executor:
     def in_call(self) -> bool:
         """Return whether user code runs here; from any thread."""
         return self.interruptible or (self.loop is not None and asyncio.current_task(self.loop) is not None)
+
+    def has_call(self) -> bool:
+        """Return whether user code runs here, or awaits on the event loop; from any thread."""
+        return self.begun > 0 or self.in_call()
 
     def interrupt_now(self) -> None:
         """Interrupt the user code that runs here, from another thread."""
@@ -390,7 +398,7 @@ class ThreadExecutor(Executor):
 
     def _live(self) -> None:
         interruptible.begin()
-        gate.threads.begin(self.in_call)
+        gate.threads.begin(self.in_call, self.has_call)
         try:
             self.run()
         except BaseException as error:

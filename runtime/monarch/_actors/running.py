@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class ExecutorLike(Protocol):
     """The thread or loop of an actor; see executors.py."""
 
+    begun: int
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
     @property

@@ -98,11 +98,13 @@ class Turns:
         assert loop is not None
         task = start_task(loop, self._mailbox.run_async(call, more))
         self.tasks[task] = call
+        self._mailbox.executor.begun += 1
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         call = self.tasks.pop(task)
+        self._mailbox.executor.begun -= 1
         if task.cancelled():
             # Before its first step, so that nothing of it has run.
             self._mailbox.cancelled(call, "cancelled")

@@ -40,6 +40,11 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
+def is_set(value: object) -> TypeGuard[set[Any]]:
+    """Return whether a value is a set."""
+    return isinstance(value, set)
+
+
 def is_coroutine(value: object) -> TypeGuard[Coroutine[Any, Any, Any]]:
     """Return whether a value is a coroutine."""
     return isinstance(value, Coroutine)

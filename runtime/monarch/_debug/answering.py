@@ -158,7 +158,7 @@ class Answering:
         unended, now = left(), self._stops.positions()
         texts = {proc: self.innermost(now[proc]) if proc in now else _ENDED for proc in going}
         texts |= dict.fromkeys(unended, _RUNS_ON)
-        text = grouped_lines((split_proc(proc)[1], texts.get(proc, "is not paused")) for proc in procs)
+        text = grouped_lines((split_proc(proc)[1], texts.get(proc, "not paused")) for proc in procs)
         parked = self._stops.parked(split_proc(procs[0])[0]) if unended else set[str]()
         return f"{text}\n{_named(parked)}: paused meanwhile; if the step waits for them, continue" if parked else text
 
@@ -182,7 +182,7 @@ class Answering:
         # So that the next prompt is not for ranks that are about to go on.
         self.until(lambda: all(self._stops.turns.get(proc, 0) != turn for proc, turn in before.items()), _STEP_S)
         lines = [f"resumed {_named(were)}"] if were else []
-        return "\n".join(lines + [grouped_lines(other).replace("False", "was not paused")] * bool(other))
+        return "\n".join(lines + [grouped_lines(other).replace("False", "not paused")] * bool(other))
 
     def stack(self, position: Position) -> str:
         """Return a stack as text, with a mark at the selected frame if it is not the innermost one."""
@@ -232,7 +232,7 @@ class Answering:
 
     def _frame(self, position: Position) -> str:
         if self.level >= len(position.frames):
-            return f"has no frame {self.level}"
+            return f"no frame {self.level} here"
         return f"> {self.placed(position).frames[self.level]}"
 
     def _list(self, procs: list[str], whole: bool, around: int) -> str:

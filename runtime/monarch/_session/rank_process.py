@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from monarch._actors import interruptible
@@ -24,6 +25,7 @@ from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.pausing.breaking import take_breakpoints
 from monarch._actors.pausing.gate import PAUSE, gate
+from monarch._actors.pausing.tasks import awaiting
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups.breaking import member_died
@@ -228,6 +230,11 @@ class Rank:
     def in_call(self) -> bool:
         """Return whether the main thread runs code of an endpoint or a cell."""
         return self.main.in_call()
+
+    def awaiting_frame(self) -> FrameType | None:
+        """Return the innermost frame of the user's code of a call that awaits; None if none does."""
+        calls = (task for mailbox in list(actors_of(self.node).here.values()) for task in list(mailbox.turns.tasks))
+        return next((frames[0] for task in calls if (frames := awaiting(task)[0])), None)
 
     def _tick(self) -> None:
         """Send output in the middle of calls or outside any, from time to time."""
@@ -449,7 +456,9 @@ def main(config: bytes) -> int:
     leave_term_to_agent()
     listen()
     interruptible.install()
-    gate.install(rank.in_call, rank.is_busy, rank.node.receive_loop.receives_here)
+    gate.install(
+        rank.in_call, rank.main.has_call, rank.is_busy, rank.node.receive_loop.receives_here, rank.awaiting_frame
+    )
     take_breakpoints()
     sys.setswitchinterval(_SWITCH_S)
     watch_forks(signal.SIGINT, NOTICE, PAUSE)

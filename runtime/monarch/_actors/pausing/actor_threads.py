@@ -15,6 +15,8 @@ class ActorThread(NamedTuple):
 
     traceable: Traceable
     in_call: Callable[[], bool]
+    has_call: Callable[[], bool]
+    """Whether it runs a call, or a call awaits on its event loop."""
 
     @property
     def ident(self) -> int:
@@ -31,10 +33,10 @@ class ActorThreads:
         self._by_ident: dict[int, ActorThread] = {}
         """Changed with the lock; read without it, in single operations."""
 
-    def begin(self, in_call: Callable[[], bool]) -> None:
-        """Add this thread; ``in_call`` tells whether it runs a call."""
+    def begin(self, in_call: Callable[[], bool], has_call: Callable[[], bool]) -> None:
+        """Add this thread, which tells whether it runs a call, and whether it does or one awaits."""
         with self._lock:
-            self._by_ident[get_ident()] = ActorThread(Traceable(), in_call)
+            self._by_ident[get_ident()] = ActorThread(Traceable(), in_call, has_call)
 
     def end(self) -> None:
         """Remove this thread, which ends."""
@@ -46,6 +48,15 @@ class ActorThreads:
     def running(self) -> list[ActorThread]:
         """Return those that run a call."""
         return [each for each in list(self._by_ident.values()) if each.in_call()]
+
+    def having(self) -> list[ActorThread]:
+        """Return those that run a call, or where one awaits."""
+        return [each for each in list(self._by_ident.values()) if each.has_call()]
+
+    def has_here(self) -> bool:
+        """Return whether this is one of them, and runs a call, or one awaits."""
+        known = self._by_ident.get(get_ident())
+        return known is not None and known.has_call()
 
     def runs_here(self) -> bool:
         """Return whether this is one of them, and runs a call."""

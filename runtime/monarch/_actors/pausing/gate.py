@@ -109,6 +109,10 @@ class PauseGate:
         whenever an interrupt comes."""
         self.in_call: Callable[[], bool] = lambda: False
         """Whether the main thread runs a call. Set once, before there is any."""
+        self.has_call: Callable[[], bool] = lambda: False
+        """Whether it does, or a call awaits on its event loop. Set likewise, as is the next one."""
+        self.awaiting: Callable[[], FrameType | None] = lambda: None
+        """Returns the frame of a call that awaits; None if none does."""
         self.threads = ActorThreads()
         self.traceable: Traceable | None = None
         """The main thread, from ``install`` on."""
@@ -132,9 +136,17 @@ class PauseGate:
             )
         return found
 
-    def install(self, in_call: Callable[[], bool], busy: Callable[[], bool], leads: Callable[[], bool]) -> None:
+    def install(
+        self,
+        in_call: Callable[[], bool],
+        has_call: Callable[[], bool],
+        busy: Callable[[], bool],
+        leads: Callable[[], bool],
+        awaiting: Callable[[], FrameType | None],
+    ) -> None:
         """Install the signal handler, in the main thread."""
-        self.in_call, self.busy, self.leads = in_call, busy, leads
+        self.in_call, self.has_call, self.busy, self.leads = in_call, has_call, busy, leads
+        self.awaiting = awaiting
         self.traceable = Traceable()
         handler = self._on_signal
         harmless_idle.append(handler)
@@ -166,7 +178,7 @@ class PauseGate:
         return self.is_paused()
 
     def _ask_threads(self) -> None:
-        for each in self.threads.running():
+        for each in self.threads.having():
             self.threads.call_soon(each, self._arrive)
 
     def since_pause(self) -> float:
@@ -174,17 +186,18 @@ class PauseGate:
         return 0.0 if self.asked else time.monotonic() - self.resumed
 
     def runs(self) -> bool:
-        """Return whether a call runs, in the main thread or in that of another actor."""
-        return self.in_call() or bool(self.threads.running())
+        """Return whether a call runs or awaits, in the main thread or in that of another actor."""
+        return self.has_call() or bool(self.threads.having())
 
     def place(self) -> FrameType | None:
-        """Return the frame in which this rank is paused or runs a call; None if it is idle."""
+        """Return the frame in which this rank is paused, or runs or awaits in a call; None if it is idle."""
         frame = self.frame
         if frame is not None:
             return frame
         if self.in_call():
             return frame_of(threading.main_thread().ident or 0)
-        return next((frame_of(each.ident) for each in self.threads.running()), None)
+        running = next((frame_of(each.ident) for each in self.threads.running()), None)
+        return running if running is not None else self.awaiting()
 
     def paused_in(self, ident: int) -> FrameType | None:
         """Return the frame in which a thread is paused; None if it is not."""
@@ -329,26 +342,34 @@ class PauseGate:
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         frame = frame or caller()
         self.tracer.settle(frame)
-        if not self._is_due():
-            return
-        if _may_pause(frame) and not self.leads():
+        if self._is_due() and _may_pause(frame) and not self.leads():
             self._pause_at(frame)
         else:
-            at_next_line(frame, self._is_due, self._pause_at, self.tracer.is_own, lambda: not self.leads())
+            self._pause_soon(frame)
 
     def _arrive(self, frame: FrameType) -> None:
         """Pause this thread of an actor at its next line; called in the middle of any line."""
         self.tracer.settle(frame)
-        if self._is_due():
-            at_next_line(frame, self._is_due, self._pause_at, self.tracer.is_own, lambda: not self.leads())
+        self._pause_soon(frame)
+
+    def _pause_soon(self, frame: FrameType) -> None:
+        """Pause this thread at its next line, if it is to pause; a call that awaits comes to its own when it wakes."""
+        if self._may_be_due():
+            at_next_line(frame, self._may_be_due, self._pause_at, self.tracer.is_own, lambda: not self.leads())
 
     def _is_due(self) -> bool:
         """Return whether this thread is to pause."""
-        ident = threading.get_ident()
+        here = threading.get_ident() == threading.main_thread().ident
+        return self._may_pause_here() and (self.in_call() if here else self.threads.runs_here())
+
+    def _may_be_due(self) -> bool:
+        """Return whether this thread is to pause, now or when a call that awaits there wakes."""
+        here = threading.get_ident() == threading.main_thread().ident
+        return self._may_pause_here() and (self.has_call() if here else self.threads.has_here())
+
+    def _may_pause_here(self) -> bool:
         # A thread that is paused may run code for a debugger.
-        if not self.asked or self._is_holder() or ident in self._along:
-            return False
-        return self.in_call() if ident == threading.main_thread().ident else self.threads.runs_here()
+        return self.asked and not self._is_holder() and threading.get_ident() not in self._along
 
     def _pause_at(self, frame: FrameType) -> None:
         while self.asked:

@@ -112,9 +112,12 @@ def _value(source: str, frame: FrameType) -> str:
         return f"<{type(error).__name__}: {error}>"
 
 
-def lines_of(points: Iterable[Point], code: CodeType) -> dict[int, Point]:
+def lines_of(points: Iterable[Point], code: CodeType) -> dict[int, tuple[Point, ...]]:
     """Return the breakpoints in lines of a function, by line."""
-    wanted = {each.line: each for each in points if each.kind == LINE and _is_file(each.where, code.co_filename)}
+    wanted: dict[int, tuple[Point, ...]] = {}
+    for each in points:
+        if each.kind == LINE and _is_file(each.where, code.co_filename):
+            wanted[each.line] = (*wanted.get(each.line, ()), each)
     return {line: wanted[line] for line in {line for *_, line in code.co_lines() if line in wanted}} if wanted else {}
 
 

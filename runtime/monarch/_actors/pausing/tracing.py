@@ -6,6 +6,7 @@ traces the functions of the user that it goes through. Code of this package is n
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
@@ -81,8 +82,8 @@ class Tracer:
         """The breakpoints that the trace function knows."""
         self._raised = False
         """Whether it stops where errors are raised."""
-        self._known: dict[int, tuple[CodeType, dict[int, Point], Point | None]] = {}
-        """By identity of a function's code: the code, its breakpoints by line, and the one at its beginning."""
+        self._known: dict[int, tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]] = {}
+        """By identity of a function's code: the code, its breakpoints by line, and those at its beginning."""
         self._step: Step | None = None
         self._frame: FrameType | None = None
         """Of a step: the frame in which it ends; None for any."""
@@ -90,6 +91,8 @@ class Tracer:
         """Of a step: the first line in that frame at which it ends."""
         self._begun = "", 0
         """Of a step: the file and line in which it has begun."""
+        self._left: FrameType | None = None
+        """The frame whose return a step has stopped at, until the next step."""
         self._traced: list[FrameType] = []
         """The frames that a step traces, besides those that it enters."""
 
@@ -120,6 +123,10 @@ class Tracer:
         if step.how == UNTIL:
             self._line = step.line or users.f_lineno + 1
         self._trace(frame)
+        left, self._left = self._left, None
+        if left is users and step.how != INTO and users.f_code.co_flags & _SUSPENDS:
+            # Its return is not seen again. Of a function, its callers are traced.
+            self._end_in_caller(users)
         self._switch()
 
     def _begin_out(self, frame: FrameType) -> None:
@@ -140,7 +147,7 @@ class Tracer:
 
     def _keeps(self, frame: FrameType) -> bool:
         """Return whether a frame is traced for a breakpoint."""
-        return bool(self._used) and (self._raised or bool(self._lines(frame)[0]))
+        return bool(self._used) and (self._raised or bool(self._lines(frame)))
 
     def end(self) -> None:
         """End a step."""
@@ -182,8 +189,9 @@ class Tracer:
         if known is None:
             known = self._remember(frame)
         _, lines, first = known
-        if first is not None and self._is_met(first, frame):
-            return self._first
+        met = self._met(first, frame) if first else None
+        if met is not None:
+            return self._at_beginning(met)
         if lines:
             return self._local
         if not (self._raised or step is not None) or not is_users(frame):
@@ -197,22 +205,25 @@ class Tracer:
         frame.f_trace_lines = False
         return self._local
 
-    def _first(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Stop at the first line of a function that has a breakpoint."""
-        if event != "line":
-            return self._first
-        point = self._lines(frame)[1]
-        if point is not None:
+    def _at_beginning(self, point: Point) -> Callable[[FrameType, str, Any], Any]:
+        """Return a trace function that stops at the first line of a function that has a breakpoint."""
+
+        def first(frame: FrameType, event: str, _: Any) -> Any:
+            if event != "line":
+                return first
             self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
-        return self._local
+            return self._local
+
+        return first
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Look at a line of a function that is traced, at its end, or at an error in it."""
         if self._step is not None and self._before != self._canceled():
             self.end()
         if event == "line":
-            point = self._lines(frame)[0].get(frame.f_lineno) if self._used else None
-            if point is not None and self._is_met(point, frame):
+            points = self._lines(frame).get(frame.f_lineno, ()) if self._used else ()
+            point = self._met(points, frame) if points else None
+            if point is not None:
                 self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
             elif self._step is not None and self._is_end(frame):
                 self._stop(frame, Stop(STEP, ""))
@@ -243,16 +254,25 @@ class Tracer:
         step = self._step
         if step is None or frame is not self._frame:
             return
-        if frame.f_code.co_flags & _SUSPENDS and step.how != FINISH:
-            # It is not known whether it ends: the step goes on when it is continued.
+        is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+        if _suspends(frame) and (is_coroutine or step.how != FINISH):
+            # The step goes on when it is continued.
             return
         if step.how == FINISH:
+            self._left = None if _suspends(frame) else frame
             self._stop(frame, Stop(STEP, f"returns {_shown(value)}"))
             return
-        # The step ends in the caller; without one, in the next part of the cell.
-        self._frame = next((each for each in _outward(frame.f_back) if is_users(each)), None)
+        self._end_in_caller(frame)
+
+    def _end_in_caller(self, frame: FrameType) -> None:
+        """Have the step end in the caller of a frame that returns; without one, in the next part of the cell."""
+        is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+        callers = _outward(frame.f_back)
+        # A task has no caller: the step ends in what continues, such as the task that has awaited it.
+        is_task = is_coroutine and not any(each.f_code.co_flags & inspect.CO_COROUTINE for each in callers)
+        self._frame = None if is_task else next((each for each in callers if is_users(each)), None)
         self._line = 0
-        self._step = Step(NEXT)
+        self._step = Step(INTO if is_task else NEXT)
 
     def _stop(self, frame: FrameType, stop: Stop) -> None:
         self._forget()
@@ -261,22 +281,26 @@ class Tracer:
 
     # Breakpoints
 
-    def _lines(self, frame: FrameType) -> tuple[dict[int, Point], Point | None]:
-        known = self._known.get(id(frame.f_code)) or self._remember(frame)
-        return known[1], known[2]
+    def _lines(self, frame: FrameType) -> dict[int, tuple[Point, ...]]:
+        return (self._known.get(id(frame.f_code)) or self._remember(frame))[1]
 
-    def _remember(self, frame: FrameType) -> tuple[CodeType, dict[int, Point], Point | None]:
+    def _remember(self, frame: FrameType) -> tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]:
         if len(self._known) > _MOST:
             self._known = {}
         code = frame.f_code
-        lines: dict[int, Point] = {}
-        first: Point | None = None
+        lines: dict[int, tuple[Point, ...]] = {}
+        first: tuple[Point, ...] = ()
         if self._used and not is_ours(frame):
             lines = lines_of(self._used, code)
-            first = next((each for each in self._used if enters(each, frame)), None)
+            first = tuple(each for each in self._used if enters(each, frame))
         # The code is kept, so that no other one gets its identity.
         known = self._known[id(code)] = code, lines, first
         return known
+
+    def _met(self, points: Sequence[Point], frame: FrameType) -> Point | None:
+        """Return the first breakpoint of a place that stops there; all of them count, and print their messages."""
+        met = [each for each in points if self._is_met(each, frame)]
+        return met[0] if met else None
 
     def _is_met(self, point: Point, frame: FrameType) -> bool:
         try:
@@ -316,6 +340,15 @@ def _is_new(trace: TracebackType | None) -> bool:
             return False
         inner = inner.tb_next
     return True
+
+
+def _suspends(frame: FrameType) -> bool:
+    """Return whether a frame that is left is a generator or coroutine that may be continued, or has raised."""
+    code = frame.f_code
+    if not code.co_flags & _SUSPENDS:
+        return False
+    name = dis.opname[code.co_code[frame.f_lasti]]
+    return name not in ("RETURN_VALUE", "RETURN_CONST")
 
 
 def _outward(frame: FrameType | None) -> Sequence[FrameType]:

@@ -47,6 +47,19 @@ class Kind(str, Enum):
     """No call runs there."""
 
 
+class Unended(NamedTuple):
+    """A collective that a rank has begun in a group, and that has not ended there."""
+
+    order: int
+    """How many collectives of the group the rank had begun with it, messages not counted."""
+    number: int
+    """How many operations of the group it had begun with it."""
+    operation: str
+    tensors: str
+    """As in ``Entered``, like the next one."""
+    is_alike: bool
+
+
 class Entered(NamedTuple):
     """A collective that a rank has entered."""
 
@@ -74,6 +87,8 @@ class Entered(NamedTuple):
     """Whether it is a point-to-point operation, with or without known peers."""
     label: str = ""
     """The description of the group, or its number among the groups of the same ranks; empty if it needs none."""
+    unended: tuple[Unended, ...] = ()
+    """The collectives of the group that have not ended, in their order, if torch has recorded them."""
 
 
 class Target(NamedTuple):
@@ -84,6 +99,14 @@ class Target(NamedTuple):
     rank: int
     actor: str
     """Key of its mesh."""
+
+
+class Holder(NamedTuple):
+    """A process that holds the lock on a file."""
+
+    pid: int
+    command: str
+    """Empty if it is unknown."""
 
 
 class Doing(NamedTuple):
@@ -112,6 +135,8 @@ class Doing(NamedTuple):
     """While it waits for its GPU: the last collective of each group that runs there, which may have ended."""
     children: tuple[str, ...] = ()
     """Where the child processes are that it may wait for, in words."""
+    holders: tuple[Holder, ...] = ()
+    """The processes that hold the lock on a file that it waits for, until it is known which of them are ranks."""
 
 
 class RankFacts(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from monarch._core.diagnosis.alignment import aligned
 from monarch._core.diagnosis.facts import ANSWERLESS, FORMING, Doing, Entered, Kind, RankFacts, Target
 from monarch._core.unjoined import SYMMETRIC
 
@@ -59,6 +60,7 @@ def parties_of(facts: Sequence[RankFacts]) -> list[Party]:
     by_wait: dict[object, Party] = {}
     of_rank: dict[Place, list[Party]] = {}
     counts = {(each.uid, each.rank): dict(each.counts) for each in facts}
+    facts = aligned(facts)
     for each in sorted(facts, key=lambda facts: (facts.uid, facts.rank)):
         for doing in [_on_gpu(one, each.uid, counts) for one in each.doings] or [Doing(Kind.IDLE)]:
             key = (each.uid, *_signature(doing.entered)) if doing.entered is not None else object()

@@ -31,6 +31,7 @@ _OTHERWISE = {
     ),
     Cause.CYCLE: ("wait for each other", "break the cycle: let one of them answer before it waits"),
 }
+_RELEASE = "release the lock before others are needed, or take it on one rank only"
 _STATES = {
     Kind.IDLE: "idle after the end of the call",
     Kind.DEAD: "dead",
@@ -137,6 +138,8 @@ def _outside(targets: Sequence[Target], names: Mapping[str, str]) -> str:
 
 
 def _advice(finding: Finding) -> str:
+    if finding.cause is Cause.CYCLE and any(each.kind is Kind.LOCK for each in finding.waiting):
+        return _RELEASE
     if finding.cause in _OTHERWISE:
         return _OTHERWISE[finding.cause][1]
     given = [each.advice or _ADVICE.get(each.kind, "") for each in finding.missing or finding.waiting]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from monarch._core.diagnosis.facts import Doing, Kind, RankFacts
+from monarch._core.diagnosis.facts import Doing, Kind, RankFacts, Target
 from monarch._core.kinds import is_a
 from monarch._core.position import Frame
 from monarch._core.roster import split_proc
@@ -65,12 +65,24 @@ class Inquiry:
     def _take(self, left: set[str], proc: str, answer: Any) -> None:
         self._open.pop(proc, None)
         if is_a(answer, RankFacts):
-            doings = tuple(each._replace(frames=tuple(map(_as_known_here, each.frames))) for each in answer.doings)
+            doings = tuple(self._with_ranks(_as_here(each)) for each in answer.doings)
             self._came[proc] = time.monotonic()
             self._known[proc] = answer._replace(uid=split_proc(proc)[0], doings=doings)
         left.discard(proc)
         if not left:
             self._heard()
+
+    def _with_ranks(self, doing: Doing) -> Doing:
+        """Return the activity of a rank, with the ranks among the processes that hold the lock that it waits for."""
+        if not doing.holders:
+            return doing
+        procs = {pid: proc for proc, pid in list(self._node.peers.pids.items())}
+        ranks = [split_proc(procs[each.pid]) for each in doing.holders if each.pid in procs]
+        others = [f"process {each.pid}{f' ({each.command})' if each.command else ''}" for each in doing.holders
+                  if each.pid not in procs]  # fmt: skip
+        what = f"{doing.what}, held by {', '.join(others)}" if others else doing.what
+        targets = (*doing.targets, *(Target(uid, rank, "") for uid, rank in ranks))
+        return doing._replace(what=what, targets=targets, holders=())
 
     @property
     def done(self) -> bool:
@@ -140,6 +152,10 @@ class Inquiry:
 def _entered_for(facts: RankFacts) -> float:
     """Return for how long a rank has been in a collective; infinity if it is in none."""
     return min((each.seconds for each in facts.doings if each.entered is not None), default=math.inf)
+
+
+def _as_here(doing: Doing) -> Doing:
+    return doing._replace(frames=tuple(map(_as_known_here, doing.frames)))
 
 
 def _as_known_here(frame: Frame) -> Frame:

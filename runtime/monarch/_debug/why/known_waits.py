@@ -12,6 +12,7 @@ from monarch._core.diagnosis.facts import Kind
 from monarch._core.frames import frame_of
 from monarch._core.kinds import is_list, is_tuple
 from monarch._debug.why.holders import line_of
+from monarch._debug.why.pool_threads import of_future
 from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool, of_spawned
 
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -47,7 +48,8 @@ def _of_thread(values: Values) -> str:
     return f"thread {name!r}{f' at {at}' if at else ''}" if type(name) is str and name else ""
 
 
-def _of_child(values: Values) -> str:
+def of_child(values: Values) -> str:
+    """Return the child process that ``subprocess`` waits for: its command, and what that waits in."""
     child = values.get("self")
     args, pid = getattr(child, "args", None), getattr(child, "pid", None)
     return _command(args, pid) + doing_of(pid)
@@ -59,13 +61,10 @@ def _of_process(values: Values) -> str:
     return f"process {name!r} (pid {pid}){doing_of(pid)}" if type(name) is str and type(pid) is int else ""
 
 
-def _of_future(values: Values) -> str:
-    return "work in a pool"
-
-
 def _command(args: Any, pid: Any) -> str:
     words: Sequence[Any] = args if is_list(args) or is_tuple(args) else [args] if isinstance(args, str) else []
-    text = " ".join(word for word in words if isinstance(word, str))
+    # A command may be a whole script.
+    text = " ".join(" ".join(word for word in words if isinstance(word, str)).split())
     text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
     return f"{text} (pid {pid})" if text and type(pid) is int else text
 
@@ -83,7 +82,7 @@ _TABLE: dict[str, Known] = {
     **_known(Kind.LOCK, "threading.py:acquire", _of_condition),
     **_known(Kind.LOCK, "threading.py:_acquire_restore multiprocessing/synchronize.py:__enter__"),
     **_known(Kind.THREAD, "threading.py:join threading.py:_wait_for_tstate_lock threading.py:_shutdown", _of_thread),
-    **_known(Kind.CHILD, "subprocess.py:wait subprocess.py:_wait subprocess.py:communicate", _of_child),
+    **_known(Kind.CHILD, "subprocess.py:wait subprocess.py:_wait subprocess.py:communicate", of_child),
     **_known(Kind.CHILD, "multiprocessing/process.py:join", _of_process),
     **_known(Kind.CHILD, "torch/multiprocessing/spawn.py:join", of_spawned),
     **_known(Kind.QUEUE, "multiprocessing/queues.py:get multiprocessing/queues.py:put"),
@@ -104,8 +103,8 @@ _TABLE: dict[str, Known] = {
     **_known(
         Kind.THREAD,
         "concurrent/futures/_base.py:result concurrent/futures/_base.py:wait concurrent/futures/_base.py:exception "
-        "concurrent/futures/_base.py:as_completed concurrent/futures/_base.py:result_iterator",
-        _of_future,
+        "concurrent/futures/_base.py:as_completed",
+        of_future,
     ),
     **_known(
         Kind.SOCKET,

@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.pausing.gate import gate
+from monarch._actors.pausing.tasks import awaiting, task_of
 from monarch._actors.table import actors_of
 from monarch._core.diagnosis.facts import FORMING, Doing, Entered, Kind, RankFacts, Target
 from monarch._core.frames import frame_of
@@ -20,7 +21,6 @@ from monarch._core.position import Frame
 from monarch._core.roster import split_proc
 from monarch._debug.frames import described, users_frames
 from monarch._debug.why.child_places import child_places
-from monarch._debug.why.tasks import awaiting, task_of
 from monarch._debug.why.threads import Look, collective_beside, look_at
 from monarch._groups.convening import ensure_world
 from monarch._groups.rendezvous import local_rendezvous
@@ -112,17 +112,22 @@ def _of_thread(mailbox: Mailbox, call: Call, rank: int, ident: int, cores: float
     if task is not None:
         frames, name = awaiting(task)
         callers = [*frames, *users_frames(frame)]
-        return _doing(mailbox, call, ident, Look(Kind.ASYNC, name), _described(callers), cores)
+        return _doing(mailbox, call, ident, *_or_beside(Look(Kind.ASYNC, name), callers, ident, rank), cores)
     look = look_at(ident, rank)
     if look.kind in _BY_THREADS:
-        found = collective_beside(ident, rank)
-        if found is not None:
-            look, callers = found
-            return _doing(mailbox, call, ident, look, _described([*callers, *users_frames(frame_of(ident))]), cores)
+        return _doing(mailbox, call, ident, *_or_beside(look, users_frames(frame_of(ident)), ident, rank), cores)
     if look.kind is Kind.SLEEP or look.kind is Kind.PYTHON:
         # It may have continued meanwhile.
         frame = frame_of(ident)
     return _doing(mailbox, call, ident, look, _described(users_frames(frame)), cores)
+
+
+def _or_beside(look: Look, frames: list[FrameType], ident: int, rank: int) -> tuple[Look, tuple[Frame, ...]]:
+    """Return the collective that another thread is in, which may be what a thread waits for, or else that wait."""
+    found = collective_beside(ident, rank)
+    if found is None:
+        return look, _described(frames)
+    return found[0], _described([*found[1], *frames])
 
 
 def _of_task(mailbox: Mailbox, call: Call, task: asyncio.Task[Any], ident: int, cores: float) -> Doing:
@@ -157,13 +162,13 @@ def _doing(
         "" if _is_cell(mailbox) else f"{mailbox.spec.name if mailbox.spec is not None else mailbox.key}.{call.method}()"
     )
     targets = tuple(_targets(futures))
-    advice = _ORDER if look.is_deadlock else ""
+    advice = look.advice or (_ORDER if look.is_deadlock else "")
     # Such as item() of a tensor waits for the GPU in C.
     issued = tuple(_issued()) if look.kind in (Kind.GPU, Kind.C_CODE) else ()
     children = child_places() if look.kind in _BY_CHILDREN else ()
     return Doing(
         look.kind, look.what, frames, seconds, cores, mailbox.key, title, entered, targets, advice, look.is_deadlock,
-        issued, children,
+        issued, children, look.holders,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ipaddress import IPv6Address
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._core.diagnosis.facts import FORMING, Entered, Kind
+from monarch._core.diagnosis.facts import FORMING, Entered, Holder, Kind
 from monarch._core.frames import frame_of
 from monarch._core.kinds import class_of, is_dict
 from monarch._core.places import is_ours, is_users
@@ -21,7 +21,8 @@ from monarch._debug.why.holders import wait_for
 from monarch._debug.why.known_waits import known_wait
 from monarch._debug.why.workers_compat import doing_of
 from monarch._procs.os.blocked import Blocked, Call, Wait, awaited_child, blocked, ran_on_cpu, system_call
-from monarch._procs.os.children import at_other_end, child_named, only_child
+from monarch._procs.os.children import at_other_end, child_named, command_of, only_child
+from monarch._procs.os.file_locks import lock_holders
 
 _LOOK = 0.02
 """Seconds between two looks at a thread."""
@@ -44,12 +45,14 @@ class Look(NamedTuple):
     """Whether it waits for another thread that waits for it."""
     is_work: bool = False
     """Whether it waits for a Work of ``torch.distributed``, which tells little of its collective."""
+    holders: tuple[Holder, ...] = ()
+    """Other processes that hold the lock on a file that it waits for."""
+    advice: str = ""
 
 
 _BETWEEN_PROCESSES = "multiprocessing.synchronize"
 """The module of locks whose methods are of each object, not of their classes."""
 _CALLED = {
-    Call.FILE_LOCK: Look(Kind.LOCK, "a lock on a file"),
     Call.SELECT: Look(Kind.SOCKET, "any of several"),
     Call.OPEN: Look(Kind.FILE, "opening it"),
     Call.SIGNAL: Look(Kind.EVENT, "a signal"),
@@ -57,6 +60,11 @@ _CALLED = {
 }
 
 
+_STORE = "the answer of a store of torch.distributed"
+_OWN_FILE_LOCK = Look(
+    Kind.LOCK, "a lock on a file, held by this process through another descriptor", is_deadlock=True,
+    advice="lock the file once, or unlock it before it is locked through another descriptor",
+)  # fmt: skip
 _EVENTFD = Look(Kind.EVENT, "an eventfd")
 _INODES = {
     "anon_inode:[eventfd]": _EVENTFD,
@@ -152,6 +160,8 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
         return _asleep(frame)
     if wait.wait is Wait.SOCKET:
         look = _of_files(wait.files)
+        if look.kind is Kind.SOCKET and any(_is_store(each) for each in _named(frame)):
+            return look._replace(what=", ".join(filter(None, [_STORE, look.what])))
         # ZeroMQ receives in a thread of its own, which wakes others by an eventfd.
         is_zmq = look is _EVENTFD and any(class_of(each).__module__.startswith("zmq.") for each in _named(frame))
         return Look(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
@@ -159,6 +169,8 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
     if call is Call.CHILD:
         pid = awaited_child(ident) or only_child()
         return Look(Kind.CHILD, child_named(pid) + doing_of(pid or None))
+    if call is Call.FILE_LOCK:
+        return _at_file_lock()
     if call is not None:
         return _CALLED[call]
     lock = _lock_of(frame)
@@ -168,6 +180,13 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
         known = wait_for(lock, ident, _lock_of)
         return Look(Kind.LOCK, known.text, None, known.is_deadlock)
     return Look(Kind.C_CODE)
+
+
+def _at_file_lock() -> Look:
+    pids = lock_holders(os.getpid())
+    if os.getpid() in pids:
+        return _OWN_FILE_LOCK
+    return Look(Kind.LOCK, "a lock on a file", holders=tuple(Holder(pid, command_of(pid)) for pid in pids))
 
 
 def _asleep(frame: FrameType) -> Look:
@@ -204,6 +223,11 @@ def _of_files(files: tuple[int, ...]) -> Look:
     if inode is not None:
         return inode
     return Look(Kind.FILE, links[0]) if links and links[0] else Look(Kind.SOCKET)
+
+
+def _is_store(value: Any) -> bool:
+    kinds = class_of(value).__mro__
+    return any(each.__name__ == "Store" and each.__module__.startswith("torch.") for each in kinds)
 
 
 def _link(file: int) -> str:

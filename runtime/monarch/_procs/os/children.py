@@ -100,10 +100,10 @@ def only_child() -> int:
 
 def child_named(pid: int) -> str:
     """Return a child process as text: its command, or that it is a fork; empty for 0."""
-    command = _command(pid) if pid else ""
+    command = command_of(pid) if pid else ""
     if not command:
         return ""
-    return f"a fork of this process (pid {pid})" if command == _command(os.getpid()) else f"{command} (pid {pid})"
+    return f"a fork of this process (pid {pid})" if command == command_of(os.getpid()) else f"{command} (pid {pid})"
 
 
 def at_other_end(pipe: str) -> tuple[int, str] | None:
@@ -122,7 +122,7 @@ def at_other_end(pipe: str) -> tuple[int, str] | None:
         except OSError:
             continue
         if any(_link(f"/proc/{pid}/fd/{number}") == pipe for number in numbers):
-            return pid, _command(pid)
+            return pid, command_of(pid)
         left += children_of(pid)
     return None
 
@@ -134,7 +134,8 @@ def _link(path: str) -> str:
         return ""
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Return the command of a process, shortened; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = " ".join(file.read(4096).decode(errors="replace").split("\0")).strip()

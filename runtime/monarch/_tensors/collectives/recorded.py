@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from monarch._core.diagnosis.facts import Entered
+from monarch._core.diagnosis.facts import Entered, Unended
 from monarch._core.kinds import is_list
 from monarch._tensors.collectives.waiting import ALIKE, labels
-from monarch._tensors.torch_compat import begun, default_group, group_names, recorded_collectives, recorded_name
+from monarch._tensors.torch_compat import default_group, group_names, recorded_collectives, recorded_name
 
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Int": "int32", "Long": "int64",
@@ -26,11 +26,10 @@ _DTYPES = {
 class Recorded(NamedTuple):
     """A collective that has not ended here."""
 
-    operation: str
     group: Any
-    number: int
-    """How many collectives of the group had begun with it."""
-    tensors: str
+    unended: Unended
+    others: tuple[Unended, ...]
+    """All of the group that have not ended here."""
 
 
 def records_of(group: Any, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -77,24 +76,25 @@ def awaited(entered: Entered) -> Entered:
     found: list[tuple[int, Recorded]] = []
     for group, _ in group_names() if entries else ():
         unended = [each for each in records_of(group, entries) if not has_ended(each)]
-        try:
-            count = begun(group)
-        except RuntimeError:
-            # It is being destroyed.
-            continue
-        for at, each in enumerate(unended):
-            number = count - (len(unended) - 1 - at)
-            found.append((each["time_created_ns"], Recorded(operation_in(each), group, number, _tensors(each))))
-    alike = [each for each in found if entered.operation in ("", each[1].operation)]
+        told = tuple(_unended(each) for each in unended)
+        for each, one in zip(unended, told, strict=True):
+            found.append((each["time_created_ns"], Recorded(group, one, told)))
+    alike = [each for each in found if entered.operation in ("", each[1].unended.operation)]
     if not alike:
         return entered
     _, one = min(alike, key=lambda each: each[0])
     members = tuple(dist.get_process_group_ranks(one.group))
     name = dict(group_names()).get(one.group, "")
     return entered._replace(
-        operation=one.operation, group=name, members=members, is_default=one.group is default_group(),
-        number=one.number, tensors=one.tensors, is_alike=one.operation in ALIKE, label=labels().get(name, ""),
+        operation=one.unended.operation, group=name, members=members, is_default=one.group is default_group(),
+        number=one.unended.number, tensors=one.unended.tensors, is_alike=one.unended.is_alike,
+        label=labels().get(name, ""), unended=one.others,
     )  # fmt: skip
+
+
+def _unended(record: dict[str, Any]) -> Unended:
+    operation = operation_in(record)
+    return Unended(record["collective_seq_id"], record["op_id"], operation, _tensors(record), operation in ALIKE)
 
 
 def _tensors(record: dict[str, Any]) -> str:
