@@ -18,11 +18,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import monarch
 from leaks import Kit, wait_until
-from monarch._core.shapes.extent import Extent
-from monarch._core.shapes.region import Region
 from monarch._engine import recovery
 from monarch._engine.dtensor_compat import mesh_without_groups, set_apart
-from monarch._engine.rank.progress import ranks_behind
 from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch.distributed import Mesh, device_mesh
 from monarch.exceptions import DeviceMeshError, TensorError
@@ -138,26 +135,6 @@ def test_several_failures_each_say_their_own_cause(mesh: Any) -> None:
         first.sum().item()
 
 
-@pytest.mark.parametrize("axis", ["dp", "mp"])
-def test_ops_around_a_failure_keep_their_values_on_two_axes(mesh: Any, axis: str) -> None:
-    value = torch.arange(128.0 * 128).view(128, 128)
-    x = monarch.distribute(value, mesh, ["dp", "mp"])
-    table = monarch.distribute(TABLE, mesh, None)
-    for _ in range(4):
-        # Ranks that are behind complete collectives along both axes, which the ranks that fail have completed.
-        before = [(x + at).replicate() * 2 for at in range(4)]
-        bad = F.embedding(monarch.distribute(torch.tensor([0, 1, 2, 99]), mesh, [axis]), table)
-        # Ranks that are ahead complete those along one axis, and wait for the others along the other one.
-        rows = [(x + at).redistribute(["dp", None]) * 3 for at in range(4)]
-        columns = [(x + at).redistribute([None, "mp"]) * 5 for at in range(4)]
-        turned = [(x + at).redistribute(["mp", "dp"]) * 7 for at in range(4)]
-        for factor, results in zip((2, 3, 5, 7), (before, rows, columns, turned), strict=True):
-            for at, result in enumerate(results):
-                assert torch.equal(result.full_tensor(), (value + at) * factor)
-        with pytest.raises(TensorError, match="embedding failed"):
-            bad.sum().item()
-
-
 def powers() -> float:
     """A program of DTensors over the same ranks."""
     x = distribute_tensor(torch.zeros(4, 4), device_mesh(), [Shard(0), Shard(1)], src_data_rank=None)
@@ -180,15 +157,6 @@ def test_meshes_of_tensors_differ_from_those_of_user_code() -> None:
     assert one == other
     set_apart(other, 1)
     assert one != other and hash(one) != hash(other)
-
-
-def test_ops_that_others_have_completed_are_known_by_their_number() -> None:
-    whole, part = Region.full(Extent(("dp",), (3,))), Region.full(Extent(("dp",), (3,))).slice(dp=slice(0, 2))
-    ops: list[Any] = [(1, (), (), (at,), 0) for at in range(4)]
-    kept = [(whole, ops[0]), (part, ops[1]), (whole, 17), (whole, ops[2]), (whole, ops[3])]
-    behind = ranks_behind(kept, {whole: {0: 3, 1: 1, 2: 2}, part: {0: 1, 1: 1}})
-    # Of three that wait here, another rank has completed one, and another one two.
-    assert behind == {id(ops[0]): {0}, id(ops[2]): {0, 2}}
 
 
 def test_dropped_tensors_leave_the_ranks(mesh: Any) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from monarch._core.shapes.region import Region
 from monarch._engine.failures import Failure, error_of, merged
 from monarch._engine.recording.observer import current
 from monarch._engine.stream import OpStream, new_number
@@ -52,8 +51,6 @@ class Recovery:
         self._heal = heal
         self.linked: set[Recovery] = set()
         """Meshes that tensors move to or from. Only grows; single operations, from any thread."""
-        self.waiting: dict[Region, dict[int, int]] = {}
-        """How many ops wait on each rank of a mesh or slice, as of the last halt. Used by the thread that recovers."""
         self.is_due = False
         """Whether some ranks have halted. Set by any thread of the program, cleared by the one that recovers."""
         self.unreported: deque[Failure] = deque(maxlen=_REPORTED)
@@ -184,9 +181,7 @@ class Recovery:
 
     def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
-        waiting = [
-            (each, each.whole.resume.call(known, True, None, new_number(), lost, each.waiting)) for each in members
-        ]
+        waiting = [(each, each.whole.resume.call(known, True, None, new_number(), lost)) for each in members]
         for each, future in waiting:
             try:
                 reports = future.get(_WAIT_S)
@@ -228,11 +223,8 @@ class Recovery:
             The failures on any of them, by reference; and the positions of new ones, in the whole mesh.
         """
         found: dict[int, Failure] = {}
-        self.waiting = {}
         halts = list(self.whole.halt.call().get(_WAIT_S).values())
         for halt in halts:
-            for region, number in halt.waiting.items():
-                self.waiting.setdefault(region, {})[halt.rank] = number
             for number, failure in halt.failures.items():
                 found[number] = merged(found.get(number), failure)
         for failure in {(each.op, each.line, each.kind): each for each in found.values()}.values():

@@ -7,9 +7,7 @@ ranks what has failed and tells all of them: see ``recovery.py``. An op whose co
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +31,6 @@ from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_v
 from monarch._engine.rank.moving import SourceFailedError, exports
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
-from monarch._engine.rank.progress import BehindMode, give_up_here, progress, ranks_behind, stop_all, tell_stopped
 from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.replaying import REPLAY, run_op
@@ -67,14 +64,10 @@ class Halt(NamedTuple):
     Attributes:
         failures: what has failed since the last halt, by reference.
         is_new: whether it has begun after the others and lacks their tensors.
-        rank: its number.
-        waiting: how many ops of each mesh or slice it has not run.
     """
 
     failures: dict[int, Failure]
     is_new: bool
-    rank: int
-    waiting: dict[Region, int]
 
 
 class _Known(NamedTuple):
@@ -113,8 +106,6 @@ class Executor(Actor):
         self.is_new = True
         """Whether it has begun after the others, in the place of one that has ended, and lacks their tensors."""
         self._halted = True
-        self._behind: dict[int, frozenset[int]] = {}
-        """Ranks that have not completed an op, by id of its entry, for ops that others have completed."""
         self._views: dict[int, int] = {}
         """While failures spread: views that kept ops will make, and of what."""
         self.kept: list[tuple[Region, Entry]] = []
@@ -131,19 +122,15 @@ class Executor(Actor):
     @halted.setter
     def halted(self, halted: bool) -> None:
         if halted != self._halted:
-            self._halted = progress.halted = halted
-            if halted:
-                tell_stopped()
+            self._halted = halted
             exports.halt(halted)
             lent.halt(halted)
 
     @endpoint
     def prepare(self) -> str:
         """Return the type of the device of this rank; makes the process groups. Called once, on all ranks together."""
-        device = self.meshes.device()
-        progress.begin(self.meshes.generation, Counter())
         self.is_new = self.halted = False
-        return device
+        return self.meshes.device()
 
     @endpoint
     def run(self, batch: bytes) -> Report:
@@ -239,7 +226,7 @@ class Executor(Actor):
         except Exception as error:
             self._fail(number, failure_of(error, "distribute", 0, self.rank))
             self.halted = True
-            stop_all(self.meshes.generation, region)
+            give_up_everywhere(self.meshes.generation)
 
     @endpoint
     def ready(self, numbers: list[int]) -> Report:
@@ -263,13 +250,9 @@ class Executor(Actor):
     def halt(self) -> Halt:
         """Stop running ops, and return what has failed since the last halt, with all that depends on it."""
         self.halted = True
-        waiting = {**dict.fromkeys(self.meshes.regions(), 0), **self._waiting()}
         self._spread()
         found, self.new_failures = self.new_failures, {}
-        return Halt(found, self.is_new, self.rank, waiting)
-
-    def _waiting(self) -> Counter[Region]:
-        return Counter(region for region, entry in self.kept if is_op(entry))
+        return Halt(found, self.is_new)
 
     @endpoint
     def account(self) -> Account:
@@ -305,7 +288,6 @@ class Executor(Actor):
         regions: list[Region] | None,
         attempt: int,
         lost: frozenset[str] = frozenset(),
-        waiting: dict[Region, dict[int, int]] | None = None,
     ) -> Report:
         """Run ops again.
 
@@ -315,11 +297,7 @@ class Executor(Actor):
             regions: meshes and slices that need them, if new ranks do not know them yet.
             attempt: number of the attempt to make them; later ones have higher numbers.
             lost: meshes with dead ranks, whose tensors do not come.
-            waiting: how many ops wait on each rank, by mesh or slice.
         """
-        self._behind = ranks_behind(self.kept, waiting or {})
-        if renew:
-            give_up_here(self.meshes.generation)
         exports.lost_sources = lost
         exports.lose_member(False)
         exports.drop(list(failed))
@@ -332,14 +310,9 @@ class Executor(Actor):
         for number, (restored, part) in self.restored.items():
             self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
         self.restored = {}
-        progress.begin(self.meshes.generation, self._waiting())
         kept, self.kept = self.kept, []
         self.is_new = self.halted = False
-        if progress.is_there():
-            # An op has failed elsewhere in these groups already; without further ones, this rank would not tell.
-            tell_stopped()
         self._run(iter(kept))
-        self._behind = {}
         return Report(self.halted)
 
     def _renewed(self, regions: list[Region] | None, attempt: int) -> bool:
@@ -440,14 +413,12 @@ class Executor(Actor):
                     self._learn(region, entry)
                 elif entry[0] == "put":
                     self._put(region, *entry[1:])
-                elif progress.is_over() or not self._op(region, entry):
+                elif not self._op(region, entry):
                     self.halted = True
                     self.kept.append((region, entry))
                     break
-                else:
-                    progress.count(region)
-                    if self.halted:
-                        break
+                elif self.halted:
+                    break
         for region, entry in rest:
             self._keep(region, entry)
 
@@ -469,9 +440,6 @@ class Executor(Actor):
 
     def _op(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
-        if progress.is_there():
-            # It may wait here for a rank on which this op has failed.
-            tell_stopped()
         number, inputs, values, outputs, line = entry
         known = self.templates[region, number]
         failed = self.failed
@@ -480,10 +448,9 @@ class Executor(Actor):
             return True
         if known.template.kind == REPLAY and not self.meshes.works():
             # A recorded step that has changed tensors before its first collective could not run again.
-            stop_all(self.meshes.generation, region)
+            give_up_everywhere(self.meshes.generation)
             return False
         held = self.values
-        pending = self._behind.get(id(entry))
         try:
             if known.template.kind == LOAD:
                 for each in outputs:
@@ -491,13 +458,12 @@ class Executor(Actor):
                 tensors = [held.get(each) for each in outputs]
             else:
                 tensors = [held[each] for each in inputs]
-            with BehindMode(pending) if pending is not None else nullcontext():
-                result = self._result(region, number, tensors, values)
+            result = self._result(region, number, tensors, values)
         except (Exception, KeyboardInterrupt) as error:
             # A Stop interrupts functions of the user only.
             cause = error.cause if isinstance(error, ReplayError) else error
-            if pending is None and (isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause)):
-                stop_all(self.meshes.generation, region)
+            if isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause):
+                give_up_everywhere(self.meshes.generation)
                 return False
             name = title_of(known.template)
             if isinstance(error, ReplayError):
@@ -505,7 +471,7 @@ class Executor(Actor):
             failed_there = error.failure if isinstance(error, SourceFailedError) else None
             self._fail_op(region, entry, failed_there or failure_of(error, name, line, self.rank))
             self.halted = True
-            stop_all(self.meshes.generation, region)
+            give_up_everywhere(self.meshes.generation)
             return True
         if len(outputs) == 1:
             if outputs[0]:
