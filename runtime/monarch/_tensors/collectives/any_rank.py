@@ -23,7 +23,7 @@ _STEP_S = 0.05
 
 
 class _Wait:
-    """A wait in gloo, in a thread of its own. If the user's thread leaves, it ends with the timeout of the group."""
+    """A wait in gloo, in a thread of its own. If the user's thread leaves, it ends with the timeout that gloo has."""
 
     def __init__(self, work: Any, timeout: timedelta) -> None:
         self._work = work

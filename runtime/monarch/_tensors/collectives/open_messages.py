@@ -18,6 +18,8 @@ from monarch._tensors.torch_compat import HELD, backend_timeout
 
 GROUPS_TIMEOUT = timedelta()
 """Torch's value for the timeout of the group."""
+_PAUSED = timedelta(days=1)
+"""The longest pause for a receive from any rank, whose wait in gloo lasts if the user's thread leaves it."""
 
 
 class OpenMessage:
@@ -71,7 +73,7 @@ def waiting(sends: bool, group: Any, peer: int | None, timeout: timedelta) -> Ge
     one = OpenMessage(sends, group, peer, (groups - HELD).total_seconds())
     try:
         _open[id(one)] = one
-        yield HELD
+        yield HELD if peer is not None else groups - HELD + _PAUSED
     finally:
         _open.pop(id(one), None)
 
