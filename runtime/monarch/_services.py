@@ -38,6 +38,7 @@ SERVICES = {
     "pausing": "monarch._debug.asking",
     "peek": "monarch._notebook.who.peek",
     "pipelined": "monarch._groups.pipelined",
+    "progress": "monarch._engine.rank.progress",
     "rank": "monarch._session.rank_process",
     "rdma": "monarch._state.rdma.plane",
     "reattach": "monarch._session.detached.reattach",

@@ -135,6 +135,26 @@ def test_several_failures_each_say_their_own_cause(mesh: Any) -> None:
         first.sum().item()
 
 
+@pytest.mark.parametrize("axis", ["dp", "mp"])
+def test_ops_around_a_failure_keep_their_values_on_two_axes(mesh: Any, axis: str) -> None:
+    value = torch.arange(128.0 * 128).view(128, 128)
+    x = monarch.distribute(value, mesh, ["dp", "mp"])
+    table = monarch.distribute(TABLE, mesh, None)
+    for _ in range(4):
+        # Ranks that are behind complete collectives along both axes, which the ranks that fail have completed.
+        before = [(x + at).replicate() * 2 for at in range(4)]
+        bad = F.embedding(monarch.distribute(torch.tensor([0, 1, 2, 99]), mesh, [axis]), table)
+        # Ranks that are ahead complete those along one axis, and wait for the others along the other one.
+        rows = [(x + at).redistribute(["dp", None]) * 3 for at in range(4)]
+        columns = [(x + at).redistribute([None, "mp"]) * 5 for at in range(4)]
+        turned = [(x + at).redistribute(["mp", "dp"]) * 7 for at in range(4)]
+        for factor, results in zip((2, 3, 5, 7), (before, rows, columns, turned), strict=True):
+            for at, result in enumerate(results):
+                assert torch.equal(result.full_tensor(), (value + at) * factor)
+        with pytest.raises(TensorError, match="embedding failed"):
+            bad.sum().item()
+
+
 def powers() -> float:
     """A program of DTensors over the same ranks."""
     x = distribute_tensor(torch.zeros(4, 4), device_mesh(), [Shard(0), Shard(1)], src_data_rank=None)

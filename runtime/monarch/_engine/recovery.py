@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from monarch._core.shapes.region import Region
 from monarch._engine.failures import Failure, error_of, merged
 from monarch._engine.recording.observer import current
 from monarch._engine.stream import OpStream, new_number
@@ -50,7 +51,10 @@ class Recovery:
         self.uid = uid
         self._heal = heal
         self.linked: set[Recovery] = set()
-        """Meshes that tensors move to or from. Only grows; single operations, from any thread."""
+        """Meshes that tensors move to or from, and a mesh or slice of the same ranks. Only grows; single operations,
+        from any thread."""
+        self.waiting: dict[Region, dict[int, int]] = {}
+        """How many ops wait on each rank of a mesh or slice, as of the last halt. Used by the thread that recovers."""
         self.is_due = False
         """Whether some ranks have halted. Set by any thread of the program, cleared by the one that recovers."""
         self.unreported: deque[Failure] = deque(maxlen=_REPORTED)
@@ -167,6 +171,8 @@ class Recovery:
                         time.sleep(min(1.0, _PAUSE_S * 2 ** (idle - 2)))
                 # Ranks tell a failure once, and a heal tells it to the ranks of its own mesh only.
                 known.update(found)
+                if found:
+                    self._spread(members, known)
                 if new:
                     for each, positions in new:
                         each._heal(positions, known)
@@ -179,9 +185,28 @@ class Recovery:
                         mesh=self._name,
                     )
 
+    def _spread(self, members: list[Recovery], known: dict[int, Failure]) -> None:
+        """Add what fails by ops that wait on some ranks only, as of other meshes: others have run them already."""
+        while True:
+            new: dict[int, Failure] = {}
+            for each, future in [(each, each.whole.spread.call(known)) for each in members]:
+                try:
+                    answers = future.get(_WAIT_S).values()
+                except MonarchError:
+                    if each is self:
+                        raise
+                    continue
+                for number, failure in ((number, failure) for answer in answers for number, failure in answer.items()):
+                    new[number] = merged(new.get(number), failure)
+            if not new:
+                return
+            known.update(new)
+
     def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
-        waiting = [(each, each.whole.resume.call(known, True, None, new_number(), lost)) for each in members]
+        waiting = [
+            (each, each.whole.resume.call(known, True, None, new_number(), lost, each.waiting)) for each in members
+        ]
         for each, future in waiting:
             try:
                 reports = future.get(_WAIT_S)
@@ -223,8 +248,11 @@ class Recovery:
             The failures on any of them, by reference; and the positions of new ones, in the whole mesh.
         """
         found: dict[int, Failure] = {}
+        self.waiting = {}
         halts = list(self.whole.halt.call().get(_WAIT_S).values())
         for halt in halts:
+            for region, number in halt.waiting.items():
+                self.waiting.setdefault(region, {})[halt.rank] = number
             for number, failure in halt.failures.items():
                 found[number] = merged(found.get(number), failure)
         for failure in {(each.op, each.line, each.kind): each for each in found.values()}.values():

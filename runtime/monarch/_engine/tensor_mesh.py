@@ -135,7 +135,10 @@ class TensorMeshes:
             if found is None:
                 actors, device, order = self._executors(procs)
                 heal = partial(self._heal, shared.uid)
-                found = self.known[shared.uid, region] = TensorMesh(procs, actors, device, order, heal)
+                found = TensorMesh(procs, actors, device, order, heal)
+                for other in self.of_uid(shared.uid)[:1]:
+                    found.recovery.link(other.recovery)
+                self.known[shared.uid, region] = found
             return found
 
     def _executors(self, procs: ProcMesh) -> tuple[Any, str, Order]:

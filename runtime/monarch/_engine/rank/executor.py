@@ -7,7 +7,9 @@ ranks what has failed and tells all of them: see ``recovery.py``. An op whose co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,16 @@ from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_v
 from monarch._engine.rank.moving import SourceFailedError, exports
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
+from monarch._engine.rank.progress import (
+    BehindMode,
+    CompletedElsewhereError,
+    give_up_here,
+    places,
+    progress,
+    ranks_behind,
+    stop_all,
+    tell_there,
+)
 from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.replaying import REPLAY, run_op
@@ -64,10 +76,14 @@ class Halt(NamedTuple):
     Attributes:
         failures: what has failed since the last halt, by reference.
         is_new: whether it has begun after the others and lacks their tensors.
+        rank: its number.
+        waiting: how many ops of each mesh or slice it has not run.
     """
 
     failures: dict[int, Failure]
     is_new: bool
+    rank: int
+    waiting: dict[Region, int]
 
 
 class _Known(NamedTuple):
@@ -84,7 +100,7 @@ class Executor(Actor):
     """Holds this rank's parts of all tensors of its mesh. Used by the thread of the actor only."""
 
     monarch_unstopped = frozenset(
-        {"run", "put_part", "put_rank", "halt", "resume", "account", "drop_ops", "give", "restore"}
+        {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
     monarch_titles = {"run": "ops on tensors", "execute": "a function of mesh.execute()"}
@@ -106,6 +122,10 @@ class Executor(Actor):
         self.is_new = True
         """Whether it has begun after the others, in the place of one that has ended, and lacks their tensors."""
         self._halted = True
+        self._places: dict[int, int] = {}
+        """How many ops waited from each one on at the last halt, by id of its entry."""
+        self._behind: dict[int, frozenset[int]] = {}
+        """Ranks that have not completed an op, by id of its entry, for ops that others have completed."""
         self._views: dict[int, int] = {}
         """While failures spread: views that kept ops will make, and of what."""
         self.kept: list[tuple[Region, Entry]] = []
@@ -122,15 +142,19 @@ class Executor(Actor):
     @halted.setter
     def halted(self, halted: bool) -> None:
         if halted != self._halted:
-            self._halted = halted
+            self._halted = progress.halted = halted
+            if halted:
+                tell_there()
             exports.halt(halted)
             lent.halt(halted)
 
     @endpoint
     def prepare(self) -> str:
         """Return the type of the device of this rank; makes the process groups. Called once, on all ranks together."""
+        device = self.meshes.device()
         self.is_new = self.halted = False
-        return self.meshes.device()
+        progress.begin(0, Counter())
+        return device
 
     @endpoint
     def run(self, batch: bytes) -> Report:
@@ -226,7 +250,7 @@ class Executor(Actor):
         except Exception as error:
             self._fail(number, failure_of(error, "distribute", 0, self.rank))
             self.halted = True
-            give_up_everywhere(self.meshes.generation)
+            stop_all(self.meshes.generation, region)
 
     @endpoint
     def ready(self, numbers: list[int]) -> Report:
@@ -250,9 +274,23 @@ class Executor(Actor):
     def halt(self) -> Halt:
         """Stop running ops, and return what has failed since the last halt, with all that depends on it."""
         self.halted = True
+        waiting = {**dict.fromkeys(self.meshes.regions(), 0), **self._waiting()}
+        self._places = places(self.kept)
         self._spread()
         found, self.new_failures = self.new_failures, {}
-        return Halt(found, self.is_new)
+        return Halt(found, self.is_new, self.rank, waiting)
+
+    @endpoint
+    def spread(self, failed: dict[int, Failure]) -> dict[int, Failure]:
+        """Learn what has failed elsewhere, and return what else fails by it among the ops that wait here."""
+        for number, failure in failed.items():
+            self._fail(number, failure)
+        self._spread()
+        found, self.new_failures = self.new_failures, {}
+        return {number: failure for number, failure in found.items() if number not in failed}
+
+    def _waiting(self) -> Counter[Region]:
+        return Counter(region for region, entry in self.kept if is_op(entry))
 
     @endpoint
     def account(self) -> Account:
@@ -288,6 +326,7 @@ class Executor(Actor):
         regions: list[Region] | None,
         attempt: int,
         lost: frozenset[str] = frozenset(),
+        waiting: dict[Region, dict[int, int]] | None = None,
     ) -> Report:
         """Run ops again.
 
@@ -297,7 +336,11 @@ class Executor(Actor):
             regions: meshes and slices that need them, if new ranks do not know them yet.
             attempt: number of the attempt to make them; later ones have higher numbers.
             lost: meshes with dead ranks, whose tensors do not come.
+            waiting: how many ops wait on each rank, by mesh or slice.
         """
+        self._behind = ranks_behind(self.kept, self._places, waiting or {})
+        if renew:
+            give_up_here(self.meshes.generation)
         exports.lost_sources = lost
         exports.lose_member(False)
         exports.drop(list(failed))
@@ -306,13 +349,20 @@ class Executor(Actor):
         self._spread()
         self.new_failures.clear()
         if renew and not self._renewed(regions, attempt):
+            progress.abandon(attempt)
+            tell_there()
             return Report(True, AGAIN)
         for number, (restored, part) in self.restored.items():
             self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
         self.restored = {}
-        kept, self.kept = self.kept, []
+        # First it runs ops again, then the epoch begins, so that it does not tell that it has stopped in this one.
         self.is_new = self.halted = False
+        progress.begin(attempt, self._waiting())
+        kept, self.kept = self.kept, []
+        # An op may have failed elsewhere in these groups already; without further ones, this rank would not tell.
+        tell_there()
         self._run(iter(kept))
+        self._behind = {}
         return Report(self.halted)
 
     def _renewed(self, regions: list[Region] | None, attempt: int) -> bool:
@@ -334,6 +384,7 @@ class Executor(Actor):
     def _fail(self, number: int, failure: Failure) -> None:
         if number and number not in self.failed:
             self.failed[number] = self.new_failures[number] = failure
+            exports.fail(number, failure)
             self.values.pop(number, None)
 
     def _spread(self) -> None:
@@ -413,12 +464,14 @@ class Executor(Actor):
                     self._learn(region, entry)
                 elif entry[0] == "put":
                     self._put(region, *entry[1:])
-                elif not self._op(region, entry):
+                elif progress.is_over() or not self._op(region, entry):
                     self.halted = True
                     self.kept.append((region, entry))
                     break
-                elif self.halted:
-                    break
+                else:
+                    progress.count(region)
+                    if self.halted:
+                        break
         for region, entry in rest:
             self._keep(region, entry)
 
@@ -440,6 +493,8 @@ class Executor(Actor):
 
     def _op(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
+        # It may wait here for a rank on which this op has failed.
+        tell_there()
         number, inputs, values, outputs, line = entry
         known = self.templates[region, number]
         failed = self.failed
@@ -448,9 +503,10 @@ class Executor(Actor):
             return True
         if known.template.kind == REPLAY and not self.meshes.works():
             # A recorded step that has changed tensors before its first collective could not run again.
-            give_up_everywhere(self.meshes.generation)
+            stop_all(self.meshes.generation, region)
             return False
         held = self.values
+        pending = self._behind.get(id(entry))
         try:
             if known.template.kind == LOAD:
                 for each in outputs:
@@ -458,12 +514,14 @@ class Executor(Actor):
                 tensors = [held.get(each) for each in outputs]
             else:
                 tensors = [held[each] for each in inputs]
-            result = self._result(region, number, tensors, values)
+            with BehindMode(pending) if pending is not None else nullcontext():
+                result = self._result(region, number, tensors, values)
         except (Exception, KeyboardInterrupt) as error:
             # A Stop interrupts functions of the user only.
             cause = error.cause if isinstance(error, ReplayError) else error
-            if isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause):
-                give_up_everywhere(self.meshes.generation)
+            is_cut = isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause)
+            if is_cut and not isinstance(cause, CompletedElsewhereError):
+                stop_all(self.meshes.generation, region)
                 return False
             name = title_of(known.template)
             if isinstance(error, ReplayError):
@@ -471,7 +529,7 @@ class Executor(Actor):
             failed_there = error.failure if isinstance(error, SourceFailedError) else None
             self._fail_op(region, entry, failed_there or failure_of(error, name, line, self.rank))
             self.halted = True
-            give_up_everywhere(self.meshes.generation)
+            stop_all(self.meshes.generation, region)
             return True
         if len(outputs) == 1:
             if outputs[0]:

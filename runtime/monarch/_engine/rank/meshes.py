@@ -49,6 +49,10 @@ class RankMeshes:
             found = self._meshes[region] = self._made(region)
         return found
 
+    def regions(self) -> list[Region]:
+        """Return the meshes and slices that have a DeviceMesh."""
+        return list(self._meshes)
+
     def works(self) -> bool:
         """Return whether the process groups of the newest mesh have their connections."""
         return not self.generation or local_rendezvous().works(self.generation)

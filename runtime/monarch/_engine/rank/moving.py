@@ -106,6 +106,13 @@ class _Exports:
         else:
             port.send(failure if failure is not None else _HALTED)
 
+    def fail(self, number: int, failure: Failure) -> None:
+        """Tell those who wait for a value that it has failed; the executor has noted that already."""
+        with self._lock:
+            ports = self._waiting.pop(number, [])
+        for port in ports:
+            port.send(failure)
+
     def here(self, number: int) -> torch.Tensor | None:
         """Return a value that this process sends to itself."""
         with self._lock:
