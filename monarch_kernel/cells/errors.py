@@ -99,7 +99,7 @@ def _show(
         _teach(notebook.hints, error)
         shell.showtraceback((kind, error, tb))
         return
-    lines = [_with_cells(shell, _headline(kind, error)) + _hint(notebook.hints, error)]
+    lines = [with_cells(shell, _headline(kind, error)) + _hint(notebook.hints, error)]
     if isinstance(error, asyncio.CancelledError):
         kernel = own_kernel(kernel_of(shell))
         if kernel is None or not kernel.stopped_await:
@@ -153,7 +153,7 @@ def _headline(kind: type[BaseException], error: BaseException) -> str:
     return str(error) if isinstance(error, _MISTAKES) else f"{kind.__name__}: {error}"
 
 
-def _with_cells(shell: Any, text: str) -> str:
+def with_cells(shell: Any, text: str) -> str:
     """Return the text of an error with the cells of the notebook instead of the files that they are compiled as."""
 
     def named(match: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.calls.waits import unended_lines
 from monarch_kernel.cells.dry_run import dry_run
+from monarch_kernel.cells.failed_tensors import FailedTensors
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.runner import CellRunner, Hooks, named
@@ -151,6 +152,7 @@ class MeshMagics(Magics):
         self._verbs.actions.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._starting.down, lambda: self._attach_streams().place().write)
         self._verbs.actions.update(self.keeping.verbs())
+        self._failed = FailedTensors(shell, self._attach_streams)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
         # A program may make meshes without a magic; its cells are stopped and shown like others.
@@ -348,6 +350,7 @@ class MeshMagics(Magics):
     def _cell_begins(self, _: Any) -> None:
         # Calls that the code of the cell makes have its number in the events of their meshes.
         calling.set(("", self.shell.displayhook.prompt_count))
+        self._failed.cell_begins()
         if self._streams is not None:
             self._streams.begin()
 
@@ -355,6 +358,7 @@ class MeshMagics(Magics):
         """Show the end of a cell's output, if it was too long to show in full."""
         emptied = ""
         if self._streams is not None:
+            self._failed.cell_ended()
             emptied = self._streams.end()
             self._streams.finish()
         self.shown.cell_ended()
@@ -369,6 +373,7 @@ class MeshMagics(Magics):
             self._streams = Streams(node, kernel_of(self.shell))
             self._streams.begin()
             self._streams.attach(need_session(node).output)
+            node.events.tensors_failed.subscribe(self._failed.failed)
             self._announcing.attach()
         return self._streams
 

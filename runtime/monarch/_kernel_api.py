@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from monarch._debug.why.inquiry import procs_beyond as procs_beyond
     from monarch._engine.rank.stopping import stop_function as stop_function
     from monarch._engine.simulation.devices import DEVICES as DEVICES
+    from monarch._engine.views.summary import failed_tensors as failed_tensors
     from monarch._engine.views.summary import tensors_held as tensors_held
     from monarch._groups import breaking as groups
     from monarch._groups.breaking import generation_now as generation_now
@@ -330,7 +331,7 @@ _WHERE = {
     "monarch._core.unjoined": "SYMMETRIC Finding Waits",
     "monarch._engine.rank.stopping": "stop_function",
     "monarch._engine.simulation.devices": "DEVICES",
-    "monarch._engine.views.summary": "tensors_held",
+    "monarch._engine.views.summary": "failed_tensors tensors_held",
     "monarch._groups": "groups=breaking",
     "monarch._groups.breaking": "generation_now",
     "monarch._groups.checking": "is_checked_here=is_on_here",

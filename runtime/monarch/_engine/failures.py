@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from monarch._core.shapes.ranks import describe_ranks
@@ -35,6 +36,23 @@ class Failure(NamedTuple):
 
 LOST = "lost"
 """Kind of a failure: the values were on ranks that have died."""
+_MOST_NAMES = 5
+
+
+class Unreported(NamedTuple):
+    """Something that has failed, which no look has raised yet.
+
+    Attributes:
+        mesh: its name.
+        failure: why.
+        numbers: references of tensors that have no value.
+        kept: references of tensors that an op would have changed which was cancelled.
+    """
+
+    mesh: str
+    failure: Failure
+    numbers: tuple[int, ...]
+    kept: tuple[int, ...] = ()
 
 
 def failure_of(error: BaseException, op: str, line: int, rank: int) -> Failure:
@@ -51,6 +69,41 @@ def merged(first: Failure | None, second: Failure) -> Failure:
     if (first.op, first.line, first.kind) != (second.op, second.line, second.kind):
         return first
     return first._replace(ranks=tuple(sorted({*first.ranks, *second.ranks})))
+
+
+def describe_unreported(found: Unreported, names: Mapping[int, str]) -> str:
+    """Return lines about something that no look has raised.
+
+    Args:
+        found: it.
+        names: variables of the program, by reference of their tensors.
+    """
+    failure = found.failure
+    if failure.kind == LOST:
+        text = failure.text
+    else:
+        text = (
+            f"{failure.op} failed on {describe_ranks(list(failure.ranks))} of {found.mesh}: "
+            f"{failure.kind}: {failure.text.strip().splitlines()[0] if failure.text.strip() else 'no message'}"
+        )
+    if failure.line and lines.has(failure.line):
+        text += f"\nIssued at {lines[failure.line]}"
+    if found.numbers:
+        rest = "" if failure.kind == LOST else "; tensors that do not depend on it are unchanged"
+        text += f"\nWithout a value: {_named(found.numbers, names)}{rest}."
+    if found.kept:
+        text += f"\nNot changed by it: {_named(found.kept, names)}. Run the line again, or load a checkpoint."
+    return text
+
+
+def _named(numbers: tuple[int, ...], names: Mapping[int, str]) -> str:
+    known = list(dict.fromkeys(names[number] for number in numbers if number in names))
+    shown = known[:_MOST_NAMES]
+    # A module is one name of many tensors.
+    others = sum(number not in names for number in numbers) + len(known) - len(shown)
+    if others:
+        shown.append(f"{others} {'more ' if shown else ''}tensor{'s' if others > 1 else ''}")
+    return ", ".join(shown)
 
 
 def error_of(failure: Failure, mesh: str) -> DeviceMeshError:

@@ -31,7 +31,7 @@ class Lines:
     """The lines that have issued ops. Any thread adds; entries never change."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[CodeType, int], int] = {}
+        self._numbers: dict[tuple[str, str, int], int] = {}
         self._lines: list[Line] = [Line("<unknown>", 0, "<unknown>")]
         self._is_own: dict[CodeType, bool] = {}
 
@@ -45,16 +45,17 @@ class Lines:
             if own is None:
                 own = known[code] = code.co_filename.startswith(_OWN)
             if not own:
-                key = code, frame.f_lineno
+                # Not the code, which is equal for equal lines of two cells.
+                key = code.co_filename, code.co_name, frame.f_lineno
                 number = self._numbers.get(key)
                 return number if number is not None else self._add(key)
             frame = frame.f_back
         return 0
 
-    def _add(self, key: tuple[CodeType, int]) -> int:
-        code, line = key
+    def _add(self, key: tuple[str, str, int]) -> int:
+        file, name, line = key
         # Two threads may add the same line twice, which does no harm.
-        self._lines.append(Line(code.co_filename, line, code.co_name))
+        self._lines.append(Line(file, line, name))
         number = self._numbers[key] = len(self._lines) - 1
         return number
 

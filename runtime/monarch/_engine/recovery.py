@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import Failure, error_of, merged
+from monarch._engine.failures import Failure, Unreported, error_of, merged
 from monarch._engine.recording.observer import current
 from monarch._engine.stream import OpStream, new_number
+from monarch._meshes.inside import node_of
 from monarch.exceptions import DeviceMeshError, MonarchError
 
 _ROUNDS = 5
@@ -57,11 +58,13 @@ class Recovery:
         """How many ops wait on each rank of a mesh or slice, as of the last halt. Used by the thread that recovers."""
         self.is_due = False
         """Whether some ranks have halted. Set by any thread of the program, cleared by the one that recovers."""
-        self.unreported: deque[Failure] = deque(maxlen=_REPORTED)
+        self.unreported: deque[Unreported] = deque(maxlen=_REPORTED)
         """Failures that no look has raised yet; single operations of a deque."""
 
-    def note(self, future: Any) -> None:
-        """Note what a batch has answered; a death is raised by the next look."""
+    def note(self, future: Any, epoch: int) -> None:
+        """Note what a batch has answered, unless the ranks run ops again since; a death is raised by the next look."""
+        if epoch != self.stream.order.epoch:
+            return
         try:
             reports = future.get()
         except MonarchError:
@@ -69,6 +72,24 @@ class Recovery:
             return
         if any(report.halted for report in reports.values()):
             self.is_due = True
+
+    def recover_aside(self) -> None:
+        """Let the ranks go on in another thread, if they have halted and the program does not look."""
+        if self.is_due:
+            node_of(self.whole).lanes.post("tensors-recovery", self._recover_late)
+
+    def _recover_late(self) -> None:
+        with recovering:
+            if not self.is_due:
+                return
+            try:
+                self.stream.flush(wait=False)
+                self._flush_linked()
+                self.recover()
+            except MonarchError:
+                # The next look raises it.
+                return
+        node_of(self.whole).events.tensors_failed.tell()
 
     def look(self, number: int, what: str, view: Any, *args: Any) -> list[Any]:
         """Return what the ranks of a view say of a tensor, in their order.
@@ -117,8 +138,10 @@ class Recovery:
 
     def _told(self, failure: Failure) -> None:
         for each in list(self.unreported):
-            if (each.op, each.line, each.kind) == (failure.op, failure.line, failure.kind):
-                self.unreported.remove(each)
+            if each.failure[:2] == failure[:2] and each.failure.kind == failure.kind:
+                with suppress(ValueError):
+                    # Another thread has just told it.
+                    self.unreported.remove(each)
 
     def link(self, other: Recovery) -> None:
         """Note that tensors move between two meshes: a rank of one may wait for one of the other."""
@@ -204,10 +227,7 @@ class Recovery:
 
     def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
-        waiting = [
-            (each, each.whole.resume.call(known, True, None, new_number(), lost, each.waiting)) for each in members
-        ]
-        for each, future in waiting:
+        for each, future in [(each, each._resume(known, lost)) for each in members]:
             try:
                 reports = future.get(_WAIT_S)
             except MonarchError:
@@ -216,6 +236,12 @@ class Recovery:
                 continue
             each.is_due = any(report.halted for report in reports.values())
         return any(each.is_due for each in members)
+
+    def _resume(self, known: dict[int, Failure], lost: frozenset[str]) -> Any:
+        order = self.stream.order
+        with order.held():
+            order.epoch += 1
+            return self.whole.resume.call(known, True, None, new_number(), lost, self.waiting)
 
     def _agree_all(
         self,
@@ -241,6 +267,13 @@ class Recovery:
                 found[number] = merged(found.get(number), failure)
         return found, living, frozenset(lost), new
 
+    def _note_unreported(self, found: dict[int, Failure]) -> None:
+        groups: dict[Any, list[int]] = {}
+        for number, failure in found.items():
+            groups.setdefault((failure.op, failure.line, failure.kind), []).append(number)
+        for numbers in groups.values():
+            self.unreported.append(Unreported(self._name, found[numbers[0]], tuple(numbers)))
+
     def agree(self) -> tuple[dict[int, Failure], list[int]]:
         """Halt all ranks.
 
@@ -249,12 +282,13 @@ class Recovery:
         """
         found: dict[int, Failure] = {}
         self.waiting = {}
-        halts = list(self.whole.halt.call().get(_WAIT_S).values())
+        with self.stream.order.held():
+            halted = self.whole.halt.call()
+        halts = list(halted.get(_WAIT_S).values())
         for halt in halts:
             for region, number in halt.waiting.items():
                 self.waiting.setdefault(region, {})[halt.rank] = number
             for number, failure in halt.failures.items():
                 found[number] = merged(found.get(number), failure)
-        for failure in {(each.op, each.line, each.kind): each for each in found.values()}.values():
-            self.unreported.append(failure)
+        self._note_unreported(found)
         return found, [position for position, halt in enumerate(halts) if halt.is_new]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,12 @@ _SOON = 0.004
 _IN_FLIGHT = 64
 """Batches that the ranks may be behind; a program that is faster waits."""
 
+_LOOK_S = 0.05
+"""Seconds before the first look at what batches have answered, if the program sends no more."""
+_LATE_S = 1.0
+"""Seconds between looks if the ranks take long."""
+_WAIT_S = 600.0
+"""Seconds to wait for other threads that send."""
 _TURN = 0.1
 """Seconds that the main thread waits for the lock before it runs handlers of signals, and waits again."""
 _MAIN = threading.main_thread().ident
@@ -63,10 +69,22 @@ class Order:
 
     Attributes:
         last: the stream that issued the last op. Any thread sets it: ops of several threads have no order.
+        streams: of all slices. Only grows; single operations, from any thread.
+        epoch: how often the ranks have begun to run ops again. Written while ``held``.
     """
 
     def __init__(self) -> None:
         self.last: OpStream | None = None
+        self.streams: list[OpStream] = []
+        self.epoch = 0
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Let other threads send no ops in a block, so that a message comes between the same ops on all ranks."""
+        with ExitStack() as stack:
+            for stream in list(self.streams):
+                stack.enter_context(stream.held(_WAIT_S))
+            yield
 
     def next(self, stream: OpStream) -> None:
         """Send what the stream before has not sent yet."""
@@ -92,10 +110,15 @@ class OpStream:
         """Entries that were not sent. Any thread appends; ``flush`` takes, with the lock."""
         self.live: dict[int, Layout | RankLayout] = {}
         """Layouts of the tensors that the program holds, by reference; single operations of a dict, from any thread."""
-        self.sent: deque[Any] = deque()
-        """Futures of batches that may be running, oldest first. Lock: ``_lock``."""
-        self.on_done: Callable[[Any], None] = lambda future: None
-        """Called with the future of each batch that is done, in the thread of the program. Set once."""
+        self.order.streams.append(self)
+        self.sent: deque[tuple[Any, int]] = deque()
+        """Futures of batches that may be running, oldest first, with the epoch. Lock: ``_lock``."""
+        self.on_done: Callable[[Any, int], None] = lambda future, epoch: None
+        """Called with the future of each batch that is done, and its epoch, in any thread. Set once."""
+        self.on_looked: Callable[[], None] = lambda: None
+        """Called in a thread that may not wait after it has looked at what batches have answered. Set once."""
+        self._is_watched = False
+        """Whether a timer will look at what batches have answered. Lock: ``_lock``."""
         self.templates: dict[int, Template] = {}
         """All templates by number; single operations of a dict."""
         self._retired: dict[int, int] = {}
@@ -160,13 +183,34 @@ class OpStream:
         """
         with self._quiet():
             self._send()
-            done = [self.sent.popleft() for _ in range(self._finished())]
+            self._collect()
             late = [self.sent.popleft()] if wait and len(self.sent) > _IN_FLIGHT else []
-            for future in done:
-                self.on_done(future)
-        for future in late:
+        for future, epoch in late:
             future.exception()
-            self.on_done(future)
+            self.on_done(future, epoch)
+
+    def _collect(self) -> None:
+        """Look at what batches have answered, with the lock."""
+        while self.sent and self.sent[0][0].done:
+            self.on_done(*self.sent.popleft())
+
+    def _watch(self, after: float) -> None:
+        """Look some time later at what batches have answered, with the lock."""
+        self._is_watched = True
+
+        def post() -> None:
+            self._node.lanes.post("tensors", lambda: self._look(after))
+
+        self._node.receive_loop.call_later(after, post)
+
+    def _look(self, after: float) -> None:
+        """Look at what batches have answered, and again while some have not; in a thread of its own."""
+        with self._lock:
+            self._collect()
+            self._is_watched = False
+            if self.sent:
+                self._watch(min(_LATE_S, after * 2))
+        self.on_looked()
 
     @contextmanager
     def _quiet(self) -> Generator[None]:
@@ -194,7 +238,9 @@ class OpStream:
         try:
             future = self.actors.run.call(pack(batch))
             future.rename("the ops on tensors")
-            self.sent.append(future)
+            self.sent.append((future, self.order.epoch))
+            if not self._is_watched:
+                self._watch(_LOOK_S)
         except Exception:
             # Nothing was sent: a rank has died. Healing cancels the ops, see resilience/healing.py.
             self.pending.extendleft(reversed([each for each in batch if isinstance(each, int) or each[0] != NEW]))
@@ -248,15 +294,7 @@ class OpStream:
     def follow(self, future: Any) -> None:
         """Look later at what a message of its own has answered."""
         with self._quiet():
-            self.sent.append(future)
-
-    def _finished(self) -> int:
-        number = 0
-        for future in self.sent:
-            if not future.done:
-                break
-            number += 1
-        return number
+            self.sent.append((future, self.order.epoch))
 
     def forget_ranks(self) -> None:
         """Send all templates again, since some ranks are new."""

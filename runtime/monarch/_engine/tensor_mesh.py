@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import mesh_without_groups
 from monarch._engine.encoding import Template
+from monarch._engine.failures import Unreported, describe_unreported
 from monarch._engine.layout import Layout, Layouts
 from monarch._engine.lines import lines
 from monarch._engine.rank.executor import Executor
@@ -64,6 +67,7 @@ class TensorMesh:
         self.stream = OpStream(self.actors, order)
         self.recovery = Recovery(self.stream, procs.name, actors, state_of(procs).procs.uid, heal)
         self.stream.on_done = self.recovery.note
+        self.stream.on_looked = self.recovery.recover_aside
         self.plans: dict[Any, Any] = {}
         """Plans of ops, by signature: see metadata.py. Single operations of a dict, from any thread."""
         self.rank_layouts: dict[Any, Any] = {}
@@ -123,6 +127,7 @@ class TensorMeshes:
         self._node = node
         node.events.healed.subscribe(self._healed)
         node.events.replaced.subscribe(self._replaced)
+        node.events.closing.subscribe(self._tell_last)
 
     def of(self, procs: ProcMesh) -> TensorMesh:
         """Return the tensor mesh of some processes; the first use starts executors on all of their mesh."""
@@ -157,6 +162,7 @@ class TensorMeshes:
             shape = state_of(meshes[0].procs).procs.region()
             with recovering:
                 self._heal(uid, [at for at, rank in enumerate(shape.base_ranks()) if rank in replaced], {})
+            self._node.events.tensors_failed.tell()
 
     def _replaced(self, uid: str, replaced: list[int], may_wait: bool) -> None:
         if not replaced or not self.of_uid(uid):
@@ -175,6 +181,20 @@ class TensorMeshes:
         self._node.lanes.post("tensors", heal)
         if may_wait:
             done.wait(_HEALING_S)
+
+    def take_unreported(self) -> list[Unreported]:
+        """Return what has failed and no look has raised; each only once."""
+        found: list[Unreported] = []
+        for mesh in list(self.known.values()):
+            with suppress(IndexError):
+                while True:
+                    found.append(mesh.recovery.unreported.popleft())
+        return found
+
+    def _tell_last(self) -> None:
+        """Write what nobody has looked at, as the session ends."""
+        for each in self.take_unreported():
+            print(f"monarch: {describe_unreported(each, {})}", file=sys.stderr, flush=True)
 
     def _heal(self, uid: str, new: list[int], found: dict[int, Any]) -> bool:
         """Let new processes, by position, take their place; return whether all ranks go on."""

@@ -381,9 +381,18 @@ class Executor(Actor):
             attempts.running = 0
         return True
 
-    def _fail(self, number: int, failure: Failure) -> None:
+    def _fail(self, number: int, failure: Failure, is_known: bool = False) -> None:
+        """Note that a tensor has no value.
+
+        Args:
+            number: its reference.
+            failure: why.
+            is_known: whether all ranks find that by themselves.
+        """
         if number and number not in self.failed:
-            self.failed[number] = self.new_failures[number] = failure
+            self.failed[number] = failure
+            if not is_known:
+                self.new_failures[number] = failure
             exports.fail(number, failure)
             self.values.pop(number, None)
 
@@ -420,14 +429,14 @@ class Executor(Actor):
             return None
         return self._failure_for(inputs) or self._failure_for(outputs)
 
-    def _fail_op(self, region: Region, entry: Any, failure: Failure) -> None:
+    def _fail_op(self, region: Region, entry: Any, failure: Failure, is_known: bool = False) -> None:
         number, inputs, _, outputs, _ = entry
         known = self.templates.get((region, number))
         for each in outputs:
-            self._fail(each, failure)
+            self._fail(each, failure, is_known)
         for index in known.template.writes if known is not None else range(len(inputs)):
             for each in self._sharing(inputs[index]):
-                self._fail(each, failure)
+                self._fail(each, failure, is_known)
 
     def _sharing(self, number: int) -> list[int]:
         """Return the references of plain tensors that share memory with one, and its own."""
@@ -495,11 +504,12 @@ class Executor(Actor):
         """Run an op; return False if its collective was cut, so that it must run again."""
         # It may wait here for a rank on which this op has failed.
         tell_there()
-        number, inputs, values, outputs, line = entry
+        number, inputs, values, outputs, _ = entry
         known = self.templates[region, number]
         failed = self.failed
         if failed and (failure := self._failure_before(region, entry)) is not None:
-            self._fail_op(region, entry, failure)
+            # As on all other ranks, which have run the same ops since they agreed on what had failed.
+            self._fail_op(region, entry, failure, True)
             return True
         if known.template.kind == REPLAY and not self.meshes.works():
             # A recorded step that has changed tensors before its first collective could not run again.
@@ -517,20 +527,8 @@ class Executor(Actor):
             with BehindMode(pending) if pending is not None else nullcontext():
                 result = self._result(region, number, tensors, values)
         except (Exception, KeyboardInterrupt) as error:
-            # A Stop interrupts functions of the user only.
-            cause = error.cause if isinstance(error, ReplayError) else error
-            is_cut = isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause)
-            if is_cut and not isinstance(cause, CompletedElsewhereError):
-                stop_all(self.meshes.generation, region)
-                return False
-            name = title_of(known.template)
-            if isinstance(error, ReplayError):
-                name, line, error = error.op, error.line, error.cause
-            failed_there = error.failure if isinstance(error, SourceFailedError) else None
-            self._fail_op(region, entry, failed_there or failure_of(error, name, line, self.rank))
-            self.halted = True
-            stop_all(self.meshes.generation, region)
-            return True
+            # A Stop interrupts functions of the user only. A variable with the error would keep its frames.
+            return self._broken_off(region, entry, known, error)
         if len(outputs) == 1:
             if outputs[0]:
                 held[outputs[0]] = result[0] if isinstance(result, list | tuple) else result
@@ -538,6 +536,20 @@ class Executor(Actor):
             for each, value in zip(outputs, result if outputs else (), strict=True):
                 if each:
                     held[each] = value
+        return True
+
+    def _broken_off(self, region: Region, entry: Any, known: _Known, error: BaseException) -> bool:
+        """Halt after an error in an op; return False if its collective was cut, so that it must run again."""
+        cause = error.cause if isinstance(error, ReplayError) else error
+        is_cut = isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause)
+        if is_cut and not isinstance(cause, CompletedElsewhereError):
+            stop_all(self.meshes.generation, region)
+            return False
+        name, line = (error.op, error.line) if isinstance(error, ReplayError) else (title_of(known.template), entry[4])
+        there = cause.failure if isinstance(cause, SourceFailedError) else None
+        self._fail_op(region, entry, there or failure_of(cause, name, line, self.rank))
+        self.halted = True
+        stop_all(self.meshes.generation, region)
         return True
 
     def _result(self, region: Region, number: int, tensors: list[Any], values: Any) -> Any:

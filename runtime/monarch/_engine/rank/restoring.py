@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
 from monarch._engine.encoding import NEW
+from monarch._engine.failures import Failure
 
 _AT_ONCE = 32
 """Tensors in one message between ranks."""
@@ -20,6 +21,7 @@ class HasTensors(Protocol):
     """The executor of a rank, which is above this file."""
 
     values: dict[int, Any]
+    failed: dict[int, Failure]
     kept: list[tuple[Region, Any]]
 
 
@@ -29,10 +31,12 @@ class Account(NamedTuple):
     Attributes:
         held: references of its tensors.
         kept: the entries that wait, with the mesh or slice of each.
+        failed: why tensors have no value, by reference.
     """
 
     held: set[int]
     kept: list[tuple[Region, Any]]
+    failed: dict[int, Failure]
 
 
 class Restored(NamedTuple):
@@ -65,7 +69,7 @@ def is_put(entry: Any) -> bool:
 
 def account(executor: HasTensors) -> Account:
     """Return the state of a rank."""
-    return Account(set(executor.values), list(executor.kept))
+    return Account(set(executor.values), list(executor.kept), dict(executor.failed))
 
 
 def fetched(sources: list[tuple[Any, list[Restored]]]) -> dict[int, tuple[Restored, torch.Tensor]]:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import LOST, Failure
+from monarch._engine.failures import LOST, Failure, Unreported
 from monarch._engine.rank.renewing import AGAIN
 from monarch._engine.rank.restoring import Account, Restored, is_op, is_put
 from monarch._engine.stream import new_number
@@ -59,6 +59,10 @@ class _Healing:
         self._new = set(replaced)
         self._accounts: dict[int, Account] = {}
         self._failures = dict(found)
+        self._lost: set[int] = set()
+        """References of tensors with parts that were only on dead ranks."""
+        self._cancelled: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
+        """By title and line of a cancelled op: references of its results, and of tensors that it would have changed."""
 
     def run(self) -> bool:
         """Let all ranks go on; return False if an op has failed meanwhile, or if groups break again and again."""
@@ -70,7 +74,27 @@ class _Healing:
             reports = self._round()
         halted = any(report.halted for report in reports)
         next(iter(self._meshes.values())).recovery.is_due = halted
+        self._report()
         return not halted
+
+    def _report(self) -> None:
+        """Keep for the end of the cell what has been lost."""
+        first = next(iter(self._meshes.values()))
+        live = {number for mesh in self._meshes.values() for number in list(mesh.stream.live)}
+        ranks = tuple(sorted(self._new))
+        who, name = describe_ranks(list(ranks)), first.procs.name
+        lost = tuple(sorted(self._lost & live))
+        if lost:
+            text = f"{who} of {name} died with parts of tensors that no other rank had"
+            first.recovery.unreported.append(Unreported(name, Failure("", 0, ranks, LOST, text, ""), lost))
+        for (op, line), (results, changed) in self._cancelled.items():
+            numbers = tuple(sorted(results & live))
+            kept = tuple(sorted(changed & live - set(self._failures)))
+            if numbers or kept:
+                text = f"{op} was cancelled: {who} of {name} died before all ranks had run it"
+                first.recovery.unreported.append(
+                    Unreported(name, Failure(op, line, ranks, LOST, text, ""), numbers, kept)
+                )
 
     def _round(self) -> list[Any]:
         recovery = next(iter(self._meshes.values())).recovery
@@ -80,6 +104,10 @@ class _Healing:
         self._new.update(self._shape.base_rank(position) for position in new)
         found = self._whole.account.call().get(_WAIT_S).values()
         self._accounts = dict(zip(self._shape.base_ranks(), found, strict=True))
+        # New ranks learn why tensors had no value before the death.
+        for each in self._accounts.values():
+            for number, failure in each.failed.items():
+                self._failures.setdefault(number, failure)
         self._cancel_ops()
         self._whole.drop_ops.call().get(_WAIT_S)
         waiting = [self._view(rank).restore.call(*self._restored(rank)) for rank in sorted(self._new)]
@@ -87,6 +115,7 @@ class _Healing:
             future.get(_WAIT_S)
         for mesh in self._meshes.values():
             mesh.stream.forget_ranks()
+        recovery.stream.order.epoch += 1
         resumed = self._whole.resume.call(self._failures, True, list(self._meshes), new_number())
         return list(resumed.get(_WAIT_S).values())
 
@@ -121,6 +150,10 @@ class _Healing:
         # A recorded step that the program has dropped may have changed any of its inputs.
         written = inputs if template is None else [inputs[at] for at in template.writes]
         changed = written if ran_somewhere else []
+        title = "::".join(template.op[:2]) or template.kind if template is not None else "a recorded step"
+        results, kept = self._cancelled.setdefault((title, line), (set(), set()))
+        results.update((*outputs, *changed))
+        kept.update(written)
         ranks = tuple(sorted(self._new))
         text = (
             f"the value is missing: {describe_ranks(list(ranks))} of {mesh.procs.name} died before the op that makes "
@@ -161,6 +194,7 @@ class _Healing:
         return [other for other in self._living(mesh) if all(mesh.coordinates(other)[at] == own[at] for at in divided)]
 
     def _lose(self, mesh: TensorMesh, number: int, layout: Any) -> None:
+        self._lost.add(number)
         ranks = tuple(sorted(self._new & set(mesh.ranks)))
         text = (
             f"the value is missing: a part of this tensor of shape {tuple(layout.shape)} was only on "

@@ -38,13 +38,7 @@ def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
         mesh: of the tensors.
         names: variables of the program.
     """
-    owners: dict[int, str] = {}
-    for name, value in names.items():
-        if name.startswith("_"):
-            continue
-        for tensor in _tensors_in(value):
-            if tensor.monarch_layout.mesh is mesh:
-                owners.setdefault(tensor.monarch_ref.number, name)
+    owners = named_numbers(names)
     groups: dict[str, list[Any]] = {}
     for number, layout in list(mesh.stream.live.items()):
         groups.setdefault(owners.get(number, _OTHER), []).append(layout)
@@ -53,6 +47,16 @@ def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
         for name, layouts in groups.items()
     ]
     return sorted(found, key=lambda each: -each.most)
+
+
+def named_numbers(names: Mapping[str, Any]) -> dict[int, str]:
+    """Return names of the program by reference of their tensors."""
+    owners: dict[int, str] = {}
+    for name, value in list(names.items()):
+        if not name.startswith("_"):
+            for tensor in _tensors_in(value):
+                owners.setdefault(tensor.monarch_ref.number, name)
+    return owners
 
 
 def _tensors_in(value: Any) -> list[Any]:

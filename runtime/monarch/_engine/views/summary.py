@@ -1,4 +1,4 @@
-"""Memory of tensors for ``%mesh``. Imports torch only if the program has tensors of a mesh."""
+"""Memory and failures of tensors for notebooks. Imports torch only if the program has tensors of a mesh."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from monarch._node.current import current_node
+
+_MOST = 8
+"""Sentences about failures at a time."""
 
 
 class HeldRow(NamedTuple):
@@ -40,3 +43,25 @@ def tensors_held(names: Mapping[str, Any]) -> list[HeldRow]:
 
     meshes = current_node().part(TensorMeshes).known.values()
     return [HeldRow(repr(mesh.procs.name), *held) for mesh in list(meshes) for held in held_by_name(mesh, names)]
+
+
+def failed_tensors(names: Mapping[str, Any]) -> list[str]:
+    """Return sentences about tensors that have failed and that no look has raised; each only once.
+
+    Args:
+        names: variables of the program.
+    """
+    if "monarch._engine.tensor_mesh" not in sys.modules:
+        return []
+    from monarch._engine.failures import describe_unreported
+    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.views.memory import named_numbers
+
+    found = current_node().part(TensorMeshes).take_unreported()
+    if not found:
+        return []
+    known = named_numbers(names)
+    texts = [describe_unreported(each, known) for each in found[:_MOST]]
+    if len(found) > _MOST:
+        texts.append(f"{len(found) - _MOST} more ops on tensors have failed or were cancelled")
+    return texts
