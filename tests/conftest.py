@@ -23,6 +23,7 @@ from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders
 from state import credit_lost
 from tiers import LIST, mark, rules
 from warm import hold_server, own_preload, usual_preload
+from warm_python import held_for_kernels
 
 # The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
 settings.register_profile("usual", deadline=None, derandomize=True)
@@ -211,7 +212,8 @@ def spec(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     before = {key: os.environ.get(key) for key in mine}
     os.environ.update(mine)
-    yield str(prefix)
+    with held_for_kernels():
+        yield str(prefix)
     for key, value in before.items():
         if value is None:
             del os.environ[key]

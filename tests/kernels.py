@@ -9,12 +9,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from jupyter_client.manager import KernelManager
 
+import warm_python
 from leaks import wait_until
 from monarch._core.shapes.ranks import parse_ranks
 from monarch_kernel.output.waiting import MARK
@@ -23,6 +23,9 @@ ALL = {0, 1, 2, 3}
 """Ranks of the mesh that tests share."""
 GUARD = 30.0
 """Seconds after which something is taken to hang; a test of very many ranks sets more for its notebook."""
+
+_LOOK_MS = 10
+"""Milliseconds after which a condition is looked at again that no message makes true."""
 
 
 class Cell:
@@ -130,14 +133,32 @@ class Cell:
         return self.until(lambda: self.idle and self.reply)
 
 
+class Manager(KernelManager):
+    """Forks kernels from a process with imports done, where that makes no difference to them."""
+
+    async def _async_launch_kernel(self, kernel_cmd: list[str], **kw: Any) -> None:
+        server, provisioner = warm_python.kernels, cast("Any", self.provisioner)
+        if server is None or not server.can(kernel_cmd, kw["env"]):
+            await super()._async_launch_kernel(kernel_cmd, **kw)
+            return
+        with open(os.devnull, "wb") as nothing:
+            out, errors = (nothing if kw[each] == subprocess.DEVNULL else kw[each] for each in ("stdout", "stderr"))
+            forked = server.start(kernel_cmd, kw["env"], out.fileno(), errors.fileno())
+        provisioner.process, provisioner.pid, provisioner.pgid = forked, forked.pid, forked.pid
+        self._reconcile_connection_info(provisioner.connection_info)
+
+
 class Notebook:
     """A kernel and its client."""
 
     def __init__(self, kernel: str = "monarch", log: Any = subprocess.DEVNULL, **env: str) -> None:
-        self.manager = KernelManager(kernel_name=kernel)
+        self.manager = Manager(kernel_name=kernel)
         self.manager.start_kernel(env={**os.environ, **env}, stdout=log, stderr=log)
         self.client = self.manager.client()
         self.client.start_channels()
+        self._poller = zmq.Poller()
+        for channel in (self.client.iopub_channel, self.client.shell_channel):
+            self._poller.register(channel.socket, zmq.POLLIN)
         try:
             self._await_ready()
         except BaseException:
@@ -214,13 +235,11 @@ class Notebook:
             if time.monotonic() > until:
                 self.interrupt()
                 raise AssertionError(f"hangs: {what}; shown: {[cell.text for cell in self.cells.values()][-3:]}")
-            for get, keep in ((self.client.get_iopub_msg, self._shown), (self.client.get_shell_msg, self._replied)):
-                try:
-                    keep(get(timeout=0.005))
-                    while True:
-                        keep(get(timeout=0))
-                except Empty:
-                    continue
+            self._poller.poll(_LOOK_MS)
+            for channel, keep in ((self.client.iopub_channel, self._shown), (self.client.shell_channel, self._replied)):
+                # Not by ``get_msg``, which runs an event loop for each message and for each look that finds none.
+                while (message := self.client.session.recv(channel.socket)[1]) is not None:
+                    keep(message)
 
     def _shown(self, message: dict[str, Any]) -> None:
         if message["msg_type"] == "debug_event":

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,10 +66,12 @@ def processes(marker: str | None = None) -> dict[int, str]:
     A zygote, its spares and its successors are one, whose pid is that of the first.
     """
     needle = f"{MARKER}={marker or os.environ[MARKER]}".encode()
+    there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    _strangers.intersection_update(there)
     ours: dict[int, str] = {}
     zombies: dict[int, int] = {}
     alive: set[tuple[int, str]] = set()
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+    for pid in there - _strangers:
         if pid == os.getpid():
             continue
         try:
@@ -80,6 +82,7 @@ def processes(marker: str | None = None) -> dict[int, str]:
                 continue
             if words[1] == _KERNEL:
                 # Most processes of a small machine; these have no environment.
+                _strangers.add(pid)
                 continue
             # A pid is used again, but not with the same time of start.
             key = pid, words[19]
@@ -91,6 +94,8 @@ def processes(marker: str | None = None) -> dict[int, str]:
                 if environ:
                     # It is empty for a moment in an exec.
                     _environments[key] = found
+                    if not found:
+                        _strangers.add(pid)
             if found == needle:
                 ours[_first_of(pid) if name in _ZYGOTES + _SPARES else pid] = name
         except (OSError, ValueError, IndexError):
@@ -106,6 +111,11 @@ def processes(marker: str | None = None) -> dict[int, str]:
 
 _environments: dict[tuple[int, str], bytes] = {}
 """The marker that each living process inherited, by its pid and time of start: it is read once, which takes long."""
+_strangers: set[int] = set()
+"""Pids that had a process of no run of tests at each look since the first, and so still have: they are not read again.
+
+Another process gets a pid only after all others have had their turn, which takes longer than from one look to the next.
+"""
 
 
 def _line(path: str) -> bytes:
@@ -220,12 +230,21 @@ def not_of_others(names: set[str]) -> set[str]:
     return rest & shared_memory()
 
 
+def _below(folder: str, prefix: str) -> Iterator[str]:
+    """Yield what is in a folder and below, without objects for paths, which take most of the time of a look."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, f"{prefix}{entry.name}/")
+
+
 def session_folders() -> set[str]:
     """Session folders, of this run alone since it has a runtime folder of its own, with the sockets in them."""
-    base = Path(os.environ["XDG_RUNTIME_DIR"])
+    base = os.environ["XDG_RUNTIME_DIR"]
     while True:
         try:
-            return {str(path.relative_to(base)) for path in base.rglob("*")}
+            return set(_below(base, ""))
         except FileNotFoundError:
             # One was removed in the middle of this.
             continue

@@ -20,6 +20,11 @@ for _name in {TORCH}:
 _client.LATER.clear()
 """
 """The start of a program."""
+BRIEF = """
+import monarch._session.local_agent as _client
+_client.LATER.clear()
+"""
+"""The start of a program whose zygotes import torch, but none of what a successor imports when they are idle."""
 
 
 def leave_out_torch() -> None:

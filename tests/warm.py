@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+from contextlib import suppress
 from pathlib import Path
 
-from leaks import wait_until
+from leaks import pids_named, wait_until
 
 SERVER = "monarch-server"
+_IMAGE = "monarch-image"
 OWN = ("pytest", "hypothesis", "leaks")
 """What the test modules import, and with it each rank that gets a class of theirs."""
 _IMPORT = 120.0
@@ -30,6 +33,16 @@ def own_preload() -> list[str]:
     return PRELOAD
 
 
+def _await_successor(image: int) -> None:
+    """Wait until the process that is forked for sessions has done the imports that it does when idle.
+
+    A session from before repeats them, and its ranks do what they need of them themselves. Who runs a single test
+    does not wait for that.
+    """
+    with suppress(ProcessLookupError), open(os.pidfd_open(image)) as ended:
+        select.select([ended], [], [], _IMPORT)
+
+
 def hold_server(preload: list[str]) -> socket.socket:
     """Return a connection to the fork server of sessions with these imports; it ends when that is closed.
 
@@ -45,6 +58,7 @@ def hold_server(preload: list[str]) -> socket.socket:
     base = str(base_folder())
     key = session_key(preload, LATER)
     found, starter = _connect(base, key), None
+    images = pids_named(_IMAGE)
     if found is None:
         found, starter = _start_server(base, key, AgentConfig("", "", "", os.getpid(), 0, preload, later=LATER))
     connection, folder = found
@@ -54,4 +68,7 @@ def hold_server(preload: list[str]) -> socket.socket:
     if starter is not None:
         # It has ended when its child, the server, became a process of nobody.
         starter.wait()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            for image in pids_named(_IMAGE, before=images):
+                _await_successor(image)
     return connection

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from light import LIGHT
 from monarch._wire import descriptors
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import RESERVE, Reserve, limit_of, used_by
@@ -55,11 +56,11 @@ for count in map(int, sys.argv[2:]):
 def test_spawn_works_or_is_refused_at_low_limit(
     program: Callable[..., Any], limit: int, counts: str, outcomes: str
 ) -> None:
-    assert program(LIMITED, str(limit), *counts.split()).ok().split() == outcomes.split()
+    assert program(LIGHT + LIMITED, str(limit), *counts.split()).ok().split() == outcomes.split()
 
 
 def test_session_is_refused_when_no_descriptor_is_left(program: Callable[..., Any]) -> None:
-    said = program(LIMITED, "30", "1").ok()
+    said = program(LIGHT + LIMITED, "30", "1").ok()
     assert said.startswith("cannot start a session: ") and "ulimit -n" in said
 
 
@@ -101,7 +102,7 @@ print(asked.get(30) == pid)
 
 @pytest.mark.slow
 def test_rank_without_descriptors_answers(program: Callable[..., Any]) -> None:
-    done = program(GREEDY)
+    done = program(LIGHT + GREEDY)
     assert done.ok().splitlines() == ["OSError 24", "True True", "True"], done.err
 
 
@@ -142,7 +143,7 @@ print(len(actors.pid.call().get(30)), len(this_host().spawn_procs({"gpus": 3}).s
 
 @pytest.mark.slow
 def test_program_without_descriptors_refuses_and_recovers(program: Callable[..., Any]) -> None:
-    done = program(CONTROLLER)
+    done = program(LIGHT + CONTROLLER)
     assert done.ok().splitlines() == ["True", "refused 0", "refused 0", "2 3"], done.err
 
 

@@ -122,7 +122,7 @@ print(use(1))
 
 def test_foreign_session_folder_is_not_used(program: Callable[..., Any]) -> None:
     """A folder put in the place of the session's could answer for its ranks."""
-    assert program(TAKEN).ok().splitlines() == ["True True", "1"]
+    assert program(LIGHT + TAKEN).ok().splitlines() == ["True True", "1"]
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
@@ -319,7 +319,7 @@ for count in (2, 24, 2):
     [(4000, "2 descriptors 2"), (20, "memory memory memory")],
 )
 def test_few_descriptors_and_little_memory_together(program: Callable[..., Any], megabytes: int, outcomes: str) -> None:
-    done = program(BOTH, str(megabytes))
+    done = program(LIGHT + BOTH, str(megabytes))
     assert done.ok().split() == outcomes.split(), done.err
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from light import LIGHT
+from light import BRIEF, LIGHT
 from monarch._core.causes import CellRef
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
 from monarch._procs.rank.cell_marker import Mark, take_mark
@@ -115,7 +115,7 @@ print({os.stat(f"/dev/shm/{name}").st_blocks for name in os.listdir("/dev/shm")}
 
 def test_full_shared_memory_is_named_in_errors(program: Callable[..., Any], flags: str) -> None:
     """Nothing of ours is there; torch and user code that use it fail with a reason."""
-    done = program(SHARED, flags, "/dev/shm", "size=1m")
+    done = program(BRIEF + SHARED, flags, "/dev/shm", "size=1m")
     expected = ["True", "True True", "True True", "True", "SupervisionError True", "2", "True"]
     assert done.ok().splitlines() == expected, done.err
 
@@ -159,7 +159,7 @@ print(names())
 def test_full_disk_leaves_checkpoint_before(program: Callable[..., Any], flags: str, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
-    done = program(CHECKPOINT, flags, str(folder), "size=6m", str(folder))
+    done = program(BRIEF + CHECKPOINT, flags, str(folder), "size=6m", str(folder))
     kept = "['.lock', 'latest', 'v000001']"
     assert done.ok().splitlines()[:2] == ["True True", f"True {kept}"], done.err
     assert done.out.splitlines()[2:] == ["True", "['.lock', 'latest', 'v000001', 'v000002']"], done.err

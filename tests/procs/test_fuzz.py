@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fuzz import Fuzz
 from leaks import wait_until
+from light import LIGHT
 from monarch._node.remote_errors import unpack_failure
 from monarch._procs.agent.router import Router
 from monarch._wire import descriptors
@@ -148,7 +149,7 @@ TARGETS = pytest.mark.parametrize("target", ["controller", "agent", "rank"])
 @pytest.mark.slow
 @TARGETS
 def test_garbage_of_holders_of_key_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
-    done = program(LIVE, target, "7", PYTHONPATH=TESTS)
+    done = program(LIGHT + LIVE, target, "7", PYTHONPATH=TESTS)
     survived(done, tmp_path)
     assert "undecodable frame was dropped: ProtocolError: invalid control message of" in done.err
 
@@ -156,4 +157,4 @@ def test_garbage_of_holders_of_key_ends_nobody(program: Callable[..., Any], targ
 @pytest.mark.slow
 @TARGETS
 def test_noise_on_ipc_socket_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
-    survived(program(LIVE, target, "0", PYTHONPATH=TESTS), tmp_path)
+    survived(program(LIGHT + LIVE, target, "0", PYTHONPATH=TESTS), tmp_path)

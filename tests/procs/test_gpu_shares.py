@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from light import LIGHT
 from monarch._procs.agent.gpu_shares import GpuShares, arrange, variables
 
 FOUR = ["0", "1", "2", "3"]
@@ -72,7 +73,7 @@ def test_variables_are_set_only_where_needed() -> None:
 
 @pytest.mark.slow
 def test_ranks_see_all_gpus_and_count_as_under_torchrun(program: Callable[..., Any]) -> None:
-    ran = program(PROGRAM, CUDA_VISIBLE_DEVICES="0,1,2,3")
+    ran = program(LIGHT + PROGRAM, CUDA_VISIBLE_DEVICES="0,1,2,3")
     by_bus = ":PCI_BUS_ID"
     assert ran.ok().splitlines() == [
         " ".join(each + by_bus for each in ("0,1,2,3:0:2:0", "0,1,2,3:1:2:0")),
