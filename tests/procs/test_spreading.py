@@ -219,7 +219,7 @@ if __name__ == "__main__":
 def test_starts_heals_and_stops_leave_once_for_each_share(program: Callable[..., Any]) -> None:
     """Also if a host dies that passes them on, all others start their ranks."""
     done = program(STARTS, MONARCH_TREE_HOSTS="3", timeout=120)
-    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Stop', 3)]\n"
+    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Signal', 3), ('Spread Stop', 3)]\n"
     assert done.out == "[('Spread Spawn', 3)]\n18\nTrue\n[9]\n" + stopped + "True\n", done.err
 
 

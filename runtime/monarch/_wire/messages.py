@@ -470,7 +470,7 @@ class Ask(_Message, tag=24):
 
 
 class Signal(_Message, tag=25):
-    """Makes an agent send a signal to procs."""
+    """Makes an agent send a signal to procs; without any, asks it which messages have arrived."""
 
     src: str
     procs: list[str]

@@ -304,6 +304,9 @@ class Agent:
                 child.kill(Overdue(grace))
 
     def _on_signal(self, request: m.Signal, _: list[Any]) -> None:
+        if not request.procs:
+            # It asks what has arrived.
+            self.spreading.ordering.say(request.src)
         for child in self.children.get(request.procs):
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -388,8 +391,11 @@ class Agent:
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
         if uplink.src != self.owner:
             return
-        waited = self.uplink.hung or self.uplink.orphan
+        waited, before = self.uplink.hung or self.uplink.orphan, self.uplink.via
         self.uplink.on_uplink(uplink)
+        if before not in ("", self.proc) and not uplink.via:
+            # It may hang.
+            self.spreading.avoid(before)
         if waited:
             self._take_back()
 

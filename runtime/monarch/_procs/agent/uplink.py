@@ -90,6 +90,11 @@ class Uplink:
         router.overtaking = self._overtaken
         router.carrying = self._carry
 
+    @property
+    def via(self) -> str:
+        """The agent by way of which messages go; empty if they go straight."""
+        return self._next or self._via
+
     def _count(self) -> int:
         self._last += 1
         return self._last
@@ -277,8 +282,11 @@ class Uplink:
         if host not in (host_of(self._via), host_of(self._next)):
             return
         self._via = self._next = ""
-        self._hangs, self._probe = False, 0
+        tried, self._hangs, self._probe = self._hangs, False, 0
         if not self.hung:
+            if tried:
+                # The program says when to try again.
+                self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
             self._settle()
             return
         self.hung, self.orphan = False, True
