@@ -117,6 +117,7 @@ class ModelRouter(Router):
         self._accepted: set[int] = set()
         self._owned: set[int] | None = None
         self._idle: list[Any] = []
+        self._broken: set[str] = set()
         self.events: list[tuple[str, int]] = []
 
     def _local(self, proc: str) -> Any:
@@ -166,6 +167,7 @@ def make_agent(world: World, proc: str) -> Any:
         watchers=lambda _: set(),
         owned_by=lambda _: [],
         death_of=lambda _: None,
+        has_ties=lambda _: world.ties,
     )
     agent.closing, agent.listening = False, None
     agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
@@ -203,6 +205,8 @@ class World:
         self._number = count().__next__
         self.wires: list[Wire] = []
         self.stopped: set[str] = set()
+        self.ties = self.random.random() < 0.5
+        """Whether ranks of all hosts send each other messages, which a broken connection loses."""
         self.blocked: set[tuple[str, str]] = set()
         """Pairs of agents of which the first does not reach the second."""
         self.names = [f"h{place}" for place in range(hosts)]

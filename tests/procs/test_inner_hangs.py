@@ -1,4 +1,4 @@
-"""An agent that others hang on does nothing, but lives: what is urgent does not wait for it."""
+"""Agents that others hang on do nothing for a while, or lose their connections, but live: that costs no host."""
 
 from __future__ import annotations
 
@@ -71,3 +71,66 @@ if __name__ == "__main__":
 def test_stop_and_signals_pass_an_agent_that_hangs(program: Callable[..., Any]) -> None:
     done = program(STOPS, MONARCH_TREE_HOSTS="3", timeout=240)
     assert done.ok().splitlines() == ["6", "set()", "4", "0", "True", "[]"]
+
+
+CUTS = (
+    COMMON
+    + """
+import ctypes, random, socket
+
+PIDFD_GETFD = 438
+
+def cut(one, other):
+    # Shuts the connections of two processes down, as a network does that forgets them.
+    ends = {(each.laddr, each.raddr) for each in psutil.Process(other).net_connections("tcp")}
+    pidfd, count = os.pidfd_open(one), 0
+    for each in psutil.Process(one).net_connections("tcp"):
+        if each.status == "ESTABLISHED" and (each.raddr, each.laddr) in ends:
+            with socket.socket(fileno=ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, each.fd, 0)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            count += 1
+    os.close(pidfd)
+    return count
+
+if __name__ == "__main__":
+    with local_hosts(9, silence=60.0) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
+        agents = dict(zip(current_node().hosts.known, ranks.agent.call().get(60).values()))
+        until(lambda: hung(9))
+        ending, faults, answered = threading.Event(), [], [0, 0]
+        def call(place, mesh):
+            try:
+                while not ending.is_set():
+                    number = answered[place]
+                    if set(mesh.echo.call(number).get(90).values()) != {number}:
+                        faults.append(("echo", number))
+                    if {len(each) for each in mesh.large.call(100_000).get(90).values()} != {100_000}:
+                        faults.append(("large", number))
+                    answered[place] += 1
+            except BaseException as error:
+                faults.append(repr(error))
+        threads = [threading.Thread(target=call, args=each) for each in enumerate([ranks, ranks.slice(hosts=1)])]
+        for thread in threads:
+            thread.start()
+        cuts = 0
+        # Of each parent one host that hangs on it, and then the other one.
+        for _ in range(2):
+            pairs = {parent: child for child, parent in tree().parents.items()}
+            assert len(pairs) == 3
+            for parent, child in pairs.items():
+                cuts += cut(agents[child], agents[parent]) > 0
+                at = [*answered]
+                until(lambda: all(now > before + 5 for now, before in zip(answered, at)) or faults)
+        ending.set()
+        for thread in threads:
+            thread.join(90)
+        print(cuts, faults, lost())
+        until(lambda: hung(9))
+        print(set(ranks.echo.call(7).get(60).values()))
+"""
+)
+
+
+def test_broken_connections_of_living_hosts_cost_no_host(program: Callable[..., Any]) -> None:
+    done = program(CUTS, MONARCH_TREE_HOSTS="3", timeout=240)
+    assert done.ok() == "6 [] []\n{7}\n"

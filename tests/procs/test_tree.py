@@ -78,6 +78,9 @@ def test_losses_in_the_tree_lose_nothing(
                         world.step()
         world.settle(250.0)
         check(world)
+        if not losses and not world.ties:
+            # All of them live, and no message between their ranks was lost.
+            assert not world.given_up
         if len(world.agents) >= 3:
             groups = world.hosts.spreads.groups()
             assert len(world.uplinks.tree.parents) == len(world.agents) - len(groups)

@@ -262,6 +262,8 @@ class Spreads:
         """Called in the receiving thread with a host that has no connection, and has not got a message in time. Set
         once, before ``least``."""
         self.lease = LEASE_S
+        self.breaks = 0
+        """How often a connection between hosts broke. Leader only writes."""
 
     def group(self, gateways: Sequence[Gateway]) -> None:
         """Let messages to these hosts go by way of one another, in about as many groups as there are hosts in each.

@@ -21,7 +21,7 @@ from monarch.exceptions import CallTimeoutError
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOOK = 0.25
-"""Seconds between checks whether a host that passes the request on has been lost."""
+"""Seconds between checks whether a host that passes the request on, or a connection to it, has been lost."""
 
 
 class _BySender:
@@ -50,7 +50,7 @@ class HostsAsked:
             node, peers, Extent(("hosts",), (len(peers),)), name, asked.name, lambda _, values: values, patient=True
         )
         self._frame = ask_frame(node, asked, _BySender(node, self._gather).port)
-        self._deaths = node.peers.deaths
+        self._losses = self._count_losses()
         far: dict[str, list[str]] = {}
         for peer in peers:
             if isinstance(peer, RemotePeer) and peer.dead is None:
@@ -59,6 +59,9 @@ class HostsAsked:
                 peer.send(self._frame)
         node.hosts.spreads.pass_on([(node.hosts.gateway(host), procs) for host, procs in far.items()], self._frame)
         self._gather.check()
+
+    def _count_losses(self) -> int:
+        return self._node.peers.deaths + self._node.hosts.spreads.breaks
 
     def wait(self, timeout: float) -> list[Any]:
         """Return the answers, in the order of the processes.
@@ -75,9 +78,10 @@ class HostsAsked:
             except CallTimeoutError:
                 if left <= _LOOK:
                     raise
-            if self._node.peers.deaths != self._deaths:
-                # Its host may have been to pass the request on.
-                self._deaths = self._node.peers.deaths
+            losses = self._count_losses()
+            if losses != self._losses:
+                # That host, or that connection, may have been to pass the request on.
+                self._losses = losses
                 for peer in self._gather.waits_for():
                     peer.send(self._frame)
 
