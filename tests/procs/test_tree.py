@@ -78,8 +78,8 @@ def test_losses_in_the_tree_lose_nothing(
                         world.step()
         world.settle(250.0)
         check(world)
-        if not losses and not world.ties:
-            # All of them live, and no message between their ranks was lost.
+        if not losses and breaks < 2 and not world.ties:
+            # All of them live and have a connection, and no message between their ranks was lost.
             assert not world.given_up
         if len(world.agents) >= 3:
             groups = world.hosts.spreads.groups()

@@ -492,7 +492,7 @@ class Parted(_Message, tag=27):
     """The host of the sender."""
     other: str
     harmless: bool = False
-    """Whether nothing between ranks of the two was on it, so that nothing is lost for good, and it may be made again."""
+    """Whether nothing between ranks of the two was on it, so that nothing is lost and it may be made again."""
 
 
 class Report(_Message, tag=28):
