@@ -172,7 +172,9 @@ class Agent:
         problem = self._residence.tend()
         if problem:
             print(f"{self.proc}: {problem}", file=sys.stderr, flush=True)
-        self.closing = self.closing or (not self.owner and time.monotonic() > self._claimed_by)
+        # A SIGTERM meanwhile also sets it.
+        if not self.owner and time.monotonic() > self._claimed_by:
+            self.closing = True
         self._later(TEND, self._tend)
 
     def _follow_zygotes(self) -> None:
