@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tree_model
 from monarch._node.hurrying import PATIENCE
-from tree_model import World, model
+from tree_model import PROGRAM, World, model
 
 
 def check(world: World) -> None:
@@ -134,6 +134,21 @@ def test_parent_that_hangs_does_not_delay_urgent_calls(answered: bool, monkeypat
         assert all(world.answers.values()), world.answers
         world.settle(200.0)
         check(world)
+        assert len(world.uplinks.tree.parents) == 6
+
+
+def test_program_that_takes_nothing_for_long_keeps_its_hosts() -> None:
+    """Its connections last, as while code keeps the GIL."""
+    with model(9, 1) as world:
+        world.settle(10.0)
+        for agent in world.agents.values():
+            world.tell(agent)
+        world.stopped.add(PROGRAM)
+        world.settle(600.0)
+        world.stopped.discard(PROGRAM)
+        world.settle(300.0)
+        check(world)
+        assert not world.given_up
         assert len(world.uplinks.tree.parents) == 6
 
 

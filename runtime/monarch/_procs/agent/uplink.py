@@ -27,7 +27,9 @@ LARGE = 1 << 20
 _REST = 2.0
 """Seconds after which an unused connection to the program is closed."""
 _WORD = 12
-"""Leases for which an agent that has lost its way waits for the program, which may be busy, if that is there."""
+"""Leases after which an agent that has lost its way asks the program again, which may be busy."""
+_PATIENCE_S = 3600.0
+"""Seconds for which it asks, if the connection to the program lasts."""
 
 
 class _Kept(NamedTuple):
@@ -294,12 +296,20 @@ class Uplink:
         self._router.connect(self._dst)
         self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
         self._settle()
-        turn = self._turn
-        self._later(_WORD * self._router.lease, lambda: self._look_for_word(turn))
+        self._ask_later(self._turn, time.monotonic() + _PATIENCE_S)
 
-    def _look_for_word(self, turn: int) -> None:
-        if self.orphan and self._turn == turn:
+    def _ask_later(self, turn: int, until: float) -> None:
+        self._later(_WORD * self._router.lease, lambda: self._look_for_word(turn, until))
+
+    def _look_for_word(self, turn: int, until: float) -> None:
+        if not self.orphan or self._turn != turn:
+            return
+        if time.monotonic() > until:
             self._ended()
+            return
+        asks = m.encode(m.Hung(self._proc, "", turn))
+        self._router.post(self._dst, [m.encode(m.Upward(self._proc, self._dst, 0, asks))])
+        self._ask_later(turn, until)
 
     def straight_lost(self) -> None:
         """Send again what was sent by a connection to the program that broke, while it is not needed."""
