@@ -134,3 +134,38 @@ if __name__ == "__main__":
 def test_broken_connections_of_living_hosts_cost_no_host(program: Callable[..., Any]) -> None:
     done = program(CUTS, MONARCH_TREE_HOSTS="3", timeout=240)
     assert done.ok() == "6 [] []\n{7}\n"
+
+
+FILES = (
+    COMMON
+    + """
+from monarch._kernel_api import member_at
+from monarch_kernel.verbs.files import send_file
+
+class Place(Rank):
+    @endpoint
+    def move(self, folder):
+        os.makedirs(folder)
+        os.chdir(folder)
+
+if __name__ == "__main__":
+    content = os.urandom(1 << 20) * 9
+    Path("source").write_bytes(content)
+    here = Path.cwd()
+    with local_hosts(9, silence=600.0) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Place)
+        agents = list(ranks.agent.call().get(60).values())
+        for place in range(1, 3):
+            ranks.slice(hosts=place).move.call(str(here / f"host{place}")).get(60)
+        until(lambda: hung(9))
+        os.kill(agents[0], signal.SIGSTOP)
+        send_file([member_at(ranks, place) for place in range(1, 3)], here / "source", "target")
+        print([(here / f"host{place}/target").read_bytes() == content for place in range(1, 3)], lost())
+        os.kill(agents[0], signal.SIGCONT)
+"""
+)
+
+
+def test_files_reach_hosts_behind_an_agent_that_hangs(program: Callable[..., Any]) -> None:
+    done = program(FILES, MONARCH_TREE_HOSTS="3", timeout=180)
+    assert done.ok() == "[True, True] []\n"
