@@ -200,3 +200,34 @@ def test_killed_program_leaves_nothing_of_hosts_that_hang(tmp_path: Path, dying:
         program.kill()
         program.communicate()
     assert wait_until(lambda: not processes().keys() - before.keys(), 20), processes().keys() - before.keys()
+
+
+STOPPED = (
+    COMMON
+    + """
+if __name__ == "__main__":
+    with local_hosts(9, silence=2.0) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
+        agents = list(ranks.agent.call().get(60).values())
+        # At once, while the hosts still have connections of their own, which they use no more.
+        until(lambda: hung(9))
+        print(*agents, flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+)
+
+
+def test_hosts_of_a_stopped_program_end(tmp_path: Path, warm: None) -> None:
+    (tmp_path / "program.py").write_text(LIGHT + STOPPED)
+    before = processes()
+    env = {**os.environ, "MONARCH_TREE_HOSTS": "3"}
+    program = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert program.stdout is not None
+        agents = {int(pid) for pid in program.stdout.readline().split()}
+        assert len(agents) == 9
+        assert wait_until(lambda: not agents & processes().keys(), 60), agents & processes().keys()
+    finally:
+        program.kill()
+        program.communicate()
+    assert wait_until(lambda: not processes().keys() - before.keys(), 20), processes().keys() - before.keys()

@@ -292,7 +292,10 @@ class Uplink:
             self._settle()
             return
         self.hung, self.orphan = False, True
-        # To learn whether the program is there: all that is sent from now on goes by this connection.
+        # To learn whether the program is there: all is sent by a connection with heartbeats from now on, which an
+        # earlier one need not have.
+        self._router.rest(self._dst)
+        self._straight = self._before_kept()
         self._router.connect(self._dst)
         self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
         self._settle()
@@ -313,9 +316,12 @@ class Uplink:
 
     def straight_lost(self) -> None:
         """Send again what was sent by a connection to the program that broke, while it is not needed."""
-        self._straight = self._kept[0].number - 1 if self._kept else self._last
+        self._straight = self._before_kept()
         if not self._via:
             self._settle()
+
+    def _before_kept(self) -> int:
+        return self._kept[0].number - 1 if self._kept else self._last
 
     def close(self) -> None:
         """Send what waits, before this agent ends."""
