@@ -22,7 +22,7 @@ LOOKING = 1.2
 """Seconds until answers are no longer awaited."""
 PATIENCE = 3.0
 """Seconds for the answers of ranks that wait for a CPU, and of host agents on a busy machine."""
-PATIENCE_AFAR = 0.6
+PATIENCE_AFAR = 0.4
 """Seconds for the answers of host agents of other hosts: a busy one is not told from one that hangs."""
 GRACE = 0.3
 """Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
