@@ -18,6 +18,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from monarch._core.causes import Cause, HostLost
+from monarch._node import hurrying as hurrying_module
 from monarch._node import spreads as spreads_module
 from monarch._node.hosts import Hosts
 from monarch._node.spreads import Spreads
@@ -116,6 +117,7 @@ class ModelRouter(Router):
         self._accepted: set[int] = set()
         self._owned: set[int] | None = None
         self._idle: list[Any] = []
+        self._broken: set[str] = set()
         self.events: list[tuple[str, int]] = []
 
     def _local(self, proc: str) -> Any:
@@ -160,7 +162,12 @@ def make_agent(world: World, proc: str) -> Any:
     agent.loop = SimpleNamespace(unwatch=lambda _: None, watches=lambda _: False)
     agent._later = lambda seconds, action: world.later(seconds, lambda: world.run(proc, lambda _: action()))
     agent.children = children = cast(Any, SimpleNamespace)(
-        watched_on=lambda _: [], watchers=lambda _: set(), owned_by=lambda _: [], death_of=lambda _: None
+        get=lambda _: [],
+        watched_on=lambda _: [],
+        watchers=lambda _: set(),
+        owned_by=lambda _: [],
+        death_of=lambda _: None,
+        has_ties=lambda _: world.ties,
     )
     agent.closing, agent.listening = False, None
     agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
@@ -183,6 +190,7 @@ def make_agent(world: World, proc: str) -> Any:
         m.Down: agent._on_down,
         m.Upward: agent.uplink.on_upward,
         m.Taken: agent.uplink.on_taken,
+        m.Signal: agent._on_signal,
     }
     return agent
 
@@ -197,6 +205,8 @@ class World:
         self._number = count().__next__
         self.wires: list[Wire] = []
         self.stopped: set[str] = set()
+        self.ties = self.random.random() < 0.5
+        """Whether ranks of all hosts send each other messages, which a broken connection loses."""
         self.blocked: set[tuple[str, str]] = set()
         """Pairs of agents of which the first does not reach the second."""
         self.names = [f"h{place}" for place in range(hosts)]
@@ -398,6 +408,11 @@ class World:
         self.later(2 * LEASE, silence)
         self.later(2 * LEASE + 1, lambda: self.stopped.discard(proc))
 
+    def hang(self, proc: str, seconds: float) -> None:
+        """Let an agent do nothing for some time, while its connections last."""
+        self.stopped.add(proc)
+        self.later(seconds, lambda: self.stopped.discard(proc))
+
     def break_some(self) -> None:
         """Break a connection of an agent to another one, or to the program while it needs none."""
         wires = [
@@ -456,6 +471,7 @@ def model(hosts: int, seed: int, least: int = 3) -> Iterator[World]:
     world: World | None = None
     with (
         patch.object(spreads_module, "time", clock),
+        patch.object(hurrying_module, "time", clock),
         patch.object(uplink_module, "time", clock),
         patch.object(tree_module, "time", clock),
         patch.object(uplink_module, "LARGE", 1000),

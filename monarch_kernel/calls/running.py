@@ -181,6 +181,7 @@ class Running:
                 procs,
                 request(service, key, node.proc, port, *args),
                 lambda proc, answer, port=port: heard(proc, port, answer),
+                urgent=True,
             )
             for (key, port), procs in calls.items()
         ]
@@ -202,9 +203,10 @@ class Running:
                 for proc, state in answer.items():
                     heard(proc, *state)
 
-        return [
-            Answers(current_node(), [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()
-        ]
+        node = current_node()
+        answers = [Answers(node, [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()]
+        node.hosts.hurry(hosts)
+        return answers
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         """Raise KeyboardInterrupt in these calls, but not in earlier calls that they wait for."""

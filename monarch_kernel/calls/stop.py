@@ -30,6 +30,7 @@ from monarch._kernel_api import (
     describe_ranks,
     free,
     generation_now,
+    host_of,
     meshes_of_calls,
     prod,
     request,
@@ -102,7 +103,9 @@ class _StopRun:
         again = {number for number, task in self._tasks.items() if calls.is_left(task.port, task.proc)}
         self._breaking = {number for number, task in self._tasks.items() if calls.is_cleaning(task.port, task.proc)}
         """Calls whose cleanup this stop breaks off, since the last one has left them to it."""
-        self._ladder = StopLadder(self._tasks, restartable, again)
+        here = current_node().host
+        afar = {number for number, task in self._tasks.items() if host_of(task.proc) != here}
+        self._ladder = StopLadder(self._tasks, restartable, again, afar)
         self._numbers = {(task.proc, task.port): number for number, task in self._tasks.items()}
         self._by_proc: dict[str, list[int]] = {}
         for number, task in self._tasks.items():
@@ -205,7 +208,9 @@ class _StopRun:
         answer of an agent takes longer than a rung.
         """
         procs = sorted({task.proc for task in tasks})
-        self._answers.append(Answers(current_node(), procs, request(generation_now), self._heard_generation))
+        self._answers.append(
+            Answers(current_node(), procs, request(generation_now), self._heard_generation, urgent=True)
+        )
         self._answers += self._running.states(tasks, self._glimpse)
 
     def _free(self, proc: str, number: int, _: float) -> list[Command]:

@@ -35,7 +35,7 @@ async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
             # The loop has been closed: the kernel ends.
             loop.call_soon_threadsafe(take, answer)
 
-    answers = Answers(node, [proc], asked, heard)
+    answers = Answers(node, [proc], asked, heard, urgent=True)
     try:
         answer = await asyncio.wait_for(answered, patience)
     except asyncio.TimeoutError:
@@ -62,4 +62,4 @@ async def look(proc: str, asked: Request) -> Any:
 
 def tell(procs: Iterable[str], asked: Request) -> None:
     """Ask ranks for something without waiting."""
-    Answers(current_node(), list(procs), asked).close()
+    Answers(current_node(), list(procs), asked, urgent=True).close()

@@ -120,7 +120,7 @@ class _Asking:
         """By rank; written by the receiving thread, in single operations."""
         self._all = Event()
         asked = request(run_in_frame, source.code, name, level, sink, self._node.proc, source.shown)
-        self._asked = Answers(self._node, list(self._procs), asked, self._heard)
+        self._asked = Answers(self._node, list(self._procs), asked, self._heard, urgent=True)
 
     def _heard(self, proc: str, answer: Any) -> None:
         self.answers[split_proc(proc)[1]] = answer.text if isinstance(answer, Failure) else answer
@@ -141,7 +141,7 @@ class _Asking:
     def stop(self) -> None:
         """Interrupt the statements, and nothing else, and wait a little for their ends."""
         left = [proc for proc, rank in self._procs.items() if rank not in self.answers]
-        Answers(self._node, left, request(break_off_here)).close()
+        Answers(self._node, left, request(break_off_here), urgent=True).close()
         self.wait(_STOP_S)
         for proc in left:
             self.answers.setdefault(self._procs[proc], "does not stop; it is in C code, and stops when that returns")

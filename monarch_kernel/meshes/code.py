@@ -13,6 +13,7 @@ from monarch._kernel_api import (
     keep_code,
     lacking,
     member_at,
+    new_key,
     read_code,
     use_code,
 )
@@ -111,7 +112,7 @@ class Code:
         for name, content in read_code(folder, names).items():
             piece[name] = content
             if sum(map(len, piece.values())) > _PIECE:
-                ask_hosts(hosts, keep_code, piece).wait(_PATIENCE)
+                ask_hosts(hosts, keep_code, piece, new_key()).wait(_PATIENCE)
                 piece = {}
         if piece:
-            ask_hosts(hosts, keep_code, piece).wait(_PATIENCE)
+            ask_hosts(hosts, keep_code, piece, new_key()).wait(_PATIENCE)

@@ -16,6 +16,7 @@ from monarch._kernel_api import (
     find_files,
     host_here,
     member_at,
+    new_key,
     read_piece,
     write_piece,
 )
@@ -132,14 +133,14 @@ def send_file(hosts: Sequence[ActorMesh], path: Path, target: str) -> None:
     with open(path, "rb") as file:
         offset, piece, following = 0, file.read(_PIECE), file.read(_PIECE)
         while following:
-            asked.append(ask_hosts(hosts, write_piece, target, offset, piece, False))
+            asked.append(ask_hosts(hosts, write_piece, target, offset, piece, False, new_key()))
             if len(asked) >= _AT_ONCE:
                 asked.popleft().wait(_PATIENCE)
             offset, piece, following = offset + len(piece), following, file.read(_PIECE)
         for each in asked:
             each.wait(_PATIENCE)
         # It has its name from then on.
-        ask_hosts(hosts, write_piece, target, offset, piece, True).wait(_PATIENCE)
+        ask_hosts(hosts, write_piece, target, offset, piece, True, new_key()).wait(_PATIENCE)
 
 
 def _files_below(source: Path) -> Iterator[tuple[Path, str]]:

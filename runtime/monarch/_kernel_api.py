@@ -167,6 +167,7 @@ if TYPE_CHECKING:
     from monarch._node.services.asking import ask_soon as ask_soon
     from monarch._node.services.asking import send_signal as send_signal
     from monarch._node.services.asking import tell_proc as tell_proc
+    from monarch._node.services.once import new_key as new_key
     from monarch._node.services.registry import Request as Request
     from monarch._node.services.registry import name_of as name_of
     from monarch._node.services.registry import request as request
@@ -370,6 +371,7 @@ _WHERE = {
     "monarch._node.opener": "on_opened",
     "monarch._node.remote_errors": "is_ours with_source",
     "monarch._node.services.asking": "Answers ask_soon send_signal tell_proc",
+    "monarch._node.services.once": "new_key",
     "monarch._node.services.registry": "Request name_of request",
     "monarch._notebook.busy": "ThreadState prod thread_state",
     "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",

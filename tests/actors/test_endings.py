@@ -12,8 +12,18 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch.actor import Actor, ActorError, ActorMesh, MeshFailure, SupervisionError, context, endpoint, this_proc
-from monarch.exceptions import MonarchError, SerializationError, StoppedError
+from monarch.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    MeshFailure,
+    SupervisionError,
+    context,
+    endpoint,
+    this_host,
+    this_proc,
+)
+from monarch.exceptions import CallTimeoutError, MonarchError, SerializationError, StoppedError
 
 
 class Hook:
@@ -210,3 +220,12 @@ def test_supervise_names_the_actors_that_died_with_a_process(procs: Any) -> None
 
 def test_actor_mesh_is_generic_at_run_time() -> None:
     assert ActorMesh[Ends].__origin__ is ActorMesh  # type: ignore[attr-defined]
+
+
+def test_wait_for_an_end_that_is_too_short_names_the_ranks() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.spawn("ends", Ends).fine.call().get(timeout=60)
+    ended = procs.stop()
+    with pytest.raises(CallTimeoutError, match=r"ranks? [01-]+ ha(s|ve) not ended"):
+        ended.get(timeout=0)
+    ended.get(timeout=60)

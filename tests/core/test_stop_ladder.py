@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from monarch._core.stop_ladder import (
     BOUND,
+    GRACE,
     INSISTING,
     LOOKING,
     PATIENCE,
+    PATIENCE_AFAR,
     Activity,
     Announce,
     Command,
@@ -194,6 +196,26 @@ def test_silent_rank_of_a_silent_agent_is_unknown() -> None:
     ladder, _, seconds, _ = simulate({0: Rank(), 1: Rank(agent=None)})
     assert INSISTING + PATIENCE <= seconds <= BOUND + PATIENCE
     assert (ladder.activity(0), ladder.activity(1)) == (Activity.SILENT, Activity.UNKNOWN)
+
+
+def test_silent_agent_of_another_host_keeps_the_notebook_for_2_s() -> None:
+    ladder = StopLadder([0, 1, 2], afar=[1, 2])
+    ladder.begin(0.0)
+    now = 0.0
+    while not any(isinstance(command, Look) for command in ladder.tick(now)):
+        now = ladder.due
+    # Of the one on this machine it is known whether it has a CPU.
+    assert ladder.due == now + PATIENCE
+    ladder.glimpsed(0, None)
+    assert ladder.due == now + PATIENCE_AFAR < 2.0 - GRACE
+    # An agent that answers has told of its rank, which has time if it has no CPU.
+    ladder.glimpsed(1, None)
+    ladder.starved(1)
+    assert ladder.due == now + PATIENCE
+    ladder.seen(1, Activity.COMPUTING, now)
+    now = ladder.due
+    assert now < 2.0 - GRACE and not ladder.tick(now) and ladder.over
+    assert (ladder.activity(0), ladder.activity(2)) == (Activity.SILENT, Activity.UNKNOWN)
 
 
 def test_activity_is_the_last_one_seen() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,13 @@ import sshd
 from leaks import processes, session_folders, sweep_as_the_next_program, wait_until
 from light import LIGHT
 from monarch._procs.agent.detached_records import RecordedHost, find, records
+from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.holding.held import HeldLaunch
-from monarch._procs.launch.holding.holder import _CLAIM_S
-from monarch._procs.launch.holding.messages import PACKET, connect
+from monarch._procs.launch.holding.holder import _CLAIM_S, Holder
+from monarch._procs.launch.holding.messages import PACKET, HoldOrder, connect
+from monarch._procs.launch.interface import HostRequest
+from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher
+from monarch._wire.keys import KeyPair
 from monarch.actor import shutdown_context
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
 from monarch.job import DetachedMesh, attach, end, keep
@@ -293,6 +298,31 @@ def test_stopped_program_does_not_keep_a_mesh(run: Callable[..., Program]) -> No
     assert wait_until(attached, ENDS)
     kept[0].leave()
     assert wait_until(lambda: not find("mine").user, ENDS)
+
+
+class _Ending(list[RecordedHost]):
+    """Hosts that are looked at just when the process is told to end."""
+
+    def __iter__(self) -> Iterator[RecordedHost]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().__iter__()
+
+
+def test_holder_ends_when_told_so_as_it_looks_at_hosts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        keys = KeyPair.new()
+        agent = AgentConfig("", "", "", 0, 0, [], keys=(keys.public.decode(), keys.secret.decode()))
+        holder = Holder(HoldOrder("mine", 60.0, "process", 1, {}, agent, os.getpid()), str(tmp_path))
+        holder._launch, holder._stays = ProcessLaunch(ProcessLauncher(), 0, HostRequest(0, agent, "mine")), True
+        port = listening.getsockname()[1]
+        holder.record.hosts = _Ending([RecordedHost("h", "127.0.0.1", f"tcp://127.0.0.1:{port}")])
+        before = signal.signal(signal.SIGTERM, holder._on_term)
+        try:
+            holder._look_at_hosts()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        # Its host is there, which is no reason to stay.
+        assert holder.over
 
 
 def test_mesh_ends_with_the_loss_of_all_hosts(run: Callable[..., Program]) -> None:

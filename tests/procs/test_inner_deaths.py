@@ -12,74 +12,9 @@ from typing import Any
 
 import pytest
 
+from inner_hosts import COMMON
 from leaks import processes, wait_until
 from light import LIGHT
-
-COMMON = """
-import os, signal, sys, threading, time
-from pathlib import Path
-import psutil
-from monarch._core.telemetry.events import Metrics
-from monarch._node.current import current_node
-from monarch._session.session import session_of
-from monarch._telemetry.collector import telemetry_of
-from monarch.actor import Actor, endpoint
-from monarch.exceptions import SupervisionError
-from monarch.telemetry import log_metric
-from monarch.testing import local_hosts
-
-class Rank(Actor):
-    @endpoint
-    def agent(self):
-        process = psutil.Process()
-        while process.name() != "monarch-agent":
-            process = process.parent()
-        return process.pid
-
-    @endpoint
-    def echo(self, value):
-        return value
-
-    @endpoint
-    def large(self, size):
-        return b"x" * size
-
-    @endpoint
-    def leave(self):
-        print("last words")
-        os._exit(3)
-
-    @endpoint
-    def talk(self, path):
-        count = 0
-        while not os.path.exists(path):
-            print("line", count)
-            log_metric("count", count, count)
-            count += 1
-            time.sleep(0.005)
-        Path(f"part {os.getpid()}").write_text(str(count))
-        os.rename(f"part {os.getpid()}", f"told {os.getpid()}")
-        return os.getpid()
-
-def until(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, condition.__code__.co_consts
-        time.sleep(0.01)
-
-def connections():
-    return len([each for each in psutil.Process().net_connections("tcp") if each.status == "ESTABLISHED"])
-
-def tree():
-    return session_of(current_node())._uplinks.tree
-
-def lost():
-    return [each.host for each in current_node().hosts.gateways.values() if each.closed.is_set()]
-
-def hung(count):
-    # All but the first of each group.
-    return len(tree().parents) == count - len(current_node().hosts.spreads.groups())
-"""
 
 CONNECTIONS = (
     COMMON
@@ -261,6 +196,37 @@ def test_killed_program_leaves_nothing_of_hosts_that_hang(tmp_path: Path, dying:
         agents = [int(pid) for pid in program.stdout.readline().split()]
         for pid in [*(agents[place] for place in dying), program.pid]:
             os.kill(pid, signal.SIGKILL)
+    finally:
+        program.kill()
+        program.communicate()
+    assert wait_until(lambda: not processes().keys() - before.keys(), 20), processes().keys() - before.keys()
+
+
+STOPPED = (
+    COMMON
+    + """
+if __name__ == "__main__":
+    with local_hosts(9, silence=2.0) as hosts:
+        ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
+        agents = list(ranks.agent.call().get(60).values())
+        # At once, while the hosts still have connections of their own, which they use no more.
+        until(lambda: hung(9))
+        print(*agents, flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+)
+
+
+def test_hosts_of_a_stopped_program_end(tmp_path: Path, warm: None) -> None:
+    (tmp_path / "program.py").write_text(LIGHT + STOPPED)
+    before = processes()
+    env = {**os.environ, "MONARCH_TREE_HOSTS": "3"}
+    program = subprocess.Popen([sys.executable, "program.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert program.stdout is not None
+        agents = {int(pid) for pid in program.stdout.readline().split()}
+        assert len(agents) == 9
+        assert wait_until(lambda: not agents & processes().keys(), 60), agents & processes().keys()
     finally:
         program.kill()
         program.communicate()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from monarch._session.commands.files import write_piece
 
 COMMON = """
 import os, signal, threading, time
@@ -219,7 +222,7 @@ if __name__ == "__main__":
 def test_starts_heals_and_stops_leave_once_for_each_share(program: Callable[..., Any]) -> None:
     """Also if a host dies that passes them on, all others start their ranks."""
     done = program(STARTS, MONARCH_TREE_HOSTS="3", timeout=120)
-    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Stop', 3)]\n"
+    stopped = "[('Spread Halt', 3)]\n[('Spread Halt', 3), ('Spread Signal', 3), ('Spread Stop', 3)]\n"
     assert done.out == "[('Spread Spawn', 3)]\n18\nTrue\n[9]\n" + stopped + "True\n", done.err
 
 
@@ -305,7 +308,7 @@ if __name__ == "__main__":
         # The host that gets the next message and passes it on hangs, and dies.
         first = (current_node().hosts.spreads._next_entry + 1) % 6
         os.kill(agents[first], signal.SIGSTOP)
-        asked = ask_hosts(places, write_piece, "other", 0, content, True)
+        asked = ask_hosts(places, write_piece, "other", 0, content, True, "key")
         threading.Timer(0.5, os.kill, (agents[first], signal.SIGKILL)).start()
         try:
             asked.wait(60)
@@ -315,6 +318,19 @@ if __name__ == "__main__":
         print(all(each.read_bytes() == content for each in others))
 """
 )
+
+
+def test_piece_of_a_file_that_comes_again_changes_nothing(tmp_path: Path) -> None:
+    """A host that is thought not to have a piece gets it again, also when the file has its name."""
+    path = str(tmp_path / "file")
+    pieces = [(path, 0, b"begin", False, "1"), (path, 5, b"end", True, "2")]
+    for piece in [*pieces, pieces[1], pieces[0], pieces[1]]:
+        assert write_piece(*piece) == path
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert Path(path).read_bytes() == b"beginend"
+    # The same content once more is another request.
+    write_piece(path, 0, b"new", True, "3")
+    assert Path(path).read_bytes() == b"new"
 
 
 def test_files_leave_the_program_once_and_reach_all_hosts(program: Callable[..., Any]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_model import World, model
+import tree_model
+from monarch._node.hurrying import PATIENCE
+from tree_model import PROGRAM, World, model
 
 
 def check(world: World) -> None:
@@ -27,12 +29,26 @@ def check(world: World) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.integers(0, 2**32), st.integers(5, 12), st.integers(0, 4), st.integers(0, 3), st.integers(200, 900))
-def test_losses_in_the_tree_lose_nothing(seed: int, count: int, losses: int, breaks: int, steps: int) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.integers(5, 12),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.integers(200, 900),
+)
+def test_losses_in_the_tree_lose_nothing(
+    seed: int, count: int, losses: int, breaks: int, hangs: int, steps: int
+) -> None:
     with model(count, seed) as world:
         choose = world.random
         world.settle(choose.choice([0.3, 1.0, 5.0]))
-        events = [*["kill", "stop"][: min(losses, 2)], *["kill"] * max(0, losses - 2), *["break"] * breaks]
+        events = [
+            *["kill", "stop"][: min(losses, 2)],
+            *["kill"] * max(0, losses - 2),
+            *["break"] * breaks,
+            *["hang"] * hangs,
+        ]
         at = {choose.randrange(steps): event for event in events}
         for step in range(steps):
             agents = [each for proc, each in sorted(world.agents.items()) if proc not in world.stopped]
@@ -43,6 +59,8 @@ def test_losses_in_the_tree_lose_nothing(seed: int, count: int, losses: int, bre
                     world.kill(choose.choice(agents).proc)
                 case "stop":
                     world.stop(choose.choice(agents).proc)
+                case "hang":
+                    world.hang(choose.choice(agents).proc, choose.choice([0.5, 3.0, 40.0]))
                 case "break":
                     world.break_some()
                 case _:
@@ -52,11 +70,17 @@ def test_losses_in_the_tree_lose_nothing(seed: int, count: int, losses: int, bre
                     elif what < 0.14:
                         world.tell(choose.choice(agents))
                     elif what < 0.2:
-                        world.call(choose.sample(world.names, choose.choice([1, 1, 4, count])))
+                        hosts = choose.sample(world.names, choose.choice([1, 1, 4, count]))
+                        world.call(hosts)
+                        if choose.random() < 0.3:
+                            world.hosts.hurry(hosts)
                     else:
                         world.step()
-        world.settle(100.0)
+        world.settle(250.0)
         check(world)
+        if not losses and breaks < 2 and not world.ties:
+            # All of them live and have a connection, and no message between their ranks was lost.
+            assert not world.given_up
         if len(world.agents) >= 3:
             groups = world.hosts.spreads.groups()
             assert len(world.uplinks.tree.parents) == len(world.agents) - len(groups)
@@ -78,8 +102,54 @@ def test_host_does_not_hang_on_one_that_does_not_reach_it(blocked: tuple[str, st
                 # Messages of its own are not delayed by that.
                 assert len(world.told["h1"]) - len(world.noted["h1"]) < 10
         world.settle(60.0)
-        check(world)
         assert not world.given_up and len(world.uplinks.tree.parents) == 5
+        # It tries again from time to time.
+        world.blocked.clear()
+        world.settle(200.0)
+        check(world)
+        assert len(world.uplinks.tree.parents) == 6
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_parent_that_hangs_does_not_delay_urgent_calls(answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_model, "_LATENCY", 0.02)
+    with model(9, 1) as world:
+        world.settle(10.0)
+        children = ["h1", "h2"]
+        assert world.uplinks.tree.parents["h1"] == "h0"
+        # A call that has reached the ranks, whose answers go by the parent; or one that does not reach them.
+        if answered:
+            world.call(children)
+            world.settle(0.05)
+        world.hang("h0/agent", 60.0)
+        for hosts in ([*children], ["h1"], ["h2"]):
+            world.call(hosts)
+        world.hosts.hurry(children)
+        world.settle(PATIENCE + 0.5)
+        assert all(world.answers.values()), world.answers
+        assert not world.given_up
+        # It is not slow again at once.
+        world.call(children)
+        world.settle(0.5)
+        assert all(world.answers.values()), world.answers
+        world.settle(200.0)
+        check(world)
+        assert len(world.uplinks.tree.parents) == 6
+
+
+def test_program_that_takes_nothing_for_long_keeps_its_hosts() -> None:
+    """Its connections last, as while code keeps the GIL."""
+    with model(9, 1) as world:
+        world.settle(10.0)
+        for agent in world.agents.values():
+            world.tell(agent)
+        world.stopped.add(PROGRAM)
+        world.settle(600.0)
+        world.stopped.discard(PROGRAM)
+        world.settle(300.0)
+        check(world)
+        assert not world.given_up
+        assert len(world.uplinks.tree.parents) == 6
 
 
 def test_program_has_connections_to_the_first_of_each_group() -> None:

@@ -22,6 +22,8 @@ LOOKING = 1.2
 """Seconds until answers are no longer awaited."""
 PATIENCE = 3.0
 """Seconds for the answers of ranks that wait for a CPU, and of host agents on a busy machine."""
+PATIENCE_AFAR = 0.4
+"""Seconds for the answers of host agents of other hosts: a busy one is not told from one that hangs."""
 GRACE = 0.3
 """Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
 BOUND = LOOKING + GRACE
@@ -162,14 +164,22 @@ class StopLadder:
         ranks: those that still run.
         restartable: whether a rank that swallows interrupts is restarted at once; actors only at the second stop.
         again: ranks that the last stop announced the next one would restart.
+        afar: ranks on other hosts.
     """
 
-    def __init__(self, ranks: Iterable[int], restartable: bool = True, again: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        restartable: bool = True,
+        again: Iterable[int] = (),
+        afar: Iterable[int] = (),
+    ) -> None:
         self.endings: dict[int, Ending] = {}
         """The outcome of each rank that has one."""
         self._left = sorted(set(ranks))
         self._restartable = restartable
         self._again = set(again)
+        self._afar = set(afar)
         self._stage = _Stage.POLITE
         self._since = 0.0
         """Start of the stage."""
@@ -196,9 +206,10 @@ class StopLadder:
     @property
     def due(self) -> float:
         """When to call ``tick`` at the latest."""
-        if self._stage is _Stage.LOOKING and any(map(self._has_time, self._left)):
-            return self._since + PATIENCE
-        return self._since + _LASTS.get(self._stage, 0.0)
+        lasts = _LASTS.get(self._stage, 0.0)
+        if self._stage is _Stage.LOOKING:
+            lasts = max([lasts, *map(self._patience, self._left)])
+        return self._since + lasts
 
     def activity(self, rank: int) -> Activity:
         """Return the last known state of a rank that still runs."""
@@ -260,9 +271,11 @@ class StopLadder:
 
     # Stages
 
-    def _has_time(self, rank: int) -> bool:
-        """Return whether the answer of a rank, or about it, may just take longer than usual."""
-        return rank not in self._seen and (rank in self._starved or rank not in self._heard_of)
+    def _patience(self, rank: int) -> float:
+        """Return the seconds for the answer of a rank, or about it, that may just take longer than usual."""
+        if rank in self._seen or (rank in self._heard_of and rank not in self._starved):
+            return 0.0
+        return PATIENCE_AFAR if rank in self._afar and rank not in self._heard_of else PATIENCE
 
     def _nothing_to_wait_for(self) -> bool:
         if self._stage is _Stage.GRACE:

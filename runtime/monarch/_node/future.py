@@ -100,15 +100,19 @@ class Future(Generic[R]):
                 raise
             if not is_over and timeout is not None:
                 self.wanted = False
-                why = f"{self._missing()}{self._front(timeout)}"
-                raise CallTimeoutError(
-                    f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
-                    f"it is still running, and you can call get() again"
-                )
+                raise self.late(timeout)
         if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.
             self._node.waits.await_shown()
         return self._outcome(deadline)
+
+    def late(self, timeout: float) -> CallTimeoutError:
+        """Return the error of a wait that has ended after some seconds."""
+        why = f"{self._missing()}{self._front(timeout)}"
+        return CallTimeoutError(
+            f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
+            f"it is still running, and you can call get() again"
+        )
 
     def result(self, timeout: float | None = None) -> R:
         """Return the same as ``get``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from socket import gethostname
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from monarch._core.causes import Cause, NotAttached
+from monarch._node.hurrying import hurry
 from monarch._node.peers import Gateway
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
@@ -156,6 +157,12 @@ class Hosts:
         else:
             for gateway, procs in far:
                 gateway.cast(src, procs, port, frames)
+
+    def hurry(self, hosts: Iterable[str]) -> None:
+        """Let what was sent to some hosts arrive soon, and their answers, even if a host on the way hangs."""
+        if self.spreads.least:
+            gateways = self.gateways
+            hurry(self.spreads, [gateways[host] for host in dict.fromkeys(hosts) if host in gateways])
 
     def adopt(self, host: str, link: Link, keys: KeyPair) -> None:
         """Use an existing connection as the gateway to another host, which was made with a key pair."""

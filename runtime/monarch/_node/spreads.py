@@ -35,7 +35,7 @@ _ENTRIES = 8
 _PATIENCE = 0.5
 """Part of a lease in which a message arrives by way of another host, or this process connects to its host. Hosts say
 within about 1 s what they have."""
-_SLOW = 4 << 20
+SLOW = 4 << 20
 """Bytes in a second that arrive at least: large messages have more time."""
 _APART = 60.0
 """Seconds for which a host gets its messages from this process, after one did not arrive by way of another host."""
@@ -262,6 +262,8 @@ class Spreads:
         """Called in the receiving thread with a host that has no connection, and has not got a message in time. Set
         once, before ``least``."""
         self.lease = LEASE_S
+        self.breaks = 0
+        """How often a connection between hosts broke. Leader only writes."""
 
     def group(self, gateways: Sequence[Gateway]) -> None:
         """Let messages to these hosts go by way of one another, in about as many groups as there are hosts in each.
@@ -517,10 +519,45 @@ class Spreads:
                 gateway.kept.clear()
             self._trim(gateway)
             if gateway.kept and gateway.parent is not None:
-                patience = self.lease * _PATIENCE + sum(one.size for one in gateway.kept) / _SLOW
+                patience = self.lease * _PATIENCE + sum(one.size for one in gateway.kept) / SLOW
                 if gateway.kept[0].begun < now - patience:
                     lagging.append(gateway)
         return lagging
+
+    # Urgent messages; see hurrying.py
+
+    def newest(self, gateways: Sequence[Gateway]) -> list[tuple[Gateway, int]]:
+        """Return connections with the number of the last message by each; from any thread."""
+        with self._lock:
+            return [(gateway, gateway.last) for gateway in gateways]
+
+    def missing(self, gateway: Gateway, number: int) -> int:
+        """Return the bytes of the messages up to a number that a host may not have; -1 if it has all."""
+        with self._lock:
+            if gateway.arrived >= number or gateway.closed.is_set():
+                return -1
+            large = sum(one.size for one in gateway.kept if one.size >= BULK)
+            for many in self._kept:
+                if many.way.fan and any(each is gateway for each in many.way.gateways):
+                    large += sum(map(len, many.frames))
+            return large
+
+    def avoid_way(self, gateway: Gateway) -> None:
+        """Let a host get its messages from this process for a while, and first those that it may not have."""
+        if gateway.parent is not None:
+            self.on_late(gateway)
+            return
+        with self._lock:
+            for many in list(self._kept):
+                for place, (each, _) in enumerate(many.far):
+                    if each is gateway and many.way.relay(place) != gateway.host:
+                        self._send_apart(many, place)
+
+    def set_apart(self, gateway: Gateway, seconds: float) -> None:
+        """Let messages to a host go by way of others after some seconds only."""
+        with self._lock:
+            gateway.settled = time.monotonic() + seconds
+            self._ways.clear()
 
     def _send_apart(self, many: _Many, place: int) -> None:
         gateway = many.far[place][0]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from monarch._node.current import current_node
+from monarch._node.services.once import is_first
 from monarch._node.services.registry import service
 from monarch.exceptions import ArgumentError
 
@@ -159,8 +160,15 @@ def lacking(folder: str, files: dict[str, str]) -> Lacking:
 
 
 @service("code.keep_code", "threaded")
-def keep_code(contents: dict[str, bytes]) -> None:
-    """Write files to the copy of this host, each at once."""
+def keep_code(contents: dict[str, bytes], key: str) -> None:
+    """Write files to the copy of this host, each at once.
+
+    Args:
+        contents: by name.
+        key: of the request, which may come again after newer files.
+    """
+    if not is_first(key):
+        return
     copies = _copies()
     for name, content in contents.items():
         target = os.path.normpath(os.path.join(copies, name))

@@ -1,4 +1,5 @@
-"""Partitions: if two hosts lose each other while the program reaches both, one of them counts as lost."""
+"""Partitions: if two hosts lose each other while the program reaches both, one of them counts as lost, unless no
+message between their ranks was on its way."""
 
 from __future__ import annotations
 
@@ -33,8 +34,11 @@ class Partitions:
     def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
         hung = self._tell_parted(parted.host, parted.other)
         # Messages on their way by a lost host have been sent again.
+        self._node.hosts.spreads.breaks += 1
         if not hung and parted.other in (self._node.host, *self._node.hosts.known):
             self._node.hosts.spreads.parted([parted.host, parted.other])
+        if parted.harmless:
+            return
         self._node.receive_loop.call_later(
             self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other)
         )

@@ -470,7 +470,7 @@ class Ask(_Message, tag=24):
 
 
 class Signal(_Message, tag=25):
-    """Makes an agent send a signal to procs."""
+    """Makes an agent send a signal to procs; without any, asks it which messages have arrived."""
 
     src: str
     procs: list[str]
@@ -491,6 +491,8 @@ class Parted(_Message, tag=27):
     host: str
     """The host of the sender."""
     other: str
+    harmless: bool = False
+    """Whether nothing between ranks of the two was on it, so that nothing is lost and it may be made again."""
 
 
 class Report(_Message, tag=28):

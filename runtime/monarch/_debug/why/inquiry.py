@@ -60,7 +60,7 @@ class Inquiry:
         self._open.update(dict.fromkeys(asked, now))
         if asked:
             left = set(asked)
-            self._asking.append(Answers(self._node, asked, request(facts), partial(self._take, left)))
+            self._asking.append(Answers(self._node, asked, request(facts), partial(self._take, left), urgent=True))
 
     def _take(self, left: set[str], proc: str, answer: Any) -> None:
         self._open.pop(proc, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -15,13 +16,17 @@ from monarch._node.node import Node
 from monarch._node.peers import Peer, RemotePeer
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
+from monarch._node.spreads import SLOW
 from monarch._wire import messages as m
 from monarch.exceptions import CallTimeoutError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOOK = 0.25
-"""Seconds between checks whether a host that passes the request on has been lost."""
+"""Seconds between checks whether a host that passes the request on, or a connection to it, has been lost."""
+
+_HANGS = 5.0
+"""Seconds, and more for large requests, after which a host that passes one on counts as hanging."""
 
 
 class _BySender:
@@ -50,7 +55,10 @@ class HostsAsked:
             node, peers, Extent(("hosts",), (len(peers),)), name, asked.name, lambda _, values: values, patient=True
         )
         self._frame = ask_frame(node, asked, _BySender(node, self._gather).port)
-        self._deaths = node.peers.deaths
+        self._losses = self._count_losses()
+        steps = len(peers).bit_length()
+        self._slow = time.monotonic() + _HANGS + steps * len(self._frame) / SLOW
+        """When it must have arrived, unless a host on the way hangs."""
         far: dict[str, list[str]] = {}
         for peer in peers:
             if isinstance(peer, RemotePeer) and peer.dead is None:
@@ -59,6 +67,9 @@ class HostsAsked:
                 peer.send(self._frame)
         node.hosts.spreads.pass_on([(node.hosts.gateway(host), procs) for host, procs in far.items()], self._frame)
         self._gather.check()
+
+    def _count_losses(self) -> int:
+        return self._node.peers.deaths + self._node.hosts.spreads.breaks
 
     def wait(self, timeout: float) -> list[Any]:
         """Return the answers, in the order of the processes.
@@ -74,12 +85,15 @@ class HostsAsked:
                 return self._gather.get(max(0.001, min(_LOOK, left)))
             except CallTimeoutError:
                 if left <= _LOOK:
-                    raise
-            if self._node.peers.deaths != self._deaths:
-                # Its host may have been to pass the request on.
-                self._deaths = self._node.peers.deaths
-                for peer in self._gather.waits_for():
+                    raise self._gather.late(timeout) from None
+            losses = self._count_losses()
+            if losses != self._losses or time.monotonic() > self._slow:
+                # That host, or that connection, may have been to pass the request on; or the host hangs.
+                self._losses, self._slow = losses, math.inf
+                late = self._gather.waits_for()
+                for peer in late:
                     peer.send(self._frame)
+                self._node.hosts.hurry(peer.host for peer in late)
 
 
 def ask_hosts(places: Sequence[ActorMeshLike], service: Callable[P, R], *args: P.args, **named: P.kwargs) -> HostsAsked:

@@ -63,6 +63,7 @@ def replace(
     for host, names in old.items():
         if host not in (hosts or ()):
             node.peers.to_agent(host, m.Stop(node.proc, names, 0.0))
+    node.hosts.hurry(old)
     spares = {rank: starting.take_spare(rank) for rank in ranks}
     with shared.lock:
         roster = procs.replaced(spares, hosts or {})

@@ -8,7 +8,8 @@ from typing import Any
 
 from monarch._core.changes import Changes
 from monarch._core.events import Event
-from monarch._core.roster import Procs
+from monarch._core.roster import Procs, split_proc
+from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Supervision
 from monarch._meshes.procs.starting import Starting
 from monarch._node.future import Future, Promise
@@ -92,6 +93,10 @@ class Ended(Future[None]):
             self._node.ports.close(self.port)
             self._complete()
         return True
+
+    def _missing(self) -> str:
+        left = sorted(split_proc(proc)[1] for proc in [*self._left])
+        return f": {describe_ranks(left)} {'has' if len(left) == 1 else 'have'} not ended" if left else ""
 
     def _make(self) -> None:
         return None

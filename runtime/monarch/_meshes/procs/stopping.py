@@ -32,6 +32,7 @@ def begin_stop(node: Node, state: ProcsState, reason: str, react: float, drain: 
         meshes_of(node).stopping.tell(procs.uid, [peer.proc for peer in ended.targets], ended.port)
     stop_soon(node, peers, react)
     send_to_all(node, peers, m.encode(m.Halt(node.proc, "", 0, b"", reason, drain)))
+    node.hosts.hurry(peer.host for peer in ended.targets)
     state.stopping = ended
     when_done(ended, lambda _: state.ended.tell())
     return ended

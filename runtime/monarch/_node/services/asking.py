@@ -56,6 +56,7 @@ class Answers:
         procs: the processes.
         asked: the service with its arguments.
         heard: called with each answer in the receiving thread; an error is a Failure.
+        urgent: whether somebody waits, so that no host that hangs may delay the request.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Answers:
         procs: Sequence[str],
         asked: Request | AgentRequest,
         heard: Callable[[str, Any], None] = lambda proc, answer: None,
+        urgent: bool = False,
     ) -> None:
         self._node = node
         self._heard = heard
@@ -73,16 +75,20 @@ class Answers:
         """By the positions in answers that were folded on their way."""
         peers = [node.peers.get(proc) for proc in procs]
         if isinstance(asked, AgentRequest):
-            frame = asked.frame(node.proc, self._port)
-            if node.hosts.spreads.least:
-                send_to_all(node, peers, frame, self._port)
-                return
-            for peer in peers:
-                if peer.dead is None:
-                    peer.send(frame)
+            self._ask_agents(peers, asked.frame(node.proc, self._port))
         else:
             self.targets = {split_proc(peer.proc)[1]: peer for peer in peers}
             ask_ranks(node, asked, self._port, peers)
+        if urgent:
+            node.hosts.hurry(peer.host for peer in peers if peer.dead is None)
+
+    def _ask_agents(self, agents: Sequence[Peer], frame: bytes) -> None:
+        if self._node.hosts.spreads.least:
+            send_to_all(self._node, agents, frame, self._port)
+            return
+        for agent in agents:
+            if agent.dead is None:
+                agent.send(frame)
 
     def reply(self, reply: m.Reply, _: Any) -> None:
         """Take an answer."""
@@ -105,7 +111,7 @@ def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: floa
         if len(answers) == len(procs):
             all_answered.set()
 
-    asking = Answers(current_node(), procs, asked, heard)
+    asking = Answers(current_node(), procs, asked, heard, urgent=True)
     if procs and not all_answered.wait(patience):
         answered.wait(_ONE)
     asking.close()
@@ -119,3 +125,4 @@ def send_signal(node: NodeLike, procs: Iterable[str], number: int) -> None:
         hosts.setdefault(host_of(proc), []).append(proc)
     for host, members in hosts.items():
         node.peers.to_agent(host, m.Signal(node.proc, members, number))
+    node.hosts.hurry(hosts)

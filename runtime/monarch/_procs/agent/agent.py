@@ -172,7 +172,9 @@ class Agent:
         problem = self._residence.tend()
         if problem:
             print(f"{self.proc}: {problem}", file=sys.stderr, flush=True)
-        self.closing = self.closing or (not self.owner and time.monotonic() > self._claimed_by)
+        # A SIGTERM meanwhile also sets it.
+        if not self.owner and time.monotonic() > self._claimed_by:
+            self.closing = True
         self._later(TEND, self._tend)
 
     def _follow_zygotes(self) -> None:
@@ -194,13 +196,15 @@ class Agent:
 
     def _link_lost(self, monitor: zmq.Socket[bytes]) -> None:
         self.loop.unwatch(monitor)
-        way_to_owner = self.router.address_of(self.owner)
         name = self.router.lost(monitor)
         if name == self.owner and self.uplink.hung:
             # It may have gone for good: then the agent on the way to it will, too.
-            self.router.learn(way_to_owner)
             self.uplink.straight_lost()
+        elif name and self._may_reconnect(name):
+            self._host_left(name)
+            self._tell_owner(m.Parted(self.proc, self.host, name, True))
         elif name:
+            self.router.forget_address(name)
             self._host_lost(name)
 
     def _look_at_owner(self) -> None:
@@ -304,6 +308,9 @@ class Agent:
                 child.kill(Overdue(grace))
 
     def _on_signal(self, request: m.Signal, _: list[Any]) -> None:
+        if not request.procs:
+            # It asks what has arrived.
+            self.spreading.ordering.say(request.src)
         for child in self.children.get(request.procs):
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -388,8 +395,11 @@ class Agent:
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
         if uplink.src != self.owner:
             return
-        waited = self.uplink.hung or self.uplink.orphan
+        waited, before = self.uplink.hung or self.uplink.orphan, self.uplink.via
         self.uplink.on_uplink(uplink)
+        if before not in ("", self.proc) and not uplink.via:
+            # It may hang.
+            self.spreading.avoid(before)
         if waited:
             self._take_back()
 
@@ -520,11 +530,19 @@ class Agent:
             self._owner_died()
             return
         self._forwarding.lost(name)
-        self.uplink.lost(name)
-        self.spreading.lost(name)
+        self._host_left(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
         self._parted(name)
+
+    def _may_reconnect(self, name: str) -> bool:
+        """Return whether all that was on a connection to a host is kept until it has arrived, for another one."""
+        return bool(self.owner) and name != self.owner and not self.children.has_ties(name)
+
+    def _host_left(self, name: str) -> None:
+        """Send the controller itself what a host may not have passed on."""
+        self.uplink.lost(name)
+        self.spreading.lost(name)
 
     def _parted(self, host: str) -> None:
         if self.owner:

@@ -16,6 +16,7 @@ from monarch._procs.os.orphans import can_mark
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
 from monarch._procs.rank.cell_marker import Last
 from monarch._procs.rank.output import brief, limit, read_tail, relieve
+from monarch._procs.session_folder import host_of
 from monarch._wire.messages import Dead
 
 _REMEMBERED = 20_000
@@ -191,6 +192,13 @@ class Children:
     def watched_on(self, host: str) -> list[str]:
         """Return the watched procs of a host, or the one proc if it is watched."""
         return [proc for proc in self._watchers if proc == host or proc.startswith(f"{host}/")]
+
+    def has_ties(self, host: str) -> bool:
+        """Return whether a proc here and one of another host may have sent each other something: one watches the
+        other first."""
+        return bool(self.watched_on(host)) or any(
+            host_of(watcher) == host for watchers in self._watchers.values() for watcher in watchers
+        )
 
     def pids(self) -> set[int]:
         """Return the pids of live procs."""

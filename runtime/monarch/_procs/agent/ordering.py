@@ -81,6 +81,12 @@ class Ordering:
         stream.told = stream.last
         return stream.last
 
+    def say(self, src: str) -> None:
+        """Tell a sender now which of its messages have arrived."""
+        stream = self._streams.get(src)
+        if stream is not None:
+            self._say(src, stream)
+
     def _told_later(self, src: str, stream: _Stream) -> None:
         if not stream.told or stream.last - stream.told >= _OFTEN:
             self._say(src, stream)

@@ -56,6 +56,8 @@ class Router:
         self._owned: set[int] | None = None
         self._earlier: list[zmq.Socket[bytes]] = []
         self._idle: list[zmq.Socket[bytes]] = []
+        self._broken: set[str] = set()
+        """Hosts to which a connection broke: another one must be made within a lease."""
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes], one_port: bool = False) -> Listening:
         """Bind the tcp sockets; ZMQError if the address is not one of this host.
@@ -177,7 +179,7 @@ class Router:
         if link is None:
             address, public = self._hosts[name]
             keys, lease = self.keys, self.lease
-            beats, hurries = name != self.watched_by, name == self.hurries
+            beats, hurries = name != self.watched_by, name == self.hurries or name in self._broken
             link = Link(self.context, address, self._hello(), keys, public.encode(), lease, beats, hurries)
             self._links[name] = link
             self._lost[link.monitor()] = (name, link)
@@ -209,8 +211,7 @@ class Router:
         return list(self._lost)
 
     def lost(self, monitor: zmq.Socket[bytes]) -> str:
-        """Return the host id, or proc id of the controller, whose connection such a socket reports as lost; it is
-        dropped.
+        """Drop a connection that such a socket reports as lost; return the host id, or proc id of the controller.
 
         Empty if it was dropped before, in favor of another connection or none.
         """
@@ -220,7 +221,8 @@ class Router:
         monitor.close(0)
         if self._links.get(name) is not link:
             return ""
-        self.forget_address(name)
+        del self._links[name]
+        self._broken.add(name)
         return name
 
     def owner_lost(self) -> bool:

@@ -204,6 +204,15 @@ class Spreading:
         number, received = answers.number, answers.received
         self.folding.add(answers.src, answers.dst, answers.port, number, answers.last, answers.parts, frames, received)
 
+    def avoid(self, agent: str) -> None:
+        """Send callers answers straight from now on, and what another agent may not have passed on."""
+        for (dst, port), via in self._via.items():
+            if via == agent:
+                # It need not wait for them.
+                owes_none = m.Answers(self._proc, dst, port, 0, True, [], 0, 0)
+                self._router.post(agent, [m.encode(owes_none)])
+        self.lost(host_of(agent))
+
     def lost(self, host: str) -> None:
         """Send the caller itself what an agent may not have passed on."""
         agent = f"{host}/agent"

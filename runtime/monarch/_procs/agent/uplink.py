@@ -27,7 +27,9 @@ LARGE = 1 << 20
 _REST = 2.0
 """Seconds after which an unused connection to the program is closed."""
 _WORD = 12
-"""Leases for which an agent that has lost its way waits for the program, which may be busy, if that is there."""
+"""Leases after which an agent that has lost its way asks the program again, which may be busy."""
+_PATIENCE_S = 3600.0
+"""Seconds for which it asks, if the connection to the program lasts."""
 
 
 class _Kept(NamedTuple):
@@ -89,6 +91,11 @@ class Uplink:
         """Whether a check for that is arranged."""
         router.overtaking = self._overtaken
         router.carrying = self._carry
+
+    @property
+    def via(self) -> str:
+        """The agent by way of which messages go; empty if they go straight."""
+        return self._next or self._via
 
     def _count(self) -> int:
         self._last += 1
@@ -277,27 +284,44 @@ class Uplink:
         if host not in (host_of(self._via), host_of(self._next)):
             return
         self._via = self._next = ""
-        self._hangs, self._probe = False, 0
+        tried, self._hangs, self._probe = self._hangs, False, 0
         if not self.hung:
+            if tried:
+                # The program says when to try again.
+                self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
             self._settle()
             return
         self.hung, self.orphan = False, True
-        # To learn whether the program is there: all that is sent from now on goes by this connection.
+        # To learn whether the program is there: all is sent by a connection with heartbeats from now on, which an
+        # earlier one need not have.
+        self._router.rest(self._dst)
+        self._straight = self._before_kept()
         self._router.connect(self._dst)
         self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
         self._settle()
-        turn = self._turn
-        self._later(_WORD * self._router.lease, lambda: self._look_for_word(turn))
+        self._ask_later(self._turn, time.monotonic() + _PATIENCE_S)
 
-    def _look_for_word(self, turn: int) -> None:
-        if self.orphan and self._turn == turn:
+    def _ask_later(self, turn: int, until: float) -> None:
+        self._later(_WORD * self._router.lease, lambda: self._look_for_word(turn, until))
+
+    def _look_for_word(self, turn: int, until: float) -> None:
+        if not self.orphan or self._turn != turn:
+            return
+        if time.monotonic() > until:
             self._ended()
+            return
+        asks = m.encode(m.Hung(self._proc, "", turn))
+        self._router.post(self._dst, [m.encode(m.Upward(self._proc, self._dst, 0, asks))])
+        self._ask_later(turn, until)
 
     def straight_lost(self) -> None:
         """Send again what was sent by a connection to the program that broke, while it is not needed."""
-        self._straight = self._kept[0].number - 1 if self._kept else self._last
+        self._straight = self._before_kept()
         if not self._via:
             self._settle()
+
+    def _before_kept(self) -> int:
+        return self._kept[0].number - 1 if self._kept else self._last
 
     def close(self) -> None:
         """Send what waits, before this agent ends."""

@@ -9,6 +9,7 @@ import stat
 from typing import NamedTuple
 
 from monarch._node.current import current_node
+from monarch._node.services.once import is_first
 from monarch._node.services.registry import service
 
 _WILD = re.compile(r"[*?[]")
@@ -97,18 +98,21 @@ def host_here() -> str:
 
 
 @service("files.write_piece", "threaded")
-def write_piece(path: str, offset: int, data: bytes, last: bool) -> str:
+def write_piece(path: str, offset: int, data: bytes, last: bool, key: str) -> str:
     """Write a piece of a file, which has its name once the last piece is written; return its absolute path.
 
-    The others may come in any order, and twice.
+    The others may come in any order. All may come twice: one that came first counts.
 
     Args:
         path: in the working directory of this rank; may begin with ``~``.
         offset: in the file, in bytes.
         data: the piece.
         last: whether the file ends with it.
+        key: of the request.
     """
     target = os.path.abspath(os.path.expanduser(path))
+    if not is_first(key):
+        return target
     os.makedirs(os.path.dirname(target), exist_ok=True)
     part = f"{target}.part"
     with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b") as file:

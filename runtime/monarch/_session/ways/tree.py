@@ -16,8 +16,9 @@ from monarch._node.node import Node
 from monarch._node.peers import Gateway, HungLink
 from monarch._wire import messages as m
 
-_APART = 10.0
-"""Seconds for which a host does not hang on one again that it could not be reached by."""
+_APART, _APART_LONGEST = 10.0, 640.0
+"""Seconds for which a host does not hang on one again that it could not be reached by; each time in a row twice as
+long."""
 _AGAIN = 0.5
 """Seconds until a connection is tried again for which there was no descriptor."""
 _ENDING_S = 5.0
@@ -50,15 +51,16 @@ class Tree:
         self._again = again
         self.parents: dict[str, str] = {}
         """By host that hangs, its parent."""
-        self._barred: dict[tuple[str, str], float] = {}
-        """Pairs of a host and a parent, until when it does not hang there."""
+        self._barred: dict[tuple[str, str], tuple[float, float]] = {}
+        """Pairs of a host and a parent, until when it does not hang there, and for how many seconds in all."""
         self._former: dict[str, tuple[str, str]] = {}
         """Hosts that count as lost, with address and key: one that was only stopped asks for a connection."""
         node.hosts.spreads.on_late = lambda gateway: self.detour(gateway.host)
 
     def may_hang(self, host: str, parent: str) -> bool:
         """Return whether a host may hang on another one: not if that is a bad way to it."""
-        return self._barred.get((host, parent), 0.0) <= time.monotonic()
+        until, _ = self._barred.get((host, parent), (0.0, 0.0))
+        return until <= time.monotonic()
 
     def hang(self, gateway: Gateway, parent: Gateway) -> None:
         """Close the connection to a host, which has said that it hangs on another one."""
@@ -90,9 +92,17 @@ class Tree:
             self.straighten(host)
 
     def bar(self, host: str, parent: str) -> None:
-        """Let a host not hang on another one for a while."""
-        self._barred[host, parent] = time.monotonic() + _APART
-        self._node.receive_loop.call_later(_APART, self._again)
+        """Let a host not hang on another one for a while, nor get messages by way of it."""
+        now = time.monotonic()
+        until, seconds = self._barred.get((host, parent), (-_APART_LONGEST, _APART / 2))
+        if until > now:
+            return
+        seconds = min(2 * seconds, _APART_LONGEST) if now < until + seconds else _APART
+        self._barred[host, parent] = now + seconds, seconds
+        gateway = self._node.hosts.gateways.get(host)
+        if gateway is not None:
+            self._node.hosts.spreads.set_apart(gateway, seconds)
+        self._node.receive_loop.call_later(seconds, self._again)
 
     def parted(self, one: str, other: str) -> bool:
         """Connect to a host that has lost the connection to its parent, or that its parent has lost.
@@ -111,6 +121,11 @@ class Tree:
         for child, parent in list(self.parents.items()):
             if parent == host:
                 self.straighten(child)
+        for child, parent in list(self._barred):
+            gateway = self._node.hosts.gateways.get(child)
+            if parent == host and gateway is not None:
+                del self._barred[child, parent]
+                self._node.hosts.spreads.set_apart(gateway, 0.0)
         known = self._node.hosts.known.get(host)
         if known is not None and self._node.hosts.spreads.least:
             self._former[host] = known

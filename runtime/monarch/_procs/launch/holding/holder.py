@@ -127,8 +127,11 @@ class Holder:
             return
         self._next_look = now + _LOOK
         # The addresses of forwarded hosts are not for this machine.
-        if self._launch is not None and not self._launch.forwarded:
-            self.over = self.over or all(_refuses(host.address) for host in self.record.hosts)
+        if self._launch is None or self._launch.forwarded:
+            return
+        # A SIGTERM meanwhile also sets it.
+        if all(_refuses(host.address) for host in self.record.hosts):
+            self.over = True
 
     def close(self) -> None:
         """End the hosts; those that wait for it see the end of this process."""
