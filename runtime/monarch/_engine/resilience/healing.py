@@ -150,7 +150,7 @@ class _Healing:
         # Parts from the program that have waited for this.
         arrived = {entry[1] for _, entry in self._accounts[rank].kept if is_put(entry)}
         for mesh in meshes:
-            live: list[tuple[int, Any]] = list(mesh.stream.live.items())
+            live: list[tuple[int, Any]] = mesh.stream.tensors()
             for number, layout in live:
                 if number in self._failures or number in arrived:
                     continue
