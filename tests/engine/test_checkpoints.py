@@ -206,6 +206,17 @@ def test_terms_lists_and_slices_are_saved(mesh: Any, tmp_path: Path) -> None:
     assert torch.equal(whole.full_tensor(), rows.full_tensor().t())
 
 
+def test_optimizer_goes_back_to_before_its_first_step(mesh: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    state = parts_of(monarch.module_to_mesh(Net(), mesh, "shard"))
+    monarch.save(state, tmp_path)
+    first = train(state, mesh, range(3))
+    assert state["optimizer"].state
+    monarch.load(tmp_path, state)
+    assert not state["optimizer"].state
+    assert train(state, mesh, range(3)) == first
+
+
 def test_unreadable_files_leave_no_value_and_a_later_load_gives_one(mesh: Any, tmp_path: Path) -> None:
     x = monarch.ones(8, mesh=mesh, spec=["dp"])
     other = monarch.ones(8, mesh=mesh, spec=["dp"])

@@ -190,6 +190,24 @@ def test_dropped_tensors_leave_the_ranks(mesh: Any) -> None:
     assert held() == before
 
 
+@pytest.mark.parametrize("allocations", range(5, 100, 10))
+def test_tensors_are_listed_while_garbage_collections_drop_some(mesh: Any, allocations: int) -> None:
+    stream, kept = tensor_mesh_of(mesh).stream, [monarch.zeros(1, mesh=mesh) for _ in range(100)]
+    before = gc.get_threshold()
+    gc.disable()
+    try:
+        cycle: list[Any] = [monarch.zeros(1, mesh=mesh)]
+        cycle.append(cycle)
+        del cycle
+        gc.set_threshold(gc.get_count()[0] + allocations, *before[1:])
+        gc.enable()
+        found = stream.tensors()
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    assert {each.monarch_ref.number for each in kept} <= {number for number, _ in found}
+
+
 def count_parts(_: torch.Tensor) -> int:
     """Return how many tensors this rank holds."""
     import gc

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,6 +284,50 @@ def test_death_of_a_sender_fails_what_it_would_have_sent(leaks: Any, when: str) 
         mesh.stop().get(30)
 
 
+def after(x: Any, path: str) -> Any:
+    """Return a copy once there is a file."""
+    assert wait_until(lambda: os.path.exists(path), 60)
+    return x.clone()
+
+
+def test_dropped_copy_of_a_failed_value_is_told_to_a_slow_receiver(pair: Any, tmp_path: Path) -> None:
+    first, second = pair
+    rows: Any = F.embedding(monarch.distribute(torch.tensor([0, 9]), first, ["gpus"]), monarch.ones(3, 2, mesh=first))
+    with pytest.raises(TensorError, match="embedding failed"):
+        rows.sum().item()
+    late = monarch.remote(after, propagate=lambda x, path: x.clone())
+    with second.activate():
+        late(torch.ones(1), str(tmp_path / "go"))
+    # The program keeps no reference to the copy itself, so the sender forgets it before the receiver asks.
+    moved = rows.to_mesh(second) + 1
+    assert monarch.ones(3, mesh=first).sum().item() == 3
+    (tmp_path / "go").touch()
+    with pytest.raises(TensorError, match="embedding failed"):
+        moved.sum().item()
+    assert waiting(first) == 0
+
+
+def test_copy_cancelled_by_a_healing_is_told_to_a_slow_receiver(leaks: Any, tmp_path: Path) -> None:
+    first, second = (Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2))
+    x = monarch.ones(2, mesh=first)
+    assert x.to_mesh(second).sum().item() == 2
+    late = monarch.remote(after, propagate=lambda x, path: x.clone())
+    with second.activate():
+        late(torch.ones(1), str(tmp_path / "go"))
+    pids = first.execute(os.getpid).values()
+    os.kill(pids[1], signal.SIGKILL)
+    assert wait_until(lambda: is_dead(first, pids))
+    # The mesh with the dead rank gets no ops, so that the healing cancels what it would have sent.
+    moved = x.to_mesh(second) + 1
+    monarch.heal_mesh(first)
+    (tmp_path / "go").touch()
+    with pytest.raises(DeviceMeshError, match="died before all of them had; move it again"):
+        moved.sum().item()
+    assert x.to_mesh(second).sum().item() == 2
+    for mesh in (first, second):
+        mesh.stop().get(30)
+
+
 def test_death_of_a_receiver_leaves_nothing_on_the_sender(leaks: Any) -> None:
     first, second = (Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2))
     with first.activate():
@@ -294,6 +339,6 @@ def test_death_of_a_receiver_leaves_nothing_on_the_sender(leaks: Any) -> None:
             monarch.inspect(x.to_mesh(second))
     monarch.heal_mesh(second)
     assert values(x.to_mesh(second)) == [[1, 1]] * 2
-    wait_until(lambda: waiting(first) == 0, 20)
+    assert wait_until(lambda: waiting(first) == 0, 20)
     for mesh in (first, second):
         mesh.stop().get(30)

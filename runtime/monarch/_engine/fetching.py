@@ -16,7 +16,7 @@ from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import view_at
-from monarch.exceptions import ArgumentError, AxisError
+from monarch.exceptions import ArgumentError, AxisError, PointError
 
 
 def item(tensor: Tensor) -> Any:
@@ -121,5 +121,7 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
     for axis in coordinates:
         if axis not in mesh.axes:
             raise AxisError(f"fetch: the mesh has no axis {axis!r}; it has {', '.join(mesh.axes)}")
+        if not is_a(coordinates[axis], int):
+            raise PointError(f"fetch: {axis}={coordinates[axis]!r}: expected a coordinate, such as {axis}=0")
     point = {axis: coordinates.get(axis, 0) for axis in mesh.region.extent.labels}
     return _owned(look(tensor, "local", mesh.region.slice(**point))[0])

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from monarch._core.kinds import is_a
 from monarch._engine import wiring
 from monarch._engine.distributing import distribute_to
 from monarch._engine.seeds import new_seed
@@ -17,6 +18,7 @@ from monarch._engine.values.arrays import as_tensor
 from monarch.exceptions import ArgumentError
 
 wiring.wire()
+_RANDOM = ("rand", "randn")
 
 
 def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
@@ -70,6 +72,10 @@ def made_on_ranks(
     numbers: tuple[Any, ...],
 ) -> Tensor:
     """Return a new tensor that the ranks make, each its part."""
+    if not (dtype is None or is_a(dtype, torch.dtype)):
+        raise ArgumentError(f"dtype: expected a torch.dtype such as torch.float32, got {dtype!r}")
+    if kind in _RANDOM and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise ArgumentError(f"dtype: {kind} makes floating-point or complex numbers, got {dtype}")
     target = tensor_mesh_of(mesh)
     placements = placements_of(spec, target.axes, len(shape), "spec")
     made = made_with_placements(target, kind, shape, dtype or torch.get_default_dtype(), placements, numbers)
@@ -167,6 +173,8 @@ def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, 
     """
     from monarch._engine.from_local import assemble
 
+    if not (callable(function) or is_a(function, torch.Tensor)):
+        raise ArgumentError(f"from_local: expected a function or a rank-local tensor, got {type(function).__name__}")
     if isinstance(function, torch.Tensor):
         return above.assembled(function, tensor_mesh_of(mesh), spec)
     return assemble(tensor_mesh_of(mesh), function, spec, args)

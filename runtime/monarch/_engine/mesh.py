@@ -12,7 +12,7 @@ from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch._meshes.host_mesh import this_host
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._procs.os.gpus import visible_gpus
-from monarch.exceptions import ArgumentError
+from monarch.exceptions import ArgumentError, AxisError
 
 
 class Mesh:
@@ -35,6 +35,10 @@ class Mesh:
         procs: ProcMesh | None = None,
     ) -> None:
         if procs is not None:
+            if not hasattr(procs, "extent"):
+                raise ArgumentError(
+                    f"procs: expected a mesh of processes such as this_host().spawn_procs(...), got {procs!r}"
+                )
             self.procs: ProcMesh = procs
             return
         sizes = _sizes(shape)
@@ -66,6 +70,8 @@ class Mesh:
     def size(self, axis: str | int | None = None) -> int:
         """Return the number of ranks, in all or along an axis."""
         if isinstance(axis, int):
+            if not -self.ndim <= axis < self.ndim:
+                raise AxisError(f"no axis {axis}; this mesh has {self.ndim}: {', '.join(self.mesh_dim_names)}")
             return self.shape[axis]
         return self.procs.size(axis)
 

@@ -42,6 +42,8 @@ def placements_of(spec: Spec, axes: Sequence[str], ndim: int, what: str = "shard
     if len(spec) != ndim:
         raise ArgumentError(f"{what}: expected {ndim} entries, one for each dim of the tensor, got {list(spec)}")
     for dim, entry in enumerate(spec):
+        if not (entry is None or isinstance(entry, str) or is_a(entry, Sequence)):
+            raise ArgumentError(f"{what}: expected an axis, a sequence of axes or None for dim {dim}, got {entry!r}")
         names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         places = [_axis(name, axes, what) for name in names]
         if places != sorted(places):

@@ -132,6 +132,13 @@ class OpStream:
         """Whether a timer will send what is pending. Set with an append, cleared by the sender."""
         self._node = node_of(actors)
 
+    def tensors(self) -> list[tuple[int, Layout | RankLayout]]:
+        """Return the tensors that the program holds, by reference."""
+        while True:
+            # Until Python 3.11 a garbage collection in the middle may drop some.
+            with suppress(RuntimeError):
+                return list(self.live.items())
+
     def template(self, template: Template) -> int:
         """Return the number of a new template."""
         number = next(self._next_template)

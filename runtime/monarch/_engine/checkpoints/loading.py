@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,8 +37,9 @@ def load(
         path: a folder of ``monarch.save`` or ``monarch.checkpoint``, a version in one, or a folder of
             ``torch.distributed.checkpoint``; visible to all hosts of the mesh.
         state: a dict as for ``monarch.save``. Its tensors are read in place, other values are replaced, and objects get
-            theirs by ``load_state_dict``; only what it has is read. An optimizer without a state gets one. Tensors
-            whose values were lost with a rank, or by an op that failed, have values again.
+            theirs by ``load_state_dict``; only what it has is read. An optimizer without a state gets one, and one
+            that had none when it was saved loses its own. Tensors whose values were lost with a rank, or by an op that
+            failed, have values again.
         mesh: for new tensors: a Mesh, or a mesh of processes or a slice of one.
         plan: of new tensors: ``"replicate"``, ``"shard"``, ``"auto"``, or specs by pattern of their names, such as
             ``{"model.*.weight": ["dp", None]}``; see ``monarch.module_to_mesh``.
@@ -97,8 +99,9 @@ def _load_into(path: str, state: Any, version: str | int | None) -> Any:
     check_real([mesh for mesh, _ in meshes.values()], "load")
     first = next(iter(meshes.values()))[0]
     contents = _contents(first, path, version)
-    if _make_room(state, contents):
-        tensors, parts, leaves = _tensors_in(state)
+    unused = _unused(state, contents)
+    if _make_room(state, contents) or unused:
+        tensors, parts, leaves = _tensors_in(state, unused)
         meshes = by_mesh(tensors)
     sizes = {key: torch.Size(each[0]) if each is not None else None for key, each in contents.tensors.items()}
     check_keys(contents.folder, sizes, {key: value for key, (_, value) in leaves.items()})
@@ -126,10 +129,28 @@ def _load_into(path: str, state: Any, version: str | int | None) -> Any:
     return state
 
 
-def _tensors_in(state: Any) -> tuple[list[Tensor], dict[Any, Any], dict[str, tuple[Any, Any]]]:
+def _tensors_in(
+    state: Any, unused: Sequence[Any] = ()
+) -> tuple[list[Tensor], dict[Any, Any], dict[str, tuple[Any, Any]]]:
     parts = states_of(state, "load")
+    for key in unused:
+        parts[key] = {**parts[key], "state": {}}
     leaves = parts_in(parts, "load")
     return [value for _, value in leaves.values() if isinstance(value, Tensor)], parts, leaves
+
+
+def _unused(state: Any, contents: Contents) -> list[Any]:
+    """Return the optimizers, by key, that had taken no step when they were saved, and have taken some since."""
+    from monarch._tensors.checkpoints.optimizers import is_optimizer
+
+    return [
+        key
+        for key, value in state.items()
+        if is_optimizer(value)
+        and value.state
+        and any(name.startswith(f"{key}.param_groups.") for name in contents.tensors)
+        and not any(name.startswith(f"{key}.state.") for name in contents.tensors)
+    ]
 
 
 def _make_room(state: Any, contents: Contents) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monarch._core.kinds import is_count
+from monarch._core.kinds import is_a, is_count
 from monarch._engine.checkpoints.states import as_dicts, by_mesh, check_real, parts_in, states_of
 from monarch._engine.fetching import in_boxes
 from monarch._engine.parts import Part
@@ -50,7 +50,7 @@ def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeo
     """
     if not is_count(keep, 1):
         raise ArgumentError(f"keep: expected a number of versions of at least 1, got {keep!r}")
-    if not timeout > 0:
+    if not (is_a(timeout, int, float) and timeout > 0):
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     parts = states_of(state, "save")
     leaves = parts_in(parts, "save")

@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch._core.kinds import is_list, is_mapping
 from monarch._engine.dtensor_compat import tree_leaves
+from monarch._engine.local.tensor import RankTensor
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import state_of
@@ -28,6 +29,11 @@ def parts_in(state: Any, what: str) -> dict[str, tuple[Path, Any]]:
     for name, (path, value) in leaves_of(state):
         if name in found:
             raise ArgumentError(f"{what}: two values have the name {name!r}; use other keys")
+        if isinstance(value, RankTensor):
+            raise ArgumentError(
+                f"{what}: {name!r} is a rank-local tensor, of which each rank has another value; use one that is "
+                f"divided, as monarch.from_local(tensor, mesh, spec) makes it"
+            )
         if not isinstance(value, Tensor) and any(isinstance(each, Tensor) for each in _inside(value)):
             raise ArgumentError(
                 f"{what}: {name!r}, of type {type(value).__name__}, has tensors of a mesh in it; use a dict or a list"

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from monarch._engine.dtensor_compat import tree_leaves
 from monarch._engine.local.tensor import RankTensor, described
+from monarch._engine.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 
@@ -23,6 +25,21 @@ def check_input(op: Any, tensor: RankTensor) -> None:
     loan = tensor.monarch_loan
     if loan is not None and loan.dropped:
         raise MeshOpError(f"{op}: the borrow of a tensor ({described(tensor)}) was dropped; borrow it again")
+
+
+def check_local(op: str, tensors: Any) -> None:
+    """Raise for tensors that a function of rank-local ones would leave as they are."""
+    for each in tree_leaves(tensors):
+        if isinstance(each, Tensor):
+            raise MeshOpError(
+                f"{op}: takes rank-local tensors, and a tensor is divided over {each.monarch_layout.mesh!r}; "
+                f"tensor.to_local() gives its parts, and tensor.replicate() combines and gathers them"
+            )
+    if isinstance(tensors, torch.Tensor) and not isinstance(tensors, RankTensor):
+        raise MeshOpError(
+            f"{op}: takes rank-local tensors, and the tensor is the program's; use "
+            f"monarch.distribute(tensor, mesh).to_local()"
+        )
 
 
 def mixed(op: Any) -> MeshOpError:

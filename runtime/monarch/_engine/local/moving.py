@@ -207,7 +207,10 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
     first = own.number if own is not None else 0
     second = after.number if after is not None else 0
     pair = id(target)
-    send = _template(source, ("send", pair, first), lambda: Template("send", (), (Input(0), route.takers, first), {}))
+    uid = state_of(target.procs).procs.uid
+    send = _template(
+        source, ("send", pair, first), lambda: Template("send", (), (Input(0), route.takers, first, uid), {})
+    )
     args = state_of(source.procs).procs.uid, route.sources, route.movers, second
     receive = _template(target, ("to_mesh", id(source), second), lambda: Template("to_mesh", (), args, {}))
     source.stream.issue(send, (tensor.monarch_ref.number,), (ref.number,), (ref.number,), line)

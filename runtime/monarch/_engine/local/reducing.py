@@ -10,7 +10,7 @@ import torch
 from monarch._core.kinds import is_a
 from monarch._engine.dtensor_compat import tree_map_only
 from monarch._engine.encoding import Input
-from monarch._engine.local.checking import check_input
+from monarch._engine.local.checking import check_input, check_local
 from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.stream import Ref
@@ -44,8 +44,9 @@ def reduce(
     Raises:
         AxisError: the mesh has no axis of a name.
         ShapeError: the first dim does not have the size of the axis.
-        MeshOpError: autograd records a tensor.
+        MeshOpError: autograd records a tensor, or it is not rank-local.
     """
+    check_local("reduce", tensors)
     return tree_map_only(RankTensor, lambda each: _reduced(each, dims, reduction, scatter, mesh, False), tensors)
 
 
@@ -61,6 +62,7 @@ def reduce_(
     Raises:
         ArgumentError: the result would have another shape.
     """
+    check_local("reduce_", tensors)
     return tree_map_only(RankTensor, lambda each: _reduced(each, dims, reduction, scatter, mesh, True), tensors)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from monarch._engine.dtensor_compat import tree_map_only
 from monarch._engine.encoding import Input
-from monarch._engine.local.checking import check_input
+from monarch._engine.local.checking import check_input, check_local
 from monarch._engine.local.layout import layout_of
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.stream import Ref
@@ -26,8 +26,9 @@ def slice_mesh(tensors: Any, **coordinates: Any) -> Any:
     Raises:
         AxisError: the mesh has no axis of a name.
         PointError: a coordinate is outside of the mesh.
-        MeshOpError: autograd records a tensor.
+        MeshOpError: autograd records a tensor, or it is not rank-local.
     """
+    check_local("slice_mesh", tensors)
     return tree_map_only(RankTensor, lambda each: _sliced(each, coordinates), tensors)
 
 

@@ -30,7 +30,7 @@ from monarch._engine.rank.functions import metas_of, named_function, title_of
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
-from monarch._engine.rank.moving import SourceFailedError, exports
+from monarch._engine.rank.moving import SEND, SourceFailedError, exports, takers_of
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
 from monarch._engine.rank.progress import (
@@ -298,8 +298,16 @@ class Executor(Actor):
         return account(self)
 
     @endpoint
-    def drop_ops(self) -> None:
-        """Forget ops that wait, since a rank has died before all have run them."""
+    def drop_ops(self, lost_before: int) -> None:
+        """Forget ops that wait, since a rank has died before all have run them.
+
+        Args:
+            lost_before: a new reference: what these ops, or the dead rank, would have sent has an older one.
+        """
+        exports.lost_before = lost_before
+        config = current_node().config
+        assert config is not None
+        exports.unsend(config.procs.uid, lost_before)
         self.kept = [(region, entry) for region, entry in self.kept if not is_op(entry)]
 
     @endpoint
@@ -308,14 +316,12 @@ class Executor(Actor):
         return [plain(self.values[number]) for number in numbers]
 
     @endpoint
-    def restore(self, sources: Any, lost_before: int) -> None:
+    def restore(self, sources: Any) -> None:
         """Get in this rank, which is new, what others have; ``resume`` completes it.
 
         Args:
             sources: ranks that have tensors, and which.
-            lost_before: a new reference: what the dead rank would have sent has an older one.
         """
-        exports.lost_before = lost_before
         self.restored = fetched(sources)
 
     @endpoint
@@ -432,6 +438,9 @@ class Executor(Actor):
     def _fail_op(self, region: Region, entry: Any, failure: Failure, is_known: bool = False) -> None:
         number, inputs, _, outputs, _ = entry
         known = self.templates.get((region, number))
+        if known is not None and known.template.kind == SEND:
+            # The program may drop it before others ask for it.
+            exports.refuse(outputs[0], failure, takers_of(known.template))
         for each in outputs:
             self._fail(each, failure, is_known)
         for index in known.template.writes if known is not None else range(len(inputs)):

@@ -13,6 +13,7 @@ import torch
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.kinds import is_dict
+from monarch._engine.encoding import Template
 from monarch._engine.failures import LOST, Failure
 from monarch._engine.rank.local import on_stream, plain
 from monarch._engine.rank.making import wrap
@@ -49,10 +50,24 @@ class _Export(NamedTuple):
         tensor: a contiguous copy.
         buffer: its memory for other processes; None for no elements.
         takers: how many ranks read it; each removes one.
+        target: uid of their mesh of processes.
     """
 
     tensor: torch.Tensor
     buffer: RDMABuffer | None
+    takers: list[int]
+    target: str
+
+
+class _Refusal(NamedTuple):
+    """A value that does not come.
+
+    Attributes:
+        failure: why.
+        takers: how many ranks have not asked yet; each removes one.
+    """
+
+    failure: Failure
     takers: list[int]
 
 
@@ -71,13 +86,16 @@ class _Exports:
         """Whether a rank of this mesh has died since the last recovery, so that ops may not come. Lock: ``_lock``."""
         self.failed: dict[int, Failure] = {}
         """The failures of the executor, which alone writes it."""
+        self._refused: dict[int, _Refusal] = {}
+        """Why values do not come, until all have asked: the program may have dropped them. Lock: ``_lock``."""
         self.lost_before = 0
-        """For a new process, the first reference that the dead one cannot have sent. Written before it runs ops."""
+        """The first reference since a rank of this mesh has died: ops with older ones do not come any more. Written
+        while the executor waits for the program."""
         self.lost_sources: frozenset[str] = frozenset()
         """Meshes with dead ranks, which go on after they are healed. Thread of the executor only."""
 
-    def put(self, number: int, tensor: torch.Tensor, takers: int) -> None:
-        """Keep the present value of a tensor for some ranks."""
+    def put(self, number: int, tensor: torch.Tensor, takers: int, target: str) -> None:
+        """Keep the present value of a tensor for some ranks of a mesh."""
         if not takers:
             return
         copied = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
@@ -85,7 +103,7 @@ class _Exports:
         if copied.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         with self._lock:
-            self._ready[number] = _Export(copied, buffer, [takers])
+            self._ready[number] = _Export(copied, buffer, [takers], target)
             ports = self._waiting.pop(number, [])
         for port in ports:
             port.send(buffer)
@@ -94,7 +112,7 @@ class _Exports:
         """Send the buffer of a value to a port, now or later; or why there is none."""
         with self._lock:
             found = self._ready.get(number)
-            failure = self.failed.get(number)
+            failure = self._refusal(number) or self.failed.get(number)
             halted = self._halted or self._is_incomplete
             if found is None and failure is None and not halted and number >= self.lost_before:
                 self._waiting.setdefault(number, []).append(port)
@@ -102,9 +120,25 @@ class _Exports:
         if found is not None:
             port.send(found.buffer)
         elif failure is None and number < self.lost_before:
-            port.send(_lost(f"{current_node().proc} died before it had sent it"))
+            port.send(_lost("a rank of the mesh that sends it died before all of them had; move it again"))
         else:
             port.send(failure if failure is not None else _HALTED)
+
+    def refuse(self, number: int, failure: Failure, takers: int) -> None:
+        """Note that a value does not come, until some ranks have asked for it or are told otherwise."""
+        if takers:
+            with self._lock:
+                self._refused[number] = _Refusal(failure, [takers])
+
+    def _refusal(self, number: int) -> Failure | None:
+        """Return why a value does not come, with the lock."""
+        found = self._refused.get(number)
+        if found is None:
+            return None
+        found.takers[0] -= 1
+        if not found.takers[0]:
+            del self._refused[number]
+        return found.failure
 
     def fail(self, number: int, failure: Failure) -> None:
         """Tell those who wait for a value that it has failed; the executor has noted that already."""
@@ -114,9 +148,16 @@ class _Exports:
             port.send(failure)
 
     def here(self, number: int) -> torch.Tensor | None:
-        """Return a value that this process sends to itself."""
+        """Return a value that this process sends to itself.
+
+        Raises:
+            SourceFailedError: it has failed.
+        """
         with self._lock:
             found = self._ready.get(number)
+            failure = self._refusal(number)
+        if failure is not None:
+            raise SourceFailedError(failure)
         if found is None:
             return None
         self.taken(number)
@@ -140,8 +181,27 @@ class _Exports:
         for number in numbers:
             with self._lock:
                 found = self._ready.pop(number, None)
+                self._refused.pop(number, None)
             if found is not None and found.buffer is not None:
                 found.buffer.drop()
+
+    def unsend(self, target: str, before: int) -> None:
+        """Forget values that a mesh has not read, since a rank of it has died.
+
+        Args:
+            target: uid of the mesh, which has cancelled the ops that wait there.
+            before: the first reference that it may still read.
+        """
+        with self._lock:
+            found = {at: each for at, each in self._ready.items() if each.target == target and at < before}
+            for number, each in found.items():
+                del self._ready[number]
+                # For an op that another thread of the program has issued meanwhile.
+                failure = _lost("a rank of the mesh that reads it died before all of them had; move it again")
+                self._refused[number] = _Refusal(failure, each.takers)
+        for each in found.values():
+            if each.buffer is not None:
+                each.buffer.drop()
 
     def halt(self, halted: bool) -> None:
         """Tell those who wait that the executor has halted."""
@@ -185,7 +245,7 @@ def _lost(text: str) -> Failure:
 class Mover(Actor):
     """Answers ranks of other meshes while the executor of this rank computes."""
 
-    monarch_unstopped = frozenset({"want", "taken", "drop"})
+    monarch_unstopped = frozenset({"want", "taken"})
     """Calls that a Stop of the notebook leaves alone."""
 
     @endpoint(explicit_response_port=True)
@@ -198,17 +258,16 @@ class Mover(Actor):
         """Note that a rank has read a value."""
         exports.taken(number)
 
-    @endpoint
-    def drop(self, numbers: list[int]) -> None:
-        """Forget values that nobody reads any more."""
-        exports.drop(numbers)
-
 
 def _send(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> list[Any]:
-    tensor, takers, stream = args
+    tensor, takers, stream, target = args
     with on_stream(mesh, stream):
-        exports.put(values[0], plain(tensor), takers.get(current_node().rank, 0))
+        exports.put(values[0], plain(tensor), takers.get(current_node().rank, 0), target)
     return [None]
+
+
+def _unsend(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> None:
+    exports.unsend(*values)
 
 
 def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
@@ -249,5 +308,18 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
     return value
 
 
-OPERATIONS["send"] = _send
+SEND = "send"
+"""Kind of the op that gives a value to ranks of another mesh."""
+UNSEND = "unsend"
+"""Kind of the op that forgets what a mesh has not read before it was healed."""
+
+
+def takers_of(template: Template) -> int:
+    """Return how many ranks read what an op of this kind sends from this rank."""
+    takers = template.args[1]
+    return int(takers.get(current_node().rank, 0))
+
+
+OPERATIONS[SEND] = _send
+OPERATIONS[UNSEND] = _unsend
 OPERATIONS["to_mesh"] = _receive

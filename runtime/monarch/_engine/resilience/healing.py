@@ -10,7 +10,9 @@ from torch.distributed.tensor import Replicate
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import Region
+from monarch._engine.encoding import Template
 from monarch._engine.failures import LOST, Failure, Unreported
+from monarch._engine.rank.moving import UNSEND
 from monarch._engine.rank.renewing import AGAIN
 from monarch._engine.rank.restoring import Account, Restored, is_op, is_put
 from monarch._engine.stream import new_number
@@ -109,8 +111,10 @@ class _Healing:
             for number, failure in each.failed.items():
                 self._failures.setdefault(number, failure)
         self._cancel_ops()
-        self._whole.drop_ops.call().get(_WAIT_S)
-        waiting = [self._view(rank).restore.call(*self._restored(rank)) for rank in sorted(self._new)]
+        cancelled = new_number()
+        self._whole.drop_ops.call(cancelled).get(_WAIT_S)
+        self._unsend(cancelled)
+        waiting = [self._view(rank).restore.call(self._restored(rank)) for rank in sorted(self._new)]
         for future in waiting:
             future.get(_WAIT_S)
         for mesh in self._meshes.values():
@@ -118,6 +122,15 @@ class _Healing:
         recovery.stream.order.epoch += 1
         resumed = self._whole.resume.call(self._failures, True, list(self._meshes), new_number())
         return list(resumed.get(_WAIT_S).values())
+
+    def _unsend(self, before: int) -> None:
+        """Let other meshes forget what they have sent to this one, which has cancelled the ops that would read it."""
+        uid = next(iter(self._meshes.values())).recovery.uid
+        linked = {each for mesh in self._meshes.values() for each in list(mesh.recovery.linked) if each.uid != uid}
+        for each in linked:
+            # With the next ops there, since their threads may hold the lock of their stream.
+            number = each.stream.template(Template(UNSEND, (), (), {}))
+            each.stream.pending.append((number, (), (uid, before), (), 0))
 
     def _view(self, rank: int) -> Any:
         point = self._shape.extent.point(self._shape.position_of(rank) or 0)
@@ -163,14 +176,14 @@ class _Healing:
             if each:
                 self._failures.setdefault(each, Failure("", line, ranks, LOST, text, ""))
 
-    def _restored(self, rank: int) -> tuple[Any, ...]:
+    def _restored(self, rank: int) -> list[Any]:
         """Return what a new rank needs: tensors by the rank that gives them."""
         sources: dict[int, list[Restored]] = {}
         meshes = [mesh for mesh in self._meshes.values() if rank in mesh.ranks]
         # Parts from the program that have waited for this.
         arrived = {entry[1] for _, entry in self._accounts[rank].kept if is_put(entry)}
         for mesh in meshes:
-            live: list[tuple[int, Any]] = list(mesh.stream.live.items())
+            live: list[tuple[int, Any]] = mesh.stream.tensors()
             for number, layout in live:
                 if number in self._failures or number in arrived:
                     continue
@@ -180,7 +193,7 @@ class _Healing:
                     continue
                 restored = Restored(number, mesh.region, tuple(layout.shape), layout.stride, layout.placements)
                 sources.setdefault(giver, []).append(restored)
-        return [(self._view(each), wanted) for each, wanted in sources.items()], new_number()
+        return [(self._view(each), wanted) for each, wanted in sources.items()]
 
     def _holds(self, rank: int, number: int) -> bool:
         return number in self._accounts[rank].held

@@ -86,6 +86,10 @@ class SimulatedStream:
         self._ready: dict[int, tuple[Fill, Any]] = {}
         self._next = count(1)
 
+    def tensors(self) -> list[tuple[int, Layout]]:
+        """Return the tensors that the program holds, by reference."""
+        return list(self.live.items())
+
     def template(self, template: Template) -> int:
         """Return the number of a new template."""
         number = next(self._next)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from monarch._core.kinds import is_count
 from monarch._engine.dtensor_compat import FakeTensorMode, fake_store, part_of_dtensor, watched_inference
 from monarch._engine.simulation.current import current
 from monarch._engine.simulation.devices import device_of
@@ -41,8 +42,8 @@ class simulate:
     """
 
     def __init__(self, hosts: int = 1, gpus: int = 8, device: str = "h100") -> None:
-        if hosts < 1 or gpus < 1:
-            raise ArgumentError(f"simulate: expected at least one host and device, got hosts={hosts}, gpus={gpus}")
+        if not (is_count(hosts, 1) and is_count(gpus, 1)):
+            raise ArgumentError(f"simulate: expected at least one host and device, got hosts={hosts!r}, gpus={gpus!r}")
         self.hosts, self.gpus, self.device = hosts, gpus, device_of(device)
         self.dropped: deque[int] = deque()
         """References of tensors that the program has dropped. Any thread appends; the thread of the program takes."""

@@ -21,6 +21,10 @@ def as_tensor(value: Any) -> torch.Tensor:
         if value.layout != torch.strided or value.is_meta:
             kind = "one on the meta device" if value.is_meta else f"one of layout {value.layout}"
             raise ArgumentError(f"distribute: expected a dense tensor, got {kind}")
+        if value.is_quantized:
+            raise ArgumentError(
+                "distribute: expected a tensor of numbers, got a quantized one; use tensor.dequantize()"
+            )
         return value
     name = type(value).__name__
     if is_of_arrow(value):

@@ -40,7 +40,7 @@ def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
     """
     owners = named_numbers(names)
     groups: dict[str, list[Any]] = {}
-    for number, layout in list(mesh.stream.live.items()):
+    for number, layout in mesh.stream.tensors():
         groups.setdefault(owners.get(number, _OTHER), []).append(layout)
     found = [
         Held(name, len(layouts), sum(each.size_in_bytes for each in layouts), _most(mesh, layouts))

@@ -122,7 +122,13 @@ def restore(
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """Return an absolute path, which is the same for all ranks."""
+    """Return an absolute path, which is the same for all ranks.
+
+    Raises:
+        ArgumentError: it is no path.
+    """
+    if not is_a(path, str, os.PathLike):
+        raise ArgumentError(f"path: expected the path of a folder, got {path!r}")
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
@@ -150,7 +156,7 @@ def _check(mesh: Any, timeout: float, methods: Pair, count: int) -> tuple[ActorM
     pair = saved_by(state_of(actors).cls, *methods)
     for method in pair[:count]:
         method_of(state_of(actors).cls, method)
-    if not timeout > 0:
+    if not (is_a(timeout, int, float) and timeout > 0):
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     return actors, pair
 

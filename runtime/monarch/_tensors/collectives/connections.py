@@ -73,7 +73,11 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
             connection.close()
     if ending:
         _ending.update(ending)
-        threading.Thread(target=_end, args=(ending,), name="monarch-cut", daemon=True).start()
+        try:
+            threading.Thread(target=_end, args=(ending,), name="monarch-cut", daemon=True).start()
+        except RuntimeError:
+            # No memory for a thread; this often is why a collective is cut.
+            _end(ending, 0.0)
     return len(ending)
 
 
@@ -96,9 +100,9 @@ def end_listening(sockets: set[tuple[int, int]]) -> int:
     return ended
 
 
-def _end(connections: dict[int, socket.socket]) -> None:
+def _end(connections: dict[int, socket.socket], wait_s: float = _MOMENT_S) -> None:
     """End connections in both directions, for processes that have not been told to free their threads."""
-    time.sleep(_MOMENT_S)
+    time.sleep(wait_s)
     for inode, connection in connections.items():
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
