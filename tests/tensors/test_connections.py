@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
-import psutil
 import pytest
 
 from leaks import wait_until
@@ -117,27 +114,3 @@ def test_connections_to_a_server_are_those_of_its_clients() -> None:
             for address in ("127.0.0.1", "localhost"):
                 assert [number for number, _ in connected_to(address, port)] == [client.fileno()]
             assert not connected_to("127.0.0.2", port)
-
-
-def test_connections_end_without_memory_for_a_thread() -> None:
-    before = open_sockets()
-    limits, stack = resource.getrlimit(resource.RLIMIT_AS), threading.stack_size()
-    size = psutil.Process().memory_info().vms
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as a,
-        server.accept()[0] as b,
-    ):
-        near = {each for each in open_sockets() - before if each[0] == a.fileno()}
-        threading.stack_size(1 << 30)
-        resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 29), limits[1]))
-        try:
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                threading.Thread(target=int).start()
-            assert shut_down(near) == 1
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-            threading.stack_size(stack)
-        b.settimeout(20)
-        assert a.recv(1) == b.recv(1) == b""
-    assert not open_sockets() - before

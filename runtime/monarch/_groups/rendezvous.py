@@ -17,9 +17,10 @@ from monarch._actors.running import current
 from monarch._core.roster import Procs
 from monarch._groups.calls import CallRecords
 from monarch._groups.environment import rank_gpu
-from monarch._node.current import current_node
+from monarch._node.current import current_node, has_node
 from monarch._node.future import Promise
 from monarch._procs.os.helpers import be_helper
+from monarch._tensors.collectives import connections
 from monarch._tensors.torch_compat import default_group
 from monarch.exceptions import GroupError
 
@@ -172,9 +173,13 @@ class Rendezvous:
         if self.broken:
             self.settle(None, GroupError(why), number)
             return
-        threading.Thread(
-            target=self._join, args=(number, address, port, store, of_store), name="monarch-group", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._join, args=(number, address, port, store, of_store), name="monarch-group", daemon=True
+            ).start()
+        except RuntimeError as error:
+            # No memory for a thread. The caller that waits for the groups tells the other ranks.
+            self.abandon(number, f"rank {current_node().rank} cannot join the process group: {error}")
 
     def abandon(self, number: int, reason: str) -> None:
         """Free those who wait for a generation that cannot be made, or make their part of it."""
@@ -349,6 +354,14 @@ def _nothing(*_: object) -> None:
     pass
 
 
+def _later(seconds: float, action: Callable[[], None]) -> None:
+    if has_node():
+        current_node().receive_loop.call_later(seconds, action)
+    else:
+        connections.by_timer(seconds, action)
+
+
+connections.later = _later
 _own = Rendezvous()
 
 

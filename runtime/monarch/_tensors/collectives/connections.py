@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 _MOMENT_S = 0.2
@@ -73,11 +72,7 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
             connection.close()
     if ending:
         _ending.update(ending)
-        try:
-            threading.Thread(target=_end, args=(ending,), name="monarch-cut", daemon=True).start()
-        except RuntimeError:
-            # No memory for a thread; this often is why a collective is cut.
-            _end(ending, 0.0)
+        later(_MOMENT_S, lambda: _end(ending))
     return len(ending)
 
 
@@ -100,9 +95,20 @@ def end_listening(sockets: set[tuple[int, int]]) -> int:
     return ended
 
 
-def _end(connections: dict[int, socket.socket], wait_s: float = _MOMENT_S) -> None:
+def by_timer(seconds: float, action: Callable[[], None]) -> None:
+    """Run something some seconds later in a thread."""
+    timer = threading.Timer(seconds, action)
+    timer.name, timer.daemon = "monarch-cut", True
+    timer.start()
+
+
+later: Callable[[float, Callable[[], None]], None] = by_timer
+"""Runs something some seconds later. A process that has a receive loop sets it to the timers of that one, once: a rank
+without memory, which often is why a collective is cut, may start a thread that does not come up."""
+
+
+def _end(connections: dict[int, socket.socket]) -> None:
     """End connections in both directions, for processes that have not been told to free their threads."""
-    time.sleep(wait_s)
     for inode, connection in connections.items():
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
