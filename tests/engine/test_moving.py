@@ -17,6 +17,7 @@ from torch import nn
 
 import monarch
 from leaks import wait_until
+from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError, DeviceMeshError, MeshOpError, ShapeError, TensorError
 
@@ -326,6 +327,23 @@ def test_copy_cancelled_by_a_healing_is_told_to_a_slow_receiver(leaks: Any, tmp_
     assert x.to_mesh(second).sum().item() == 2
     for mesh in (first, second):
         mesh.stop().get(30)
+
+
+def test_ranks_go_on_aside_only_while_no_mesh_runs_ops(pair: Any, tmp_path: Path) -> None:
+    first, second = pair
+    assert monarch.ones(1, mesh=first).to_mesh(second).sum().item() == 1
+    recovery = tensor_mesh_of(first).recovery
+    late = monarch.remote(after, propagate=lambda x, path: x.clone())
+    with second.activate():
+        late(torch.ones(1), str(tmp_path / "go"))
+    rows: Any = F.embedding(monarch.distribute(torch.tensor([0, 9]), first, ["gpus"]), monarch.ones(3, 2, mesh=first))
+    assert wait_until(lambda: recovery.is_due)
+    # A healing of any mesh, which this would hold up, does not wait for the function on the second mesh.
+    assert recovery.recover_aside()
+    (tmp_path / "go").touch()
+    assert wait_until(lambda: bool(recovery.unreported))
+    with pytest.raises(TensorError, match="embedding failed"):
+        rows.sum().item()
 
 
 def test_death_of_a_receiver_leaves_nothing_on_the_sender(leaks: Any) -> None:

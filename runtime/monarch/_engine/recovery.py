@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
@@ -68,15 +68,22 @@ class Recovery:
         try:
             reports = future.get()
         except MonarchError:
-            self.is_due = True
             return
         if any(report.halted for report in reports.values()):
             self.is_due = True
 
-    def recover_aside(self) -> None:
-        """Let the ranks go on in another thread, if they have halted and the program does not look."""
-        if self.is_due:
-            node_of(self.whole).lanes.post("tensors-recovery", self._recover_late)
+    def recover_aside(self) -> bool:
+        """Let the ranks go on in another thread, if they have halted and the program does not look.
+
+        Returns:
+            Whether it is too early: ranks run ops, and a healing of any mesh would wait for these too.
+        """
+        if not self.is_due:
+            return False
+        if any(stream.sent for each in self._members() for stream in list(each.stream.order.streams)):
+            return True
+        node_of(self.whole).lanes.post("tensors-recovery", self._recover_late)
+        return False
 
     def _recover_late(self) -> None:
         with recovering:
@@ -212,14 +219,8 @@ class Recovery:
         """Add what fails by ops that wait on some ranks only, as of other meshes: others have run them already."""
         while True:
             new: dict[int, Failure] = {}
-            for each, future in [(each, each.whole.spread.call(known)) for each in members]:
-                try:
-                    answers = future.get(_WAIT_S).values()
-                except MonarchError:
-                    if each is self:
-                        raise
-                    continue
-                for number, failure in ((number, failure) for answer in answers for number, failure in answer.items()):
+            for _, answers in self._answers(members, lambda each: each.whole.spread.call(known)):
+                for number, failure in (pair for answer in answers for pair in answer.items()):
                     new[number] = merged(new.get(number), failure)
             if not new:
                 return
@@ -227,15 +228,29 @@ class Recovery:
 
     def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
-        for each, future in [(each, each._resume(known, lost)) for each in members]:
+        for each, reports in self._answers(members, lambda each: each._resume(known, lost)):
+            each.is_due = any(report.halted for report in reports)
+        return any(each.is_due for each in members)
+
+    def _answers(
+        self, members: list[Recovery], send: Callable[[Recovery], Any]
+    ) -> Generator[tuple[Recovery, list[Any]]]:
+        """Send something to the ranks of some meshes, and give the answers of those that have not died meanwhile."""
+        sent: list[tuple[Recovery, Any]] = []
+        for each in members:
             try:
-                reports = future.get(_WAIT_S)
+                sent.append((each, send(each)))
             except MonarchError:
                 if each is self:
                     raise
-                continue
-            each.is_due = any(report.halted for report in reports.values())
-        return any(each.is_due for each in members)
+        for each, future in sent:
+            try:
+                answers = list(future.get(_WAIT_S).values())
+            except MonarchError:
+                if each is self:
+                    raise
+            else:
+                yield each, answers
 
     def _resume(self, known: dict[int, Failure], lost: frozenset[str]) -> Any:
         order = self.stream.order

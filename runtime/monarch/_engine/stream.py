@@ -115,8 +115,9 @@ class OpStream:
         """Futures of batches that may be running, oldest first, with the epoch. Lock: ``_lock``."""
         self.on_done: Callable[[Any, int], None] = lambda future, epoch: None
         """Called with the future of each batch that is done, and its epoch, in any thread. Set once."""
-        self.on_looked: Callable[[], None] = lambda: None
-        """Called in a thread that may not wait after it has looked at what batches have answered. Set once."""
+        self.on_looked: Callable[[], bool] = lambda: False
+        """Called in a thread that may not wait after it has looked at what batches have answered; returns whether to
+        look again. Set once."""
         self._is_watched = False
         """Whether a timer will look at what batches have answered. Lock: ``_lock``."""
         self.templates: dict[int, Template] = {}
@@ -215,9 +216,11 @@ class OpStream:
         with self._lock:
             self._collect()
             self._is_watched = False
-            if self.sent:
+            again = bool(self.sent)
+        again = self.on_looked() or again
+        with self._lock:
+            if again and not self._is_watched:
                 self._watch(min(_LATE_S, after * 2))
-        self.on_looked()
 
     @contextmanager
     def _quiet(self) -> Generator[None]:

@@ -82,7 +82,7 @@ class _Healing:
     def _report(self) -> None:
         """Keep for the end of the cell what has been lost."""
         first = next(iter(self._meshes.values()))
-        live = {number for mesh in self._meshes.values() for number in list(mesh.stream.live)}
+        live = {number for mesh in self._meshes.values() for number, _ in mesh.stream.tensors()}
         ranks = tuple(sorted(self._new))
         who, name = describe_ranks(list(ranks)), first.procs.name
         lost = tuple(sorted(self._lost & live))

@@ -79,7 +79,7 @@ def waiting(sends: bool, group: Any, peer: int | None, timeout: timedelta) -> Ge
 
 
 def open_messages() -> list[OpenMessage]:
-    """Return the messages that threads wait for now, and whose timeout gloo does not see."""
+    """Return the messages that threads are waiting for, and whose timeout gloo does not see."""
     return list(_open.values())
 
 

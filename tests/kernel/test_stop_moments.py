@@ -1,0 +1,88 @@
+"""A Stop in an unlucky moment: before or after the code, in a finalizer, or on its way when the next cell begins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import ALL, Notebook
+from leaks import Kit
+
+
+@pytest.fixture(autouse=True)
+def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
+    """Do not count replaced ranks as leaks, but do count programs started by ranks."""
+    yield
+    notebook.run("1").ok()
+    leaks.rebase()
+
+
+EARLY = """
+import os, signal
+shell = get_ipython()
+
+def at(event):
+    def stop(*_):
+        shell.events.unregister(event, stop)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+    return stop
+
+{}
+"""
+
+
+def test_stop_just_before_or_after_the_code_works(notebook: Notebook) -> None:
+    """A stop during kernel work must not cut it off: the first ends the code, the second nothing."""
+    stop = "stop = at('pre_run_cell'); shell.events.register('pre_run_cell', stop)"
+    notebook.run(EARLY.format(stop)).ok()
+    cell = notebook.run("import time\ntime.sleep(600)")
+    assert cell.reply["ename"] == "KeyboardInterrupt"
+    notebook.run("stop = at('post_run_cell'); shell.events.register('post_run_cell', stop)").ok()
+    assert notebook.run("'after'").ok().shown == "'after'"
+    assert notebook.run("'next'").ok().shown == "'next'"
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+def agent_of(pid: int) -> int:
+    """Return the host agent of a rank, which is the parent of its zygote."""
+    import psutil
+
+    return next(each.pid for each in psutil.Process(pid).parents() if each.name().startswith("monarch-agent"))
+
+
+@pytest.mark.slow
+def test_late_interrupt_does_not_hit_the_next_cell(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.mesh("import os, time").ok()
+    rank = int(notebook.mesh("os.getpid()", "[0]").ok().shown.rpartition(" ")[2])
+    agent = agent_of(rank)
+    waits = f"print('runs')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
+    cell = notebook.send(f"%%mesh\n{waits}")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        notebook.interrupt()
+        (tmp_path / "go").touch()
+        cell.wait()
+        following = notebook.send("%%mesh\nprint('follows')\ntime.sleep(1.5)\n'whole'")
+        time.sleep(0.5)  # the cell is to begin with the signal still under way, if anything lets it
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    following.wait()
+    assert following.ok().shown == "[ranks 0-3] 'whole'"
+
+
+def test_stop_during_a_finalizer_of_ours_is_not_lost(notebook: Notebook) -> None:
+    """Python prints and drops what is raised in one."""
+    held = "class Held:\n def __del__(self):\n  os.kill(os.getpid(), signal.SIGINT)\n  sum(range(1000))"
+    cell = notebook.run(
+        f"import monarch, os, signal, time\nexec(compile({held!r}, monarch.__file__, 'exec'))\n"
+        "made = Held()\ndel made\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+    )
+    assert cell.status == "error" and cell.contents("error")[0]["ename"] == "KeyboardInterrupt"
+    assert "Exception ignored" not in cell.text
