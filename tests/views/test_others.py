@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -52,7 +51,8 @@ def test_the_panel_shows_the_mesh_of_another_kernel_live(own: Callable[..., Note
 
 
 def test_the_mesh_of_a_killed_kernel_is_shown_as_ended(own: Callable[..., Notebook]) -> None:
-    far, near = own(JPY_SESSION_NAME="far.ipynb"), own()
+    # Both have this process as their server, since kernels with an environment of their own are not forked.
+    far, near = own(JPY_SESSION_NAME="far.ipynb"), own(JPY_SESSION_NAME="near.ipynb")
     far.run("%mesh up --procs 1").ok()
     panel = Front(near).panel()
     panel.say("list_meshes", version=1)
@@ -64,11 +64,11 @@ def test_the_mesh_of_a_killed_kernel_is_shown_as_ended(own: Callable[..., Notebo
 
 
 def test_programs_and_kernels_of_other_servers_are_not_shown(own: Callable[..., Notebook]) -> None:
-    far = own()
-    far.run(f"import os\nassert os.environ['JPY_PARENT_PID'] == '{os.getpid()}'").ok()
+    far, near = own(), own()
+    servers = [each.run("import os\nos.environ['JPY_PARENT_PID']").ok().shown for each in (far, near)]
+    assert servers[0] == servers[1]
     far.run("from monarch._kernel_api import Caption, set_caption\nset_caption(Caption('far.ipynb', '1'))").ok()
     far.run("%mesh up --procs 1").ok()
-    near = own()
     near.run("%mesh up --procs 1").ok()
     panel = Front(near).panel()
     panel.say("list_meshes", version=1)
