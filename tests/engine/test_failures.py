@@ -20,7 +20,9 @@ import monarch
 from leaks import Kit, wait_until
 from monarch._engine import recovery
 from monarch._engine.dtensor_compat import mesh_without_groups, set_apart
+from monarch._engine.rank import renewing
 from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._node.current import current_node
 from monarch.distributed import Mesh, device_mesh
 from monarch.exceptions import DeviceMeshError, TensorError
 
@@ -294,6 +296,51 @@ def has_groups_of_tensors() -> bool:
     from monarch._groups.convening import ensure_world
 
     return bool(ensure_world().apart)
+
+
+def fail_late(value: torch.Tensor) -> torch.Tensor:
+    """Fail on rank 2, once the others have gone on."""
+    if current_node().rank == 2:
+        time.sleep(0.3)
+        raise ValueError("of a test")
+    return value.clone()
+
+
+def test_value_for_a_new_slice_outlives_a_failure_elsewhere(mesh: Any) -> None:
+    fails = monarch.remote(fail_late, propagate=lambda value: value.clone())
+    with mesh.activate():
+        lost = fails(torch.ones(2))
+    # Rank 0 waits in the making of its groups for rank 2, which has failed.
+    divided = monarch.distribute(torch.ones(4), mesh.slice(mp=0), ["dp"])
+    assert divided.sum().item() == 4
+    with pytest.raises(TensorError, match="of a test"):
+        monarch.inspect(lost)
+
+
+def give_up_once(value: torch.Tensor, path: str) -> torch.Tensor:
+    """Give up the groups with which ops run, as if they had not been made here."""
+    if current_node().rank == 2 and not os.path.exists(path):
+        Path(path).touch()
+        time.sleep(0.3)
+        renewing.give_up_attempt(renewing.attempts.made[0], "of a test")
+    return value.clone()
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["collective", "slice"])
+def test_rank_is_freed_that_runs_ops_in_groups_another_one_has_given_up(
+    mesh: Any, tmp_path: Path, is_new: bool
+) -> None:
+    with pytest.raises(TensorError, match="embedding failed"):
+        looked_up(mesh, 99).sum().item()
+    part = mesh.slice(mp=0)
+    if not is_new:
+        assert monarch.ones(4, mesh=part, spec=["dp"]).sum().item() == 4
+    gives_up = monarch.remote(give_up_once, propagate=lambda value, path: value.clone())
+    with mesh.activate():
+        kept = gives_up(torch.ones(2), str(tmp_path / "given up"))
+    divided = monarch.distribute(torch.ones(4), part, ["dp"])
+    assert divided.sum().item() == 4
+    assert torch.equal(monarch.inspect(kept), torch.ones(2))
 
 
 def test_groups_of_tensors_are_made_when_all_ranks_have_halted(mesh: Any) -> None:

@@ -36,17 +36,26 @@ def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements 
         stream: Any = mesh.stream
         stream.put(made.monarch_ref.number, layout)
         return made
-    for region in _parts(mesh, placed):
-        sizes, offsets = part_of(mesh, value.shape, placed, region.base_ranks()[0])
-        part = value
-        for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
-            part = part.narrow(dim, min(offset, part.shape[dim]), size)
-        view = view_at(mesh.actors, region)
-        sent = view.put_part.call(
-            made.monarch_ref.number, part.contiguous(), tuple(layout.shape), layout.stride, placed, mesh.region
-        )
-        mesh.stream.follow(sent)
+    rest = tuple(layout.shape), layout.stride, placed, mesh.region
+    with mesh.stream.order.together():
+        # The ranks of a slice make its process groups for the first value.
+        sent = [
+            view_at(mesh.actors, region).put_part.call(
+                made.monarch_ref.number, _part_at(mesh, value, placed, region.base_ranks()[0]), *rest
+            )
+            for region in _parts(mesh, placed)
+        ]
+    for each in sent:
+        mesh.stream.follow(each)
     return made
+
+
+def _part_at(mesh: TensorMesh, value: torch.Tensor, placements: Placements, rank: int) -> torch.Tensor:
+    """Return the part that a rank has."""
+    sizes, offsets = part_of(mesh, value.shape, placements, rank)
+    for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+        value = value.narrow(dim, min(offset, value.shape[dim]), size)
+    return value.contiguous()
 
 
 def _parts(mesh: TensorMesh, placements: Placements) -> Iterator[Region]:

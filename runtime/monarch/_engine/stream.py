@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from monarch._engine.encoding import NEW, Entry, Template, pack
 from monarch._engine.layout import Layout
@@ -42,6 +42,59 @@ _numbers = count(1)
 def new_number() -> int:
     """Return a number that no reference has."""
     return next(_numbers)
+
+
+class _Lock(Protocol):
+    def acquire(self, *, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class _Locks:
+    """Several locks, as one."""
+
+    def __init__(self, locks: list[_Lock]) -> None:
+        self._locks = locks
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        """Take all of them, or none if one is not free in time."""
+        for position, lock in enumerate(self._locks):
+            if not lock.acquire(timeout=timeout):
+                for each in self._locks[:position]:
+                    each.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let go of them."""
+        for each in self._locks:
+            each.release()
+
+
+@contextmanager
+def _quiet(lock: _Lock) -> Generator[None]:
+    """Hold a lock. The program's handlers of signals run before or after, so that they may use tensors too.
+
+    A Stop in the middle would also reach some ranks with a batch, and others without.
+    """
+    if threading.get_ident() != _MAIN:
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+        return
+    held = _signals.begin()
+    try:
+        while not lock.acquire(timeout=_TURN):
+            _signals.end_and_run(held)
+            held = _signals.begin()
+        try:
+            yield
+        finally:
+            lock.release()
+    finally:
+        _signals.end_and_run(held)
 
 
 class Ref:
@@ -86,6 +139,12 @@ class Order:
                 stack.enter_context(stream.held(_WAIT_S))
             yield
 
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Let messages to several ranks come between the same ops on all, and reach all of them or none."""
+        with _quiet(_Locks([stream.lock for stream in list(self.streams)])):
+            yield
+
     def next(self, stream: OpStream) -> None:
         """Send what the stream before has not sent yet."""
         last, self.last = self.last, stream
@@ -112,22 +171,22 @@ class OpStream:
         """Layouts of the tensors that the program holds, by reference; single operations of a dict, from any thread."""
         self.order.streams.append(self)
         self.sent: deque[tuple[Any, int]] = deque()
-        """Futures of batches that may be running, oldest first, with the epoch. Lock: ``_lock``."""
+        """Futures of batches that may be running, oldest first, with the epoch. Lock: ``lock``."""
         self.on_done: Callable[[Any, int], None] = lambda future, epoch: None
         """Called with the future of each batch that is done, and its epoch, in any thread. Set once."""
         self.on_looked: Callable[[], bool] = lambda: False
         """Called in a thread that may not wait after it has looked at what batches have answered; returns whether to
         look again. Set once."""
         self._is_watched = False
-        """Whether a timer will look at what batches have answered. Lock: ``_lock``."""
+        """Whether a timer will look at what batches have answered. Lock: ``lock``."""
         self.templates: dict[int, Template] = {}
         """All templates by number; single operations of a dict."""
         self._retired: dict[int, int] = {}
         """Templates that are of no use once another one was sent, by the number of that one. Likewise."""
         self._known: set[int] = set()
-        """Templates that the ranks have. Lock: ``_lock``."""
+        """Templates that the ranks have. Lock: ``lock``."""
         self._next_template = count(1)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """Held while a batch is sent, so that batches stay in order."""
         self._scheduled = False
         """Whether a timer will send what is pending. Set with an append, cleared by the sender."""
@@ -189,7 +248,7 @@ class OpStream:
         Raises:
             DeviceMeshError: a rank has died.
         """
-        with self._quiet():
+        with _quiet(self.lock):
             self._send()
             self._collect()
             late = [self.sent.popleft()] if wait and len(self.sent) > _IN_FLIGHT else []
@@ -213,36 +272,14 @@ class OpStream:
 
     def _look(self, after: float) -> None:
         """Look at what batches have answered, and again while some have not; in a thread of its own."""
-        with self._lock:
+        with self.lock:
             self._collect()
             self._is_watched = False
             again = bool(self.sent)
         again = self.on_looked() or again
-        with self._lock:
+        with self.lock:
             if again and not self._is_watched:
                 self._watch(min(_LATE_S, after * 2))
-
-    @contextmanager
-    def _quiet(self) -> Generator[None]:
-        """Hold the lock. The program's handlers of signals run before or after, so that they may use tensors too.
-
-        A Stop in the middle would also reach some ranks with a batch, and others without.
-        """
-        if threading.get_ident() != _MAIN:
-            with self._lock:
-                yield
-            return
-        held = _signals.begin()
-        try:
-            while not self._lock.acquire(timeout=_TURN):
-                _signals.end_and_run(held)
-                held = _signals.begin()
-            try:
-                yield
-            finally:
-                self._lock.release()
-        finally:
-            _signals.end_and_run(held)
 
     def _send_batch(self, batch: list[Entry]) -> None:
         try:
@@ -259,7 +296,7 @@ class OpStream:
 
     def take_ops(self) -> list[tuple[Any, ...]]:
         """Return the ops that were not sent, which are forgotten."""
-        with self._lock:
+        with self.lock:
             entries = [self.pending.popleft() for _ in range(len(self.pending))]
             self.pending.extend(each for each in entries if isinstance(each, int))
             return [each for each in entries if not isinstance(each, int)]
@@ -274,14 +311,14 @@ class OpStream:
         Raises:
             DeviceMeshError: it has not ended.
         """
-        if not self._lock.acquire(timeout=wait_s):
+        if not self.lock.acquire(timeout=wait_s):
             raise DeviceMeshError(
                 f"another thread has been sending ops on tensors for {wait_s:.0f} s; interrupt it, or restart the mesh"
             )
         try:
             yield
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _send(self) -> None:
         """Send what is pending, with the lock."""
@@ -303,10 +340,10 @@ class OpStream:
 
     def follow(self, future: Any) -> None:
         """Look later at what a message of its own has answered."""
-        with self._quiet():
+        with _quiet(self.lock):
             self.sent.append((future, self.order.epoch))
 
     def forget_ranks(self) -> None:
         """Send all templates again, since some ranks are new."""
-        with self._lock:
+        with self.lock:
             self._known.clear()

@@ -139,7 +139,8 @@ def constant(mesh: TensorMesh, stream: Any, value: torch.Tensor) -> RankTensor:
     if not value.dim():
         return make(mesh, stream, aten.full.default, ([], value.item()), {"dtype": value.dtype})
     result = RankTensor(Ref(mesh.stream, dense_layout(mesh, value.shape, value.dtype)), _dense(mesh, value), stream)
-    sent = mesh.actors.put_rank.call(result.monarch_ref.number, value.detach().contiguous(), mesh.region)
+    with mesh.stream.order.together():
+        sent = mesh.actors.put_rank.call(result.monarch_ref.number, value.detach().contiguous(), mesh.region)
     mesh.stream.follow(sent)
     return result
 

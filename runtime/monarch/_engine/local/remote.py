@@ -209,7 +209,9 @@ class Remote:
         mesh, view, packed = self._for_values(args, kwargs)
         with without_modes():
             mesh.recovery.before_look()
-            mesh.stream.follow(view.execute.call(self._sent(), *packed))
+            with mesh.stream.order.together():
+                sent = view.execute.call(self._sent(), *packed)
+            mesh.stream.follow(sent)
 
     def on_shard(self, args: Any, kwargs: Any, shard: dict[str, int] | None) -> Future[Any]:
         """Run the function on one rank; return a future of what it returns."""

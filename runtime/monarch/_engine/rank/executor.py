@@ -19,14 +19,14 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
-from monarch._engine.dtensor_compat import memory_id, part_of_dtensor, returns_view, tree_leaves, tree_map_only
+from monarch._engine.dtensor_compat import memory_id, returns_view, tree_leaves, tree_map_only
 from monarch._engine.encoding import NEW, Entry, Fill, Template, filler, find_op, unpack
 from monarch._engine.failures import Failure, failure_of
 from monarch._engine.ops.attention import register_attention
 from monarch._engine.parts import Part
 from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
 from monarch._engine.rank.devices import on_device
-from monarch._engine.rank.functions import metas_of, named_function, title_of
+from monarch._engine.rank.functions import LOOKS, named_function, title_of
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
@@ -211,7 +211,7 @@ class Executor(Actor):
             if not hasattr(value, "__array__"):
                 raise ArgumentError(f"from_local: expected a tensor from the function, got {type(value).__name__}")
             value = torch.as_tensor(value)
-        made[number] = value.detach().to(self.meshes.of(region_of_view()).device_type).contiguous()
+        made[number] = value.detach().to(self.meshes.device_type).contiguous()
         return Report(False, (tuple(value.shape), value.dtype))
 
     @endpoint
@@ -219,38 +219,42 @@ class Executor(Actor):
         self, number: int, value: torch.Tensor, shape: Any, stride: Any, placements: Any, region: Region
     ) -> Report:
         """Keep a value from the program as this rank's part of a tensor."""
-        if self.halted:
-            self.kept.append((region, ("put", number, value, shape, stride, placements)))
-            self._free_others()
-        else:
-            self._put(region, number, value, shape, stride, placements)
-        return Report(self.halted)
+        return self._put_or_keep(region, ("put", number, value, shape, stride, placements))
 
     @endpoint
     def put_rank(self, number: int, value: torch.Tensor, region: Region) -> Report:
         """Keep a value from the program as a tensor of this rank."""
+        return self._put_or_keep(region, ("put", number, value))
+
+    def _put_or_keep(self, region: Region, entry: Any) -> Report:
         if self.halted:
-            self.kept.append((region, ("put", number, value)))
-        else:
-            self._put(region, number, value)
+            self.kept.append((region, entry))
+            self._free_others()
+        elif not self._put(region, *entry[1:]):
+            self.kept.append((region, entry))
+            self.halted = True
         return Report(self.halted)
 
-    def _put(self, region: Region, number: int, value: torch.Tensor, *layout: Any) -> None:
+    def _put(self, region: Region, number: int, value: torch.Tensor, *layout: Any) -> bool:
+        """Keep a value; return False if the groups of its mesh were cut while they were made."""
         try:
             mesh = self.meshes.of(region)
             # A copy, since the memory of the message is shared with other ranks until it is written to.
             part = value.to(mesh.device_type, copy=True)
             if not layout:
                 self.values[number] = part
-                return
+                return True
             shape, stride, placements = layout
             self.values[number] = DTensor.from_local(
                 part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
             )
         except Exception as error:
+            stop_all(self.meshes.generation, region)
+            if isinstance(error, GroupError) or broke(error):
+                return False
             self._fail(number, failure_of(error, "distribute", 0, self.rank))
             self.halted = True
-            stop_all(self.meshes.generation, region)
+        return True
 
     @endpoint
     def ready(self, numbers: list[int]) -> Report:
@@ -377,6 +381,7 @@ class Executor(Actor):
         try:
             attempts.check()
             self.meshes.renew(self.values, regions)
+            attempts.made = attempt, self.meshes.generation
         except Exception as error:
             if not (isinstance(error, GroupError) or broke(error)):
                 raise
@@ -480,18 +485,26 @@ class Executor(Actor):
                     self.failed.pop(entry, None)
                 elif entry[0] == NEW:
                     self._learn(region, entry)
-                elif entry[0] == "put":
-                    self._put(region, *entry[1:])
-                elif progress.is_over() or not self._op(region, entry):
+                elif self._runs(region, entry):
+                    if self.halted:
+                        break
+                else:
                     self.halted = True
                     self.kept.append((region, entry))
                     break
-                else:
-                    progress.count(region)
-                    if self.halted:
-                        break
         for region, entry in rest:
             self._keep(region, entry)
+
+    def _runs(self, region: Region, entry: Any) -> bool:
+        """Keep a value or run an op; return False if it must run again, or later."""
+        if entry[0] == "put":
+            return self._put(region, *entry[1:])
+        if progress.is_over() or not self._op(region, entry):
+            return False
+        progress.count(region)
+        # It may wait next for a rank on which an op has failed.
+        tell_there()
+        return True
 
     def _free_others(self) -> None:
         """Free ranks that wait for this one, which is new, in a collective or for groups."""
@@ -511,8 +524,6 @@ class Executor(Actor):
 
     def _op(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
-        # It may wait here for a rank on which this op has failed.
-        tell_there()
         number, inputs, values, outputs, _ = entry
         known = self.templates[region, number]
         failed = self.failed
@@ -582,11 +593,3 @@ def _is_part(value: Any) -> bool:
 
 def _leaves(tree: Any) -> list[Part]:
     return [each for each in tree_leaves(tree, is_leaf=_is_part) if isinstance(each, Part)]
-
-
-def _item(tensor: torch.Tensor) -> Any:
-    return (part_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
-
-
-LOOKS: dict[str, Any] = {"item": _item, "local": plain, "results": metas_of}
-"""Questions about a part, by name."""

@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from monarch._engine.dtensor_compat import tree_flatten, tree_map_only, tree_unflatten
+from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_map_only, tree_unflatten
 from monarch._engine.encoding import Input, Template
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.operations import OPERATIONS
@@ -107,3 +108,11 @@ def _unpack(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: An
 
 OPERATIONS["call"] = _call
 OPERATIONS["unpack"] = _unpack
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    return (part_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
+
+
+LOOKS: dict[str, Any] = {"item": _item, "local": plain, "results": metas_of}
+"""Questions about a part, by name."""

@@ -58,8 +58,13 @@ class RankMeshes:
         return not self.generation or local_rendezvous().works(self.generation)
 
     def device(self) -> str:
-        """Return the type of the device of this rank."""
+        """Return the type of the device of this rank; makes the process groups."""
         return self.of(region_of_view()).device_type
+
+    @property
+    def device_type(self) -> str:
+        """Return the type of the device of this rank, which has process groups."""
+        return next(iter(self._meshes.values())).device_type
 
     def renew(self, values: dict[int, Any], regions: list[Region] | None) -> None:
         """Make new process groups, and move all tensors to meshes over them.

@@ -21,11 +21,14 @@ class Attempts:
 
     Attributes:
         running: number of the one that is under way, 0 for none; written by the thread of the executor.
+        made: number of the last one that has succeeded here, and its generation of groups; likewise. It is set before
+            ``running`` is 0, so that one of the two is seen.
         abandoned: the last one that some rank has given up, and why; written by the receiving thread.
     """
 
     def __init__(self) -> None:
         self.running = 0
+        self.made = 0, 0
         self.abandoned: tuple[int, str] = (0, "")
 
     def check(self) -> None:
@@ -54,5 +57,11 @@ def abandon(number: int, reason: str) -> None:
     if number > attempts.abandoned[0]:
         attempts.abandoned = number, reason
     # First the number, so that groups that are not begun yet are not begun; then what has begun is cut.
+    own = local_rendezvous()
     if 0 < attempts.running <= number:
-        local_rendezvous().spoil(reason)
+        own.spoil(reason)
+        return
+    made, generation = attempts.made
+    if made == number and own.generation == generation:
+        # Ops of this rank may wait for the other one, in a collective or for the groups of a slice.
+        own.spoil(reason)
