@@ -21,7 +21,7 @@ from monarch_kernel.output.waiting import MARK
 
 ALL = {0, 1, 2, 3}
 """Ranks of the mesh that tests share."""
-GUARD = 30.0
+GUARD = 60.0
 """Seconds after which something is taken to hang; a test of very many ranks sets more for its notebook."""
 
 _LOOK_MS = 10

@@ -14,7 +14,7 @@ from leaks import wait_until
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ArgumentError, CallTimeoutError
 
-SILENCE = 1.0
+SILENCE = 2.0
 
 
 class Worker(Actor):

@@ -135,9 +135,17 @@ class Liveness:
             self._node.receive_loop.call_later(until_next(_EVERY, time.monotonic()), self._tick)
 
     def _tick(self) -> None:
-        node, now = self._node, time.monotonic()
-        if node.closed:
+        if self._node.closed:
             return
+        now = time.monotonic()
+        try:
+            self._check(now)
+        finally:
+            # After an error too, which the receive loop reports: nobody else would look again.
+            self._node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
+
+    def _check(self, now: float) -> None:
+        node = self._node
         self.ticked.tell(now)
         # Not for calls since the last look: in a loop of short calls, nobody need be asked.
         latest, self._latest = self._latest, node.ports.last
@@ -159,7 +167,6 @@ class Liveness:
             each = "" if len(ranks) == 1 else "each of "
             calls = "its calls are waiting" if len(ranks) == 1 else "their calls are waiting"
             self._say(f"{each}{self._title(uid, ranks)} {text}; {alive}{calls}")
-        node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def _makes_progress(self, proc: str, now: float, bound: float) -> bool:
         """Return whether an overdue process computes, or waits for a CPU: that is no reason for an alarm.

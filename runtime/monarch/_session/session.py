@@ -118,8 +118,10 @@ class Session:
 
     def _tend(self) -> None:
         if not self.node.closed:
-            self.node.tend()
-            self.node.receive_loop.call_later(until_next(TEND, time.monotonic()), self._tend)
+            try:
+                self.node.tend()
+            finally:
+                self.node.receive_loop.call_later(until_next(TEND, time.monotonic()), self._tend)
 
     # The agent of this host
 
