@@ -133,6 +133,16 @@ class Cell:
         return self.until(lambda: self.idle and self.reply)
 
 
+def tells_in(function: str) -> str:
+    """Return code of a cell that prints ``waits`` once its main thread is in a function."""
+    return f"""import sys, threading, time, traceback
+def tell(main=threading.get_ident()):
+    while all(each.name != '{function}' for each in traceback.extract_stack(sys._current_frames()[main])):
+        time.sleep(0.01)
+    print('waits', flush=True)
+threading.Thread(target=tell).start()"""
+
+
 class Manager(KernelManager):
     """Forks kernels from a process with imports done, where that makes no difference to them."""
 

@@ -8,20 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels import ALL, Cell, Notebook
+from kernels import ALL, Cell, Notebook, tells_in
 from leaks import Kit
 
 pytestmark = pytest.mark.slow
 
 WAITS = "import os, time\nprint('runs')\nwhile not os.path.exists('{0}'): time.sleep(0.01)\n"
-TELLS = """
-import sys, threading, time, traceback
-def tell(main=threading.get_ident()):
-    while not any(each.name == 'result' for each in traceback.extract_stack(sys._current_frames()[main])):
-        time.sleep(0.01)
-    print('waits', flush=True)
-threading.Thread(target=tell).start()
-"""
 SWALLOWS = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -117,7 +109,7 @@ def test_idle_stop_names_the_background_cell(notebook: Notebook) -> None:
     notebook.interrupt()
     last.until(lambda: "h.cancel() ends it" in last.stream("stderr"))
     assert re.search(r"cell \[\d+\] \(--nowait\) still runs on ranks 0-3", last.stream("stderr"))
-    waits = notebook.send(f"{TELLS}\nh.result()")
+    waits = notebook.send(f"{tells_in('result')}\nh.result()")
     waits.until(lambda: "waits" in waits.stream())
     notebook.interrupt()
     waits.wait()

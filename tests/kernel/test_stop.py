@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import ALL, Cell, Notebook
+from kernels import ALL, Cell, Notebook, tells_in
 from leaks import Kit
 from monarch._core.stop_ladder import PATIENCE
 
@@ -475,7 +475,7 @@ def test_child_forked_by_a_cell_ends_with_the_cell(notebook: Notebook) -> None:
 
 def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> None:
     notebook.run("from monarch.actor import Channel\nport, receiver = Channel.open()").ok()
-    cell = notebook.send("print('waits', flush=True)\nreceiver.recv().get()")
+    cell = notebook.send(f"{tells_in('get')}\nreceiver.recv().get()")
     cell.until(lambda: "waits" in cell.stream())
     notebook.interrupt()
     cell.wait()

@@ -288,7 +288,7 @@ def test_terminal_shows_each_reason_once(notebook: Notebook) -> None:
 
 
 def test_looks_take_little_of_a_training_step(notebook: Notebook) -> None:
-    """A rank is asked once a second at most; a loop of 200,000 turns would be a percent of that."""
+    """A rank is asked once a second at most; a loop of 400,000 turns is a percent of that."""
     body = """import threading, time
 from monarch._debug.why.probing import facts
 model = torch.nn.Linear(256, 256)
@@ -299,7 +299,7 @@ def look():
     for _ in range(20): facts()
     seconds.append((time.thread_time() - begun) / 20)
     begun = time.thread_time()
-    for _ in range(200_000): pass
+    for _ in range(400_000): pass
     seconds.append(time.thread_time() - begun)
 looking = threading.Thread(target=look)
 looking.start()
