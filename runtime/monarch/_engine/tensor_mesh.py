@@ -162,6 +162,7 @@ class TensorMeshes:
             shape = state_of(meshes[0].procs).procs.region()
             with recovering:
                 self._heal(uid, [at for at, rank in enumerate(shape.base_ranks()) if rank in replaced], {})
+            meshes[0].stream.order.ask_kept()
             self._node.events.tensors_failed.tell()
 
     def _replaced(self, uid: str, replaced: list[int], may_wait: bool) -> None:
