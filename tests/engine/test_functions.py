@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,11 @@ import torch.nn.functional as F
 
 import monarch
 from leaks import wait_until
+from monarch._actors.endpoint import methods_of
+from monarch._engine.rank.executor import Executor
+from monarch._engine.rank.moving import Mover
 from monarch._engine.tensor_mesh import TensorMeshes, tensor_mesh_of
+from monarch._meshes.host_mesh import this_host
 from monarch._node.current import current_node
 from monarch.distributed import Mesh
 from monarch.exceptions import ActorError, DeviceMeshError, TensorError
@@ -129,6 +134,53 @@ def test_results_of_kept_functions_are_forgotten_on_ranks(mesh: Any, tmp_path: P
     assert wait_until(lambda: held() == []), held()
 
 
+def looks_of(mesh: Any, other: Any) -> dict[str, Callable[[], Any]]:
+    x = monarch.zeros(3, mesh=mesh, spec=["dp"])
+    moved = monarch.zeros(3, mesh=other, spec=["dp"])
+
+    def inspect() -> Any:
+        with mesh.activate():
+            return monarch.inspect(torch.ones(1))
+
+    return {
+        "full_tensor": x.full_tensor,
+        "distribute": lambda: monarch.distribute(torch.zeros(4), mesh, ["dp"]),
+        "from_local": lambda: monarch.from_local(torch.zeros, mesh, ["dp"], (2,)),
+        "execute": lambda: mesh.execute(os.getpid),
+        "inspect": inspect,
+        "from": lambda: x.to_mesh(other).full_tensor(),
+        "to": lambda: moved.to_mesh(mesh).full_tensor(),
+    }
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+@pytest.mark.usefixtures("mesh")
+def test_errors_of_tensors_name_the_mesh_of_the_program(end: str) -> None:
+    mesh = Mesh(procs=this_host().spawn_procs({"dp": 2}, name="trainer"))
+    other = Mesh(procs=this_host().spawn_procs({"dp": 2}, name="other"))
+    looks = looks_of(mesh, other)
+    pids = mesh.execute(os.getpid).values()
+    if end == "killed":
+        os.kill(pids[1], signal.SIGKILL)
+    else:
+        mesh.stop().get(30)
+    for name, look in looks.items():
+        with pytest.raises(DeviceMeshError) as raised:
+            look()
+        text = str(raised.value)
+        assert " of trainer " in text, (name, text)
+        assert not re.search(r"tensors\b[.\[]|of tensors |movers|put_part|run\(\)", text), (name, text)
+    looks.clear()
+    for each in (mesh, other):
+        each.stop().get(30)
+
+
+def test_all_calls_of_executors_and_movers_have_titles() -> None:
+    for cls in (Executor, Mover):
+        assert set(methods_of(cls)) == set(cls.monarch_titles) - {"__init__"}
+
+
+@pytest.mark.usefixtures("mesh")
 def test_function_that_waits_on_some_ranks_is_cancelled_by_a_death(tmp_path: Path) -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
     pids = mesh.execute(os.getpid).values()

@@ -150,7 +150,8 @@ class TensorMeshes:
         shared = state_of(procs).procs
         found = self._actors.get(shared.uid)
         if found is None:
-            actors: Any = view_at(procs, shared.region()).spawn("tensors", Executor)
+            # Errors name the mesh of the program, and calls by their titles.
+            actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
             devices = set(actors.prepare.call().get(_WAIT_S).values())
             device = "cuda" if devices == {"cuda"} else "cpu"
             found = self._actors[shared.uid] = actors, device, Order()

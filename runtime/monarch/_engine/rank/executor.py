@@ -45,7 +45,7 @@ from monarch._engine.rank.progress import (
 from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.replaying import REPLAY, run_op
-from monarch._engine.rank.reports import Halt, Report
+from monarch._engine.rank.reports import TITLES, Halt, Report
 from monarch._engine.rank.restoring import Account, Restored, account, called, fetched, is_op, wrapped
 from monarch._engine.rank.shield import of_user, shield
 from monarch._groups.breaking import give_up_everywhere
@@ -73,8 +73,8 @@ class Executor(Actor):
         {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
-    monarch_titles = {"run": "ops on tensors", "execute": "a function of mesh.execute()"}
-    """Names of its calls, for users who wait for them."""
+    monarch_titles = TITLES
+    """Names of its calls, for errors and for users who wait for them."""
 
     def __init__(self) -> None:
         register_attention()

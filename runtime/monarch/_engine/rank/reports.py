@@ -1,4 +1,4 @@
-"""What ranks answer to the program."""
+"""Answers of ranks to the program, and names of its calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from typing import Any, NamedTuple
 
 from monarch._core.shapes.region import Region
 from monarch._engine.failures import Failure
+
+TITLES = {
+    **dict.fromkeys(("__init__", "prepare"), "the start of tensors on the ranks"),
+    **dict.fromkeys(("run", "ready", "put_rank"), "ops on tensors"),
+    **dict.fromkeys(("look", "fetch"), "the read of a tensor"),
+    "execute": "a function of mesh.execute()",
+    "executed": "the result of a function",
+    "make_part": "from_local()",
+    "put_part": "distribute()",
+    **dict.fromkeys(("contents", "read_values"), "load()"),
+    **dict.fromkeys(
+        ("halt", "spread", "resume", "account", "drop_ops", "give", "restore"),
+        "the recovery of tensors after a failure",
+    ),
+}
+"""What errors call the calls of an executor."""
 
 
 class Report(NamedTuple):
