@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monarch._core.kinds import is_list
-from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, part_sizes, truth_checks
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, largest_of_each, part_sizes, truth_checks
 from monarch._engine.redistribution import moved
 from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
@@ -25,7 +25,7 @@ Way = Callable[[Any, Any], tuple[bool, Any]]
 _OF_VALUES = (
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.aminmax.default),
     *(aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default),
-    *(aten._foreach_norm.Scalar, aten._foreach_max.default),
+    *largest_of_each,
 )
 """Ops that have no result for a part without elements."""
 

@@ -21,7 +21,7 @@ TITLES = {
         "the recovery of tensors after a failure",
     ),
 }
-"""What errors call the calls of an executor."""
+"""Names of the calls of an executor, for errors."""
 
 
 class Report(NamedTuple):

@@ -68,7 +68,8 @@ class Execution:
         """
         if self.future is None:
             self.ask_again()
-        future, self.future = self.future, None
+        future: Any = self.future
+        self.future = None
         found: list[Report] = list(future.get().values())
         if self._reports:
             found = [new if old.halted else old for old, new in zip(self._reports, found, strict=True)]
