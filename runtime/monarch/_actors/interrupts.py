@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from monarch._core.thread_trace import has_raised, raise_in, raise_nothing
 from monarch._wire.held import harmless
@@ -99,9 +100,14 @@ class Interrupt(KeyboardInterrupt):
         _arrived.add(threading.get_ident())
         raised[threading.get_ident()] = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructed elsewhere, it would count as raised there.
+        return KeyboardInterrupt, ()
 
-# Endpoints expect, and users see, this name.
+
+# Endpoints expect, and users see, this name; callers know by it that a Stop has ended their call.
 Interrupt.__name__ = Interrupt.__qualname__ = "KeyboardInterrupt"
+Interrupt.__module__ = "builtins"
 
 
 class ThreadInterrupts:

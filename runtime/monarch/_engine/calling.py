@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_leaves, tree_map
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.parts import Part
+from monarch._engine.rank.functions import name_of
+from monarch._engine.resilience.executing import Execution
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError
@@ -29,14 +32,8 @@ def execute(mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...
 
     packed = tree_map(part, (args, kwargs))
 
-    def send() -> Any:
-        future = mesh.actors.execute.call(function, *packed)
-        future.rename(f"execute({getattr(function, '__name__', type(function).__name__)})")
-        return future.get()
-
-    values = mesh.recovery.ask(send)
-
-    def value_of(report: Any) -> Any:
-        return report.value
-
-    return values.map(value_of)
+    mesh.recovery.before_look()
+    sent = Execution(mesh.stream, mesh.actors, function, *packed)
+    sent.future.rename(f"execute({name_of(function)})")
+    values = [report.value for report in mesh.recovery.answers(sent).values()]
+    return ValueMesh.of(mesh.region.extent, values, mesh.region.base_ranks)

@@ -57,6 +57,7 @@ __all__ = [
     "is_fake",
     "is_op",
     "is_parameter",
+    "largest_of_each",
     "last_node",
     "lazy_conjugate",
     "lazy_negative",
@@ -124,6 +125,8 @@ collectives_of_ranks: Any = functional
 """Functions for collectives, which return their results."""
 unscale: Any = cast("Any", torch.ops.aten)._amp_foreach_non_finite_check_and_unscale_.default
 """The op of a GradScaler."""
+largest_of_each: tuple[Any, ...] = (_attention._foreach_norm.Scalar, _attention._foreach_max.default)
+"""Ops that reduce each tensor of a list."""
 fused_sgd: tuple[Any, ...] = (_attention._fused_sgd_.default, _attention._fused_sgd_.tensor_lr)
 """The ops of SGD with ``fused=True``."""
 check_of_linalg: Any = cast("Any", torch.ops.aten)._linalg_check_errors.default

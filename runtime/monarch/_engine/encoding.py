@@ -24,6 +24,8 @@ from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import overload_of, schema_of
 
 NEW = "new"
+CALL = "call"
+"""Kind of an entry that a halted rank keeps for later, as a part from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._engine.lines import lines
 from monarch._node.remote_errors import trace
-from monarch.exceptions import DeviceMeshError, TensorError
+from monarch.exceptions import ActorError, DeviceMeshError, TensorError
 
 MOST_TEXT = 20_000
 """Characters of a traceback that travel."""
@@ -45,7 +45,7 @@ class Unreported(NamedTuple):
     Attributes:
         mesh: its name.
         failure: why.
-        numbers: references of tensors that have no value.
+        numbers: references of tensors that have no value; negative numbers are of functions.
         kept: references of tensors that an op would have changed which was cancelled.
     """
 
@@ -60,6 +60,14 @@ def failure_of(error: BaseException, op: str, line: int, rank: int) -> Failure:
     text, _ = trace(error)
     message = str(error) or ("a Stop interrupted it" if isinstance(error, KeyboardInterrupt) else "")
     return Failure(op, line, (rank,), type(error).__name__, message[:MOST_TEXT], text[-MOST_TEXT:])
+
+
+def failure_of_call(error: ActorError, op: str, line: int, ranks: Sequence[int]) -> Failure:
+    """Return the failure of a function on some of the ranks that it was sent to."""
+    at = sorted(error.failures) or [error.rank or 0]
+    cause = error.exception or error
+    text = (str(cause) or "no message")[:MOST_TEXT]
+    return Failure(op, line, tuple(ranks[each] for each in at), type(cause).__name__, text, str(error)[-MOST_TEXT:])
 
 
 def merged(first: Failure | None, second: Failure) -> Failure:
@@ -88,9 +96,10 @@ def describe_unreported(found: Unreported, names: Mapping[int, str]) -> str:
         )
     if failure.line and lines.has(failure.line):
         text += f"\nIssued at {lines[failure.line]}"
-    if found.numbers:
+    numbers = tuple(number for number in found.numbers if number > 0)
+    if numbers:
         rest = "" if failure.kind == LOST else "; tensors that do not depend on it are unchanged"
-        text += f"\nWithout a value: {_named(found.numbers, names)}{rest}."
+        text += f"\nWithout a value: {_named(numbers, names)}{rest}."
     if found.kept:
         text += f"\nNot changed by it: {_named(found.kept, names)}. Run the line again, or load a checkpoint."
     return text

@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import Failure, Unreported, error_of, merged
+from monarch._engine.failures import LOST, Failure, Unreported, error_of, failure_of_call, merged
+from monarch._engine.rank.reports import Report
 from monarch._engine.recording.observer import current
+from monarch._engine.resilience.executing import Execution
 from monarch._engine.stream import OpStream, new_number
 from monarch._meshes.inside import node_of
-from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.exceptions import ActorError, DeviceMeshError, MonarchError
 
 _ROUNDS = 5
 """Rounds without a new failure after which the ranks are given up: each ends at once with a broken collective."""
@@ -29,6 +31,12 @@ _WAIT_S = 600.0
 
 recovering = threading.RLock()
 """Held by the thread that recovers; others that need it wait for its calls to the ranks."""
+
+
+def _is_same(first: Failure, second: Failure) -> bool:
+    if first.kind == LOST:
+        return first == second
+    return (first.op, first.line, first.kind) == (second.op, second.line, second.kind)
 
 
 class Recovery:
@@ -60,17 +68,64 @@ class Recovery:
         """Whether some ranks have halted. Set by any thread of the program, cleared by the one that recovers."""
         self.unreported: deque[Unreported] = deque(maxlen=_REPORTED)
         """Failures that no look has raised yet; single operations of a deque."""
+        self._is_untold = False
+        """Whether a function has failed that nobody waits for. Set by any thread, cleared by one that looks."""
 
     def note(self, future: Any, epoch: int) -> None:
         """Note what a batch has answered, unless the ranks run ops again since; a death is raised by the next look."""
-        if epoch != self.stream.order.epoch:
-            return
-        try:
-            reports = future.get()
-        except MonarchError:
+        if isinstance(future, Execution):
+            reports = self._note_function(future)
+        elif epoch == self.stream.order.epoch:
+            try:
+                reports = future.get()
+            except MonarchError:
+                return
+        else:
             return
         if any(report.halted for report in reports.values()):
             self.is_due = True
+
+    def _note_function(self, function: Execution) -> dict[int, Report]:
+        """Return the answers to a function that nobody waits for; keep its error for the end of the cell."""
+        was_kept = function.is_kept
+        try:
+            reports = function.answers()
+        except ActorError as error:
+            # The halt has told it otherwise; a Stop is not told.
+            if not was_kept and not isinstance(error.exception, KeyboardInterrupt):
+                self._tell(failure_of_call(error, function.title, function.line, function.ranks))
+            return {}
+        except MonarchError:
+            return {}
+        if function.is_kept:
+            self.stream.order.kept.append((self.stream, function))
+        for failure in (report.failure for report in reports.values() if report.failure is not None):
+            self._tell(failure)
+        return reports
+
+    def _tell(self, failure: Failure) -> None:
+        """Keep an error without a tensor for the end of the cell, unless it is there already."""
+        if not any(_is_same(each.failure, failure) for each in list(self.unreported)):
+            self.unreported.append(Unreported(self._name, failure, ()))
+            self._is_untold = True
+
+    def answers(self, function: Execution) -> dict[int, Report]:
+        """Return the report of each rank on a function, which runs once on each.
+
+        Raises:
+            ActorError: the function raised.
+            TensorError: a tensor has no value.
+            DeviceMeshError: a rank has died.
+        """
+        try:
+            return self.ask(function.answers)
+        except ActorError:
+            for each in list(self.unreported):
+                if function.number in each.numbers and max(each.numbers) < 0:
+                    with suppress(ValueError):
+                        # Another thread has just told it.
+                        self.unreported.remove(each)
+            raise
 
     def recover_aside(self) -> bool:
         """Let the ranks go on in another thread, if they have halted and the program does not look.
@@ -78,6 +133,9 @@ class Recovery:
         Returns:
             Whether it is too early: ranks run ops, and a healing of any mesh would wait for these too.
         """
+        if self._is_untold:
+            self._is_untold = False
+            node_of(self.whole).events.tensors_failed.tell()
         if not self.is_due:
             return False
         if any(stream.sent for each in self._members() for stream in list(each.stream.order.streams)):
@@ -145,7 +203,7 @@ class Recovery:
 
     def _told(self, failure: Failure) -> None:
         for each in list(self.unreported):
-            if each.failure[:2] == failure[:2] and each.failure.kind == failure.kind:
+            if _is_same(each.failure, failure):
                 with suppress(ValueError):
                     # Another thread has just told it.
                     self.unreported.remove(each)
@@ -207,6 +265,8 @@ class Recovery:
                     for each, positions in new:
                         each._heal(positions, known)
                 elif not self._resumed(members, known, lost):
+                    for each in members:
+                        each.stream.order.ask_kept()
                     return
                 if idle >= _ROUNDS and time.monotonic() > until:
                     raise DeviceMeshError(

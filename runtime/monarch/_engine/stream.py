@@ -15,7 +15,7 @@ from monarch._engine.local.layout import RankLayout
 from monarch._engine.recording.observer import current
 from monarch._meshes.inside import node_of
 from monarch._wire.held import Held
-from monarch.exceptions import DeviceMeshError
+from monarch.exceptions import DeviceMeshError, MonarchError
 
 BATCH = 64
 """Entries after which a batch is sent."""
@@ -124,12 +124,25 @@ class Order:
         last: the stream that issued the last op. Any thread sets it: ops of several threads have no order.
         streams: of all slices. Only grows; single operations, from any thread.
         epoch: how often the ranks have begun to run ops again. Written while ``held``.
+        kept: functions that some ranks have kept, and nobody waits for, with the stream of each; single operations of a
+            deque, from any thread.
     """
 
     def __init__(self) -> None:
         self.last: OpStream | None = None
         self.streams: list[OpStream] = []
         self.epoch = 0
+        self.kept: deque[tuple[OpStream, Any]] = deque()
+
+    def ask_kept(self) -> None:
+        """Ask for the results of functions that ranks have kept, as these run now."""
+        with suppress(IndexError):
+            while True:
+                stream, function = self.kept.popleft()
+                with suppress(MonarchError):
+                    # A death is told by the next look.
+                    function.ask_again()
+                    stream.follow(function)
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -339,9 +352,11 @@ class OpStream:
                 self.templates.pop(entry[0], None)
 
     def follow(self, future: Any) -> None:
-        """Look later at what a message of its own has answered."""
+        """Look later at what the ranks have answered to a function."""
         with _quiet(self.lock):
             self.sent.append((future, self.order.epoch))
+            if not self._is_watched:
+                self._watch(_LOOK_S)
 
     def forget_ranks(self) -> None:
         """Send all templates again, since some ranks are new."""

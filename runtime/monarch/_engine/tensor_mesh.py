@@ -150,7 +150,8 @@ class TensorMeshes:
         shared = state_of(procs).procs
         found = self._actors.get(shared.uid)
         if found is None:
-            actors: Any = view_at(procs, shared.region()).spawn("tensors", Executor)
+            # Errors name the mesh of the program, and calls by their titles.
+            actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
             devices = set(actors.prepare.call().get(_WAIT_S).values())
             device = "cuda" if devices == {"cuda"} else "cpu"
             found = self._actors[shared.uid] = actors, device, Order()
@@ -162,6 +163,7 @@ class TensorMeshes:
             shape = state_of(meshes[0].procs).procs.region()
             with recovering:
                 self._heal(uid, [at for at, rank in enumerate(shape.base_ranks()) if rank in replaced], {})
+            meshes[0].stream.order.ask_kept()
             self._node.events.tensors_failed.tell()
 
     def _replaced(self, uid: str, replaced: list[int], may_wait: bool) -> None:

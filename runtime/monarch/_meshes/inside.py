@@ -56,6 +56,11 @@ def called_of(mesh: ActorMeshLike) -> str:
     return mesh._called  # pyright: ignore[reportPrivateUsage]
 
 
+def title_of(mesh: ActorMeshLike, method: str) -> str:
+    """Return what errors call a call of an endpoint."""
+    return mesh._title_of(method)  # pyright: ignore[reportPrivateUsage]
+
+
 def member_at(mesh: A, position: int) -> A:
     """Return the view of the member at a position."""
     return mesh._member(position)  # pyright: ignore[reportPrivateUsage]

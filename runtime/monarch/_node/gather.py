@@ -151,7 +151,9 @@ class Gather(Future[R]):
         """The call, for errors."""
         if self._label:
             return self._label
-        return f"{self._called}.{self.method}()" if self.method else self._called
+        if self.view is not None and self.method:
+            return self.view._title_of(self.method)
+        return f"{self.mesh}.{self.method}()" if self.method else self._called
 
     def rename(self, label: str) -> None:
         """Let errors name the call by something else than its endpoint."""

@@ -25,5 +25,5 @@ class Movers:
         with self._lock:
             found = self._actors.get(shared.uid)
             if found is None:
-                found = self._actors[shared.uid] = view_at(procs, shared.region()).spawn("movers", Mover)
+                found = self._actors[shared.uid] = view_at(procs, shared.region()).spawn(shared.name, Mover)
             return found

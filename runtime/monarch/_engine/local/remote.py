@@ -17,16 +17,17 @@ from monarch._engine.lines import lines
 from monarch._engine.local.checking import check_input, local_tensor, mesh_differs, mixed, stream_differs
 from monarch._engine.local.current import active_mesh
 from monarch._engine.local.layout import layout_of
-from monarch._engine.local.looking import asked, place_in
+from monarch._engine.local.looking import place_in
 from monarch._engine.local.metadata import fake, fake_mode
 from monarch._engine.local.streams import streams
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.parts import Part
+from monarch._engine.resilience.executing import Execution
 from monarch._engine.stream import Ref, new_number
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import view_at
-from monarch._node.future import Future
+from monarch._node.future import Future, then
 from monarch._wire.pickling import dumps_whole
 from monarch.exceptions import ArgumentError, MeshOpError, ShapeError
 
@@ -207,11 +208,7 @@ class Remote:
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Run the function on all ranks, without waiting; the end of a cell reports errors."""
         mesh, view, packed = self._for_values(args, kwargs)
-        with without_modes():
-            mesh.recovery.before_look()
-            with mesh.stream.order.together():
-                sent = view.execute.call(self._sent(), *packed)
-            mesh.stream.follow(sent)
+        mesh.stream.follow(self._sent(mesh, view, packed))
 
     def on_shard(self, args: Any, kwargs: Any, shard: dict[str, int] | None) -> Future[Any]:
         """Run the function on one rank; return a future of what it returns."""
@@ -229,17 +226,21 @@ class Remote:
         point = dict(zip(mesh.region.extent.labels, mesh.coordinates(rank), strict=False))
         return self._asked(mesh, view_at(mesh.actors, mesh.region.slice(**point)), packed, lambda found: found[0])
 
-    def _sent(self) -> Any:
-        return self.function
+    def _sent(self, mesh: TensorMesh, view: Any, packed: Any) -> Execution:
+        with without_modes():
+            mesh.recovery.before_look()
+            sent = Execution(mesh.stream, view, self.function, *packed)
+        sent.future.rename(repr(self))
+        return sent
 
     def _asked(self, mesh: TensorMesh, view: Any, packed: Any, make: _Make) -> Future[Any]:
-        function = self._sent()
-        return asked(
-            mesh,
-            lambda: view.execute.call(function, *packed),
-            repr(self),
-            lambda reports: make([each.value for each in reports]),
-        )
+        sent = self._sent(mesh, view, packed)
+
+        def settle() -> Any:
+            with without_modes():
+                return make([each.value for each in mesh.recovery.answers(sent).values()])
+
+        return then(sent.future, repr(self), settle)
 
 
 def _fake(value: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from operator import is_ as is_same
 from typing import Any
 
 import torch
 
-from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, truth_checks
+from monarch._core.kinds import is_list
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, largest_of_each, part_sizes, truth_checks
 from monarch._engine.redistribution import moved
 from monarch._engine.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensor import Tensor
@@ -19,12 +22,21 @@ Way = Callable[[Any, Any], tuple[bool, Any]]
 """Gets the arguments of an op, and returns whether it is done, and its result."""
 
 
+_OF_VALUES = (
+    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.aminmax.default),
+    *(aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default),
+    *largest_of_each,
+)
+"""Ops that have no result for a part without elements."""
+
+
 def ways(issue: Issue) -> dict[Any, Way]:
     """Return another way for each of these ops."""
     return {
         **{op: _batch_norm(op, issue) for op in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)},
         **{op: _masked(op, issue) for op in (aten.embedding.default, aten.gather.default)},
         **{op: _as_op(same, issue) for op, same in truth_checks.items()},
+        **{op: _of_values(op, issue) for op in _OF_VALUES},
         aten.native_group_norm_backward.default: _group_norm_backward(issue),
         aten.index_put.default: _index_put(aten.index_put.default, issue),
         aten.index_put_.default: _index_put(aten.index_put.default, issue, in_place=True),
@@ -68,10 +80,38 @@ def _masked(op: Any, issue: Issue) -> Way:
     """Combine the rows that ranks have found in their parts at once: DTensor's terms with a mask allow no views."""
 
     def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
-        result = issue(op, args, kwargs)
+        # A part without rows has none to find an index in.
+        result = issue(op, tuple(_filled(each) for each in args), kwargs)
         return True, moved(result, without_partial(result.placements))
 
     return run
+
+
+def _of_values(op: Any, issue: Issue) -> Way:
+    """Compute on whole values if a rank has no element: nothing is the largest of none."""
+
+    def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
+        given = args[0]
+        filled = [_filled(each) for each in given] if is_list(given) else _filled(given)
+        if filled is given or (is_list(given) and all(map(is_same, given, filled))):
+            return False, None
+        return True, issue(op, (filled, *args[1:]), kwargs)
+
+    return run
+
+
+def _filled(value: Any) -> Any:
+    """Return a tensor with elements on each rank: a whole one if there are fewer of them than ranks."""
+    return _whole(value) if isinstance(value, Tensor) and _has_empty_part(value) else value
+
+
+def _has_empty_part(tensor: Tensor) -> bool:
+    layout = tensor.monarch_layout
+    sizes = layout.mesh.sizes
+    if is_replicated(layout.placements) or min(layout.shape, default=1) >= math.prod(sizes) ** 2:
+        return False
+    # The last rank along each axis has the smallest parts.
+    return 0 in part_sizes(layout.shape, sizes, [size - 1 for size in sizes], without_partial(layout.placements))[0]
 
 
 def _group_norm_backward(issue: Issue) -> Way:

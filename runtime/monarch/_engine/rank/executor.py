@@ -19,14 +19,13 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
-from monarch._engine.dtensor_compat import memory_id, returns_view, tree_leaves, tree_map_only
-from monarch._engine.encoding import NEW, Entry, Fill, Template, filler, find_op, unpack
+from monarch._engine.dtensor_compat import memory_id, returns_view
+from monarch._engine.encoding import CALL, NEW, Entry, Fill, Template, filler, find_op, unpack
 from monarch._engine.failures import Failure, failure_of
 from monarch._engine.ops.attention import register_attention
-from monarch._engine.parts import Part
 from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
 from monarch._engine.rank.devices import on_device
-from monarch._engine.rank.functions import LOOKS, named_function, title_of
+from monarch._engine.rank.functions import LOOKS, cancelled, name_of, title_of, with_parts
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
@@ -46,44 +45,15 @@ from monarch._engine.rank.progress import (
 from monarch._engine.rank.quiet import hide_advice, quiet
 from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.replaying import REPLAY, run_op
-from monarch._engine.rank.restoring import Account, Restored, account, fetched, is_op, wrapped
-from monarch._engine.rank.shield import shield
+from monarch._engine.rank.reports import TITLES, Halt, Report
+from monarch._engine.rank.restoring import Account, Restored, account, called, fetched, is_op, wrapped
+from monarch._engine.rank.shield import of_user, shield
 from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._wire.messages import Dead
 from monarch.exceptions import ArgumentError, GroupError
-
-
-class Report(NamedTuple):
-    """The answer of a rank to a batch, or to a look at a tensor.
-
-    Attributes:
-        halted: whether the rank has stopped before some ops.
-        value: what was asked for.
-        failure: why there is no value.
-    """
-
-    halted: bool
-    value: Any = None
-    failure: Failure | None = None
-
-
-class Halt(NamedTuple):
-    """The answer of a rank that has halted.
-
-    Attributes:
-        failures: what has failed since the last halt, by reference.
-        is_new: whether it has begun after the others and lacks their tensors.
-        rank: its number.
-        waiting: how many ops of each mesh or slice it has not run.
-    """
-
-    failures: dict[int, Failure]
-    is_new: bool
-    rank: int
-    waiting: dict[Region, int]
 
 
 class _Known(NamedTuple):
@@ -103,8 +73,8 @@ class Executor(Actor):
         {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
-    monarch_titles = {"run": "ops on tensors", "execute": "a function of mesh.execute()"}
-    """Names of its calls, for users who wait for them."""
+    monarch_titles = TITLES
+    """Names of its calls, for errors and for users who wait for them."""
 
     def __init__(self) -> None:
         register_attention()
@@ -189,17 +159,55 @@ class Executor(Actor):
         return Report(False, [plain(self.values[number]) for number in numbers])
 
     @endpoint
-    def execute(self, function: Any, args: Any, kwargs: Any) -> Report:
-        """Call a function of the program with this rank's parts."""
-        if self.halted:
+    def execute(self, function: Any, args: Any, kwargs: Any, number: int = 0, line: int = 0) -> Report:
+        """Call a function of the program with this rank's parts.
+
+        A halted rank keeps it for later under its number, see ``executed``; one without a number is sent again.
+        """
+        if not self.halted:
+            try:
+                return with_parts(self, function, args, kwargs)
+            except Exception as error:
+                if not number or not self._was_cut(error):
+                    raise
+                self.halted = True
+        if number:
+            self.kept.append((region_of_view(), (CALL, number, function, args, kwargs, line)))
+            self._free_others()
+        return Report(True)
+
+    @endpoint
+    def executed(self, number: int) -> Report:
+        """Return what a function has returned that this rank has kept; raise what it has raised."""
+        if number in called(self.kept):
             return Report(True)
-        missing = [self.failed[each.number] for each in _leaves((args, kwargs)) if each.number in self.failed]
-        if missing:
-            return Report(False, None, missing[0])
-        args, kwargs = tree_map_only(Part, lambda part: plain(self.values[part.number]), (args, kwargs), _is_part)
-        if isinstance(function, str):
-            function = named_function(function)
-        return Report(False, function(*args, **kwargs))
+        found = self.values.pop(number, None)
+        if isinstance(found, BaseException):
+            raise found
+        return found or Report(False, None, self.failed.get(number) or cancelled(self.rank))
+
+    def _was_cut(self, error: BaseException) -> bool:
+        """Return whether a function has failed since another rank has stopped, so that it must run again."""
+        return (isinstance(error, GroupError) or broke(error)) and progress.is_over()
+
+    def _call(self, region: Region, entry: Any) -> bool:
+        """Call a function that has waited; return False if it must run again."""
+        _, number, function, args, kwargs, line = entry
+        if number in self.failed:
+            return True
+        try:
+            with of_user():
+                self.values[number] = with_parts(self, function, args, kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            is_cut = self._was_cut(error)
+            if not is_cut:
+                self._fail(number, failure_of(error, f"the function {name_of(function)}", line, self.rank))
+                self.values[number] = error
+                self.halted = True
+            # Others may wait for this rank in the function.
+            stop_all(self.meshes.generation, region)
+            return not is_cut
+        return True
 
     @endpoint
     def make_part(self, number: int, function: Any, args: Any) -> Report:
@@ -302,17 +310,20 @@ class Executor(Actor):
         return account(self)
 
     @endpoint
-    def drop_ops(self, lost_before: int) -> None:
-        """Forget ops that wait, since a rank has died before all have run them.
+    def drop_ops(self, lost_before: int, calls: set[int]) -> None:
+        """Forget ops and functions that wait, since a rank has died before all have run them.
 
         Args:
             lost_before: a new reference: what these ops, or the dead rank, would have sent has an older one.
+            calls: functions that new ranks have got too, which stay.
         """
         exports.lost_before = lost_before
         config = current_node().config
         assert config is not None
         exports.unsend(config.procs.uid, lost_before)
-        self.kept = [(region, entry) for region, entry in self.kept if not is_op(entry)]
+        self.kept = [
+            (region, entry) for region, entry in self.kept if not is_op(entry) and called([(region, entry)]) <= calls
+        ]
 
     @endpoint
     def give(self, numbers: list[int]) -> list[torch.Tensor]:
@@ -412,7 +423,7 @@ class Executor(Actor):
         left: list[tuple[Region, Entry]] = []
         self._views = {}
         for region, entry in self.kept:
-            if isinstance(entry, int) or entry[0] in (NEW, "put"):
+            if isinstance(entry, int) or entry[0] in (NEW, "put", CALL):
                 left.append((region, entry))
                 continue
             failure = self._failure_before(region, entry)
@@ -499,6 +510,8 @@ class Executor(Actor):
         """Keep a value or run an op; return False if it must run again, or later."""
         if entry[0] == "put":
             return self._put(region, *entry[1:])
+        if entry[0] == CALL:
+            return self._call(region, entry)
         if progress.is_over() or not self._op(region, entry):
             return False
         progress.count(region)
@@ -585,11 +598,3 @@ def _on_death(dead: Dead, _: list[str]) -> None:
     node = current_node()
     if node.config is not None and split_proc(dead.proc)[0] == node.config.procs.uid:
         node.lanes.post("tensors", lambda: exports.lose_member(True))
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, Part)
-
-
-def _leaves(tree: Any) -> list[Part]:
-    return [each for each in tree_leaves(tree, is_leaf=_is_part) if isinstance(each, Part)]

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_map_only, tree_unflatten
+from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from monarch._engine.encoding import Input, Template
+from monarch._engine.failures import LOST, Failure
+from monarch._engine.parts import Part
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.operations import OPERATIONS
+from monarch._engine.rank.reports import Report
+from monarch._engine.rank.restoring import HasTensors
 from monarch._engine.rank.shield import of_user
 from monarch._wire.pickling import loads
 from monarch.exceptions import ArgumentError, ShapeError
@@ -112,6 +116,33 @@ OPERATIONS["unpack"] = _unpack
 
 def _item(tensor: torch.Tensor) -> Any:
     return (part_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
+
+
+def with_parts(executor: HasTensors, function: Any, args: Any, kwargs: Any) -> Report:
+    """Call a function with the parts of a rank; return a report of what it returns, or of a part without a value."""
+    parts = [each for each in tree_leaves((args, kwargs), is_leaf=_is_part) if isinstance(each, Part)]
+    missing = [executor.failed[each.number] for each in parts if each.number in executor.failed]
+    if missing:
+        return Report(False, None, missing[0])
+    args, kwargs = tree_map_only(Part, lambda part: plain(executor.values[part.number]), (args, kwargs), _is_part)
+    if isinstance(function, str):
+        function = named_function(function)
+    return Report(False, function(*args, **kwargs))
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function, for errors."""
+    return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def cancelled(rank: int) -> Failure:
+    """Return why a function has no result that a rank has not got, or has forgotten."""
+    text = "the function was cancelled on some ranks: a rank died before all of them had run it; call it again"
+    return Failure("", 0, (rank,), LOST, text, "")
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Part)
 
 
 LOOKS: dict[str, Any] = {"item": _item, "local": plain, "results": metas_of}

@@ -87,6 +87,11 @@ def plain(tensor: Any) -> torch.Tensor:
     return local.wait() if hasattr(local, "wait") else local
 
 
+# The older names warn where there are newer ones.
+_gather: Any = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
+_scatter: Any = getattr(collectives, "reduce_scatter_single", None) or collectives.reduce_scatter_tensor
+
+
 def _reduce(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
     tensor, axes, reduction, scatter, in_place, stream = args
     with on_stream(mesh, stream):
@@ -105,10 +110,10 @@ def _along(tensor: torch.Tensor, reduction: str, scatter: bool, group: Any) -> t
     if reduction == "stack":
         if scatter:
             return _done(collectives.all_to_all_single(source, None, None, group))
-        return _done(collectives.all_gather_tensor(source.unsqueeze(0), 0, group))
+        return _done(_gather(source.unsqueeze(0), 0, group))
     kind = "sum" if reduction == "avg" else reduction
     if scatter:
-        result = _done(collectives.reduce_scatter_tensor(source, kind, 0, group)).squeeze(0)
+        result = _done(_scatter(source, kind, 0, group)).squeeze(0)
     else:
         result = _done(collectives.all_reduce(source, kind, group))
     if reduction == "avg":

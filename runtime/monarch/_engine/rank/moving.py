@@ -247,6 +247,8 @@ class Mover(Actor):
 
     monarch_unstopped = frozenset({"want", "taken"})
     """Calls that a Stop of the notebook leaves alone."""
+    monarch_titles = dict.fromkeys(("__init__", "want", "taken"), "to_mesh()")
+    """Names of its calls, for errors."""
 
     @endpoint(explicit_response_port=True)
     def want(self, port: Any, number: int) -> None:
@@ -294,7 +296,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
         answer = mover.want.call_one(number).get(_WAIT_S)
         if answer == _HALTED:
             if uid in exports.lost_sources:
-                raise SourceFailedError(_lost(f"ranks of {uid} died before others had sent it; heal that mesh first"))
+                raise SourceFailedError(_lost("ranks of the mesh that sends it died; heal that mesh first"))
             raise SourceHaltedError("the rank that sends a value waits for others of its mesh")
         if isinstance(answer, Failure):
             raise SourceFailedError(answer)

@@ -28,7 +28,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self.running = 0
-        self.made = 0, 0
+        self.made: tuple[int, int] = 0, 0
         self.abandoned: tuple[int, str] = (0, "")
 
     def check(self) -> None:

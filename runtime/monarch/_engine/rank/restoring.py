@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import NEW
+from monarch._engine.encoding import CALL, NEW
 from monarch._engine.failures import Failure
 
 _AT_ONCE = 32
@@ -59,12 +59,17 @@ class Restored(NamedTuple):
 
 def is_op(entry: Any) -> bool:
     """Return whether an entry is an op, which all ranks of its mesh get in the same order."""
-    return not isinstance(entry, int) and entry[0] not in (NEW, "put")
+    return not isinstance(entry, int) and entry[0] not in (NEW, "put", CALL)
 
 
 def is_put(entry: Any) -> bool:
     """Return whether an entry is a part of a tensor that the program has sent."""
     return not isinstance(entry, int) and entry[0] == "put"
+
+
+def called(kept: list[tuple[Region, Any]]) -> set[int]:
+    """Return the numbers of the functions that wait on a rank."""
+    return {entry[1] for _, entry in kept if not isinstance(entry, int) and entry[0] == CALL}
 
 
 def account(executor: HasTensors) -> Account:

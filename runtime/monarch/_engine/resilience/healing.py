@@ -14,7 +14,7 @@ from monarch._engine.encoding import Template
 from monarch._engine.failures import LOST, Failure, Unreported
 from monarch._engine.rank.moving import UNSEND
 from monarch._engine.rank.renewing import AGAIN
-from monarch._engine.rank.restoring import Account, Restored, is_op, is_put
+from monarch._engine.rank.restoring import Account, Restored, called, is_op, is_put
 from monarch._engine.stream import new_number
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import view_at
@@ -112,7 +112,7 @@ class _Healing:
                 self._failures.setdefault(number, failure)
         self._cancel_ops()
         cancelled = new_number()
-        self._whole.drop_ops.call(cancelled).get(_WAIT_S)
+        self._whole.drop_ops.call(cancelled, self._new_calls()).get(_WAIT_S)
         self._unsend(cancelled)
         waiting = [self._view(rank).restore.call(self._restored(rank)) for rank in sorted(self._new)]
         for future in waiting:
@@ -122,6 +122,20 @@ class _Healing:
         recovery.stream.order.epoch += 1
         resumed = self._whole.resume.call(self._failures, True, list(self._meshes), new_number())
         return list(resumed.get(_WAIT_S).values())
+
+    def _new_calls(self) -> set[int]:
+        """Return the functions that new ranks have got, or for which they were not asked: these run once on all."""
+        kept = [pair for account in self._accounts.values() for pair in account.kept]
+        return {
+            number
+            for region, entry in kept
+            for number in called([(region, entry)])
+            if all(
+                number in called(self._accounts[rank].kept)
+                for rank in self._new
+                if region.position_of(rank) is not None
+            )
+        }
 
     def _unsend(self, before: int) -> None:
         """Let other meshes forget what they have sent to this one, which has cancelled the ops that would read it."""

@@ -133,6 +133,11 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         """The name with the selection of this view, such as ``trainers[gpus=1]``."""
         return called(self._name, self._state.region, self._region)
 
+    def _title_of(self, method: str) -> str:
+        """Return what errors call a call: the title that the class has for it, or the endpoint."""
+        titles: dict[str, str] = getattr(self._state.cls, "monarch_titles", {})
+        return titles.get(method) or f"{self._called}.{method}()"
+
     @property
     def _key(self) -> str:
         """The key of the mesh, unique in the session."""
@@ -208,7 +213,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         if lost and self._wait_for_verdict(method):
             lost = self._lost()
         if lost:
-            raise died(f"{self._called}.{method}()", self._name, lost, list(self._region.base_ranks()), None)
+            raise died(self._title_of(method), self._name, lost, list(self._region.base_ranks()), None)
 
     def _awaits_verdict(self) -> bool:
         """Return whether a call would wait for a verdict on the members."""
@@ -224,7 +229,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
 
     def _wait_for_verdict(self, method: str) -> bool:
         procs = self._state.procs
-        return verdicts_of(self._node).wait(procs.uid, procs.name, f"{self._called}.{method}()")
+        return verdicts_of(self._node).wait(procs.uid, procs.name, self._title_of(method))
 
     def _check_open(self) -> None:
         node = self._node

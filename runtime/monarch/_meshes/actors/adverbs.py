@@ -24,7 +24,7 @@ from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._meshes.actors.backpressure import wait_for_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
-from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of
+from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, ranks_of_peers, replaced
@@ -270,7 +270,8 @@ class Endpoint(Generic[P, R]):
         state = mesh._state  # pyright: ignore[reportPrivateUsage]
         if state.stopped is not None:
             raise StoppedError(
-                f"{state.name}.{self.name}() was not sent: {state.name} was stopped ({state.stopped}); spawn a new one",
+                f"{title_of(mesh, self.name)} was not sent: {state.name} was stopped ({state.stopped}); "
+                f"spawn a new one",
                 mesh=state.name,
             )
         node = mesh._node  # pyright: ignore[reportPrivateUsage]
@@ -279,7 +280,7 @@ class Endpoint(Generic[P, R]):
         try:
             return dumps_call(args, kwargs, mesh._receivers)  # pyright: ignore[reportPrivateUsage]
         except SerializationError as error:
-            raise SerializationError(f"{state.name}.{self.name}() was not sent: {error}") from error.__cause__
+            raise SerializationError(f"{title_of(mesh, self.name)} was not sent: {error}") from error.__cause__
 
     def _dispatch(
         self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
@@ -409,7 +410,7 @@ class ReplyStream(Owed):
     @property
     def label(self) -> str:
         """The call that errors name."""
-        return f"{called_of(self._mesh)}.{self._method}()"
+        return title_of(self._mesh, self._method)
 
     @property
     def unread(self) -> bool:
@@ -480,7 +481,7 @@ class _Relay(Owed):
     @property
     def label(self) -> str:
         """The call that errors name."""
-        return f"{called_of(self._mesh)}.{self._method}()"
+        return title_of(self._mesh, self._method)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Take an answer."""

@@ -12,7 +12,7 @@ from monarch._actors.running import ActorLike, current
 from monarch._core.flow import take_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.inside import called_of, node_of, state_of
+from monarch._meshes.inside import called_of, node_of, state_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node import liveness
 from monarch._node.liveness import Liveness
@@ -114,7 +114,7 @@ def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: s
     silence = node_of(mesh).find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
-        f"{called_of(mesh)}.{method}() was not sent to any rank: {receiver} is {behind:,} messages behind and has "
+        f"{title_of(mesh, method)} was not sent to any rank: {receiver} is {behind:,} messages behind and has "
         f"finished none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, "
         f"or raise {VARIABLE} (seconds)",
         mesh=state_of(mesh).name,

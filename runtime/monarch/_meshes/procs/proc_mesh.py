@@ -171,7 +171,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         check_class(cls)
         check_names(cls)
         init_arity_of(cls).check(args, kwargs)
-        self._check(f"spawn({name!r})")
+        self._check(getattr(cls, "monarch_titles", {}).get("__init__") or f"spawn({name!r})")
         return cast("A", spawn_actors(self, name, cls, args, kwargs))
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
