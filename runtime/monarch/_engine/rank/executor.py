@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
-from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import memory_id, returns_view
 from monarch._engine.encoding import CALL, NEW, Entry, Fill, Template, filler, find_op, unpack
@@ -29,7 +28,7 @@ from monarch._engine.rank.functions import LOOKS, cancelled, name_of, title_of, 
 from monarch._engine.rank.lending import lent
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
-from monarch._engine.rank.moving import SEND, SourceFailedError, exports, takers_of
+from monarch._engine.rank.moving import SEND, SourceFailedError, exports, on_death, takers_of
 from monarch._engine.rank.operations import OPERATIONS, made
 from monarch._engine.rank.program import ReplayError
 from monarch._engine.rank.progress import (
@@ -52,7 +51,6 @@ from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
-from monarch._wire.messages import Dead
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -102,7 +100,7 @@ class Executor(Actor):
         """Entries that wait for the end of the halt."""
         self.restored: dict[int, tuple[Restored, torch.Tensor]] = {}
         """Parts that other ranks have given to this one, which is new."""
-        current_node().events.died.subscribe(_on_death)
+        current_node().events.died.subscribe(on_death)
 
     @property
     def halted(self) -> bool:
@@ -164,6 +162,8 @@ class Executor(Actor):
 
         A halted rank keeps it for later under its number, see ``executed``; one without a number is sent again.
         """
+        # Ranks that have stopped at an op do not join it in a collective.
+        self.halted = self.halted or progress.is_over()
         if not self.halted:
             try:
                 return with_parts(self, function, args, kwargs)
@@ -212,6 +212,7 @@ class Executor(Actor):
     @endpoint
     def make_part(self, number: int, function: Any, args: Any) -> Report:
         """Let a function of the program make this rank's part of a tensor; return its shape and dtype."""
+        self.halted = self.halted or progress.is_over()
         if self.halted:
             return Report(True)
         value = function(*args)
@@ -510,9 +511,11 @@ class Executor(Actor):
         """Keep a value or run an op; return False if it must run again, or later."""
         if entry[0] == "put":
             return self._put(region, *entry[1:])
+        if progress.is_over():
+            return False
         if entry[0] == CALL:
             return self._call(region, entry)
-        if progress.is_over() or not self._op(region, entry):
+        if not self._op(region, entry):
             return False
         progress.count(region)
         # It may wait next for a rank on which an op has failed.
@@ -591,10 +594,3 @@ class Executor(Actor):
             template = on_device(known.template, mesh.device_type)
             known = self.templates[region, number] = _Known(template, filler(template), known.op, mesh.device_type)
         return run_op(mesh, known.template, known.fill, known.op, tensors, values)
-
-
-def _on_death(dead: Dead, _: list[str]) -> None:
-    """Handle the death of another rank of this mesh, in the receiving thread."""
-    node = current_node()
-    if node.config is not None and split_proc(dead.proc)[0] == node.config.procs.uid:
-        node.lanes.post("tensors", lambda: exports.lose_member(True))

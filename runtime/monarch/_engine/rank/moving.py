@@ -13,6 +13,7 @@ import torch
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.kinds import is_dict
+from monarch._core.roster import split_proc
 from monarch._engine.encoding import Template
 from monarch._engine.failures import LOST, Failure
 from monarch._engine.rank.local import on_stream, plain
@@ -20,6 +21,7 @@ from monarch._engine.rank.making import wrap
 from monarch._engine.rank.operations import OPERATIONS
 from monarch._node.current import current_node
 from monarch._state.rdma.buffer import RDMABuffer
+from monarch._wire.messages import Dead
 from monarch.exceptions import DeviceMeshError, GroupError, TransferError
 
 _WAIT_S = 600.0
@@ -320,6 +322,13 @@ def takers_of(template: Template) -> int:
     """Return how many ranks read what an op of this kind sends from this rank."""
     takers = template.args[1]
     return int(takers.get(current_node().rank, 0))
+
+
+def on_death(dead: Dead, _: list[str]) -> None:
+    """Handle the death of another rank of this mesh, in the receiving thread."""
+    node = current_node()
+    if node.config is not None and split_proc(dead.proc)[0] == node.config.procs.uid:
+        node.lanes.post("tensors", lambda: exports.lose_member(True))
 
 
 OPERATIONS[SEND] = _send
