@@ -315,8 +315,9 @@ class World:
             reply = m.encode(m.Reply(agent.proc, 1, told[-1], m.RESULT, 0, b"", None, 1))
             agent._handle([m.encode(m.Route(PROGRAM, 2)), reply, b"x" * size])
 
-    def call(self, hosts: Sequence[str]) -> None:
-        """Call the ranks of some hosts: one message to each, or one that goes from host to host."""
+    def call(self, hosts: Sequence[str], size: int = -1) -> None:
+        """Call the ranks of some hosts: one message to each, or one that goes from host to host; of any size if it is
+        negative."""
         hosts = [host for host in hosts if not self.hosts.gateways[host].closed.is_set()]
         if not hosts:
             return
@@ -326,7 +327,7 @@ class World:
             self.called[host].append(number)
         self.answers[number] = {}
         port = number if self.random.random() < 0.7 else 0
-        body = b"x" * self.random.choice([0, 0, 0, 3000])
+        body = b"x" * (self.random.choice([0, 0, 0, 3000]) if size < 0 else size)
         call = m.encode(m.Call(PROGRAM, "a", "f", number, b"", "", port, body))
         far: list[Any] = [(self.hosts.gateways[host], [f"{host}/m.0"]) for host in hosts]
         if len(far) > 1:

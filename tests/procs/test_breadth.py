@@ -43,7 +43,7 @@ class Gateway:
     def __init__(self, place: int) -> None:
         self.host = f"h{place}"
         self.link = Sent()
-        self.arrived, self.last, self.group, self.settled, self.relay = 1, 1, 0, 0.0, ""
+        self.arrived, self.last, self.due, self.group, self.settled, self.relay = 1, 1, 0, 0, 0.0, ""
         self.heard: list[int] = []
         self.keeps, self.kept, self.parent, self.spare = False, deque[Any](), None, None
         self.spreads: Any = None
@@ -96,6 +96,17 @@ def test_way_of_repeated_calls_is_packed_once(monkeypatch: pytest.MonkeyPatch) -
     last = {each.host: each.link.messages[-1] for each in gateways if each.link.messages}
     numbers = {host: spread.numbers for host, spread in last.items() if isinstance(spread, m.Spread)}
     assert numbers == {"h0": [5, 5, 5], "h4": [5] * 4, "h8": [5] * 4, "h12": [5] * 4}
+
+
+def test_message_is_sent_straight_once() -> None:
+    """Each step of a Stop looks again, while a large message is still on its way."""
+    spreads, gateways = spreads_to(4)
+    spreads.cast([(each, [f"{each.host}/m.0"]) for each in gateways], 0, [bytes(1 << 20)])
+    (late,) = [each for each in gateways if each.host == "h3"]
+    before = len(late.link.messages)
+    for _ in range(3):
+        spreads.avoid_way(late)
+    assert len(late.link.messages) == before + 1
 
 
 def test_large_messages_begin_at_few_hosts_in_turn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -220,6 +221,26 @@ def test_attached_mesh_lacks_the_hosts_that_died_meanwhile(run: Callable[..., Pr
     assert len(workers.slice(hosts=0).pid.call().get().values()) == 2
     with pytest.raises(Exception, match="lost with its host"):
         workers.slice(hosts=1).pid.call().get()
+    kept.end()
+    assert not records()
+
+
+def test_stopped_host_is_named_with_what_to_do(run: Callable[..., Program]) -> None:
+    """It is no host that is gone, nor one with another key."""
+    first(run)
+    agent = agent_of(find("mine").hosts[1])
+    os.kill(agent, signal.SIGSTOP)
+    kept = attach("mine")
+    (problem,) = kept.problems
+    assert re.search(r"its agent at tcp://127\.0\.0\.1:\d+ is there, but has not answered for 10 s; ", problem)
+    assert "attach the mesh again" in problem
+    kept.leave()
+    os.kill(agent, signal.SIGCONT)
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    kept = attach("mine")
+    assert not kept.problems
+    workers = next(mesh for mesh in kept.actors if mesh._name == "workers")
+    assert len(workers.pid.call().get().values()) == 4
     kept.end()
     assert not records()
 

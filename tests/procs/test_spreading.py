@@ -229,6 +229,8 @@ def test_starts_heals_and_stops_leave_once_for_each_share(program: Callable[...,
 DEATHS = (
     COMMON
     + """
+from monarch.actor import supervise
+
 if __name__ == "__main__":
     with local_hosts(9) as hosts:
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
@@ -236,29 +238,31 @@ if __name__ == "__main__":
         pids = list(ranks.wait_for.call("/", []).get(60).values())
         until(goes_from_host_to_host)
         # The first host passes calls on to the next two. Its own rank has answered when it dies.
-        call = ranks.wait_for.call("go", [pids[0]])
-        until(lambda: call._replies[0] is not None)
-        os.kill(agents[0], signal.SIGKILL)
-        until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == 1)
-        open("go", "w").close()
-        print(list(call.get(60).values()) == pids)
-        # Broadcasts go on while the first of the remaining hosts dies, again and again.
-        sent = 0
-        for first in range(1, 5):
-            rest = ranks.slice(hosts=slice(first, 9))
-            for number in range(100):
-                if number == 30:
-                    os.kill(agents[first], signal.SIGKILL)
-                try:
-                    rest.note.broadcast(sent)
-                except SupervisionError:
-                    break
-                sent += 1
-            until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == first + 1)
-        rest = ranks.slice(hosts=slice(5, 9))
-        print(set(rest.wait_for.call("go", []).get(60).values()) == set(pids[5:]))
-        seen = list(rest.noted.call().get(60).values())
-        print(sent > 120, [each == list(range(sent)) for each in seen])
+        # Without a supervisor, calls to all of a mesh fail if a rank dies.
+        with supervise(ranks):
+            call = ranks.wait_for.call("go", [pids[0]])
+            until(lambda: call._replies[0] is not None)
+            os.kill(agents[0], signal.SIGKILL)
+            until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == 1)
+            open("go", "w").close()
+            print(list(call.get(60).values()) == pids)
+            # Broadcasts go on while the first of the remaining hosts dies, again and again.
+            sent = 0
+            for first in range(1, 5):
+                rest = ranks.slice(hosts=slice(first, 9))
+                for number in range(100):
+                    if number == 30:
+                        os.kill(agents[first], signal.SIGKILL)
+                    try:
+                        rest.note.broadcast(sent)
+                    except SupervisionError:
+                        break
+                    sent += 1
+                until(lambda: len([each for each in gateways().values() if each.closed.is_set()]) == first + 1)
+            rest = ranks.slice(hosts=slice(5, 9))
+            print(set(rest.wait_for.call("go", []).get(60).values()) == set(pids[5:]))
+            seen = list(rest.noted.call().get(60).values())
+            print(sent > 120, [each == list(range(sent)) for each in seen])
 """
 )
 

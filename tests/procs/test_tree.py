@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tree_model
+from monarch._core.causes import HostLost
 from monarch._node.hurrying import PATIENCE
 from tree_model import PROGRAM, World, model
 
@@ -135,6 +136,68 @@ def test_parent_that_hangs_does_not_delay_urgent_calls(answered: bool, monkeypat
         world.settle(200.0)
         check(world)
         assert len(world.uplinks.tree.parents) == 6
+
+
+@pytest.mark.parametrize("size", [0, 3000])
+def test_parent_that_hung_is_used_again_once_it_answers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before, however long that takes, and soon after."""
+    monkeypatch.setattr(tree_model, "_LATENCY", 0.02)
+    with model(9, 1) as world:
+        world.hosts.spreads.lease = 600.0
+        for agent in world.agents.values():
+            agent.router.lease = 600.0
+        world.settle(10.0)
+        assert len(world.uplinks.tree.parents) == 6
+        world.hang("h0/agent", 45.0)
+        world.call(world.names, size)
+        for _ in range(4):
+            world.settle(0.3)
+            world.hosts.hurry(world.names)
+        world.settle(3.0)
+        for _ in range(38):
+            # The ranks of other hosts wait for nothing.
+            assert "h0" not in world.uplinks.tree.parents.values()
+            world.call(world.names)
+            world.settle(1.0)
+            assert {*world.names[1:]} <= world.answers[world._calls].keys()
+        world.settle(10.0)
+        assert len(world.uplinks.tree.parents) == 6
+        check(world)
+        assert not world.given_up
+
+
+def test_urgent_calls_wait_for_new_large_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that began long ago does not come by a parent that hangs."""
+    monkeypatch.setattr(tree_model, "_LATENCY", 0.02)
+    monkeypatch.setattr(tree_model.spreads_module, "SLOW", 1000)
+    with model(9, 1) as world:
+        world.settle(10.0)
+        children = ["h1", "h2"]
+        world.hang("h0/agent", 60.0)
+        world.call(["h0", *children], 3000)
+        world.settle(3.5)
+        assert not world.answers[1].keys() & {*children}
+        world.call(children)
+        world.hosts.hurry(children)
+        world.settle(PATIENCE + 0.5)
+        assert all(world.answers[number].keys() >= {*children} for number in (1, 2)), world.answers
+        world.settle(200.0)
+        check(world)
+
+
+def test_host_that_hung_and_is_given_up_ends() -> None:
+    """It takes the end of its new connection for that of the old one, which it did not need."""
+    with model(9, 1) as world:
+        world.settle(10.0)
+        agent = world.agents["h1/agent"]
+        world.hang("h1/agent", 30.0)
+        world.uplinks.tree.straighten("h1")
+        world.settle(0.1)
+        world.give_up("h1", HostLost("h1"))
+        world.settle(31.0)
+        world.tell(agent)
+        world.settle(60.0)
+        check(world)
 
 
 def test_program_that_takes_nothing_for_long_keeps_its_hosts() -> None:

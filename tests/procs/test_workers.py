@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -146,11 +147,15 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     other = str(tmp_path / "other")
     new_key_file(other)
     for tries in range(2):
-        with pytest.raises(SpawnError, match="has a different key, or is attached by another controller"):
+        with pytest.raises(SpawnError, match=r"something listens there, but it has another key .*use the key file"):
             attach_to_workers(ca=other, workers=[address], timeout=1)
         if not tries:
             # This program listens for hosts from now on; later attempts leave no more sockets.
             leaks.rebase()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nowhere = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(SpawnError, match=f"{nowhere} within 1 s: Connection refused; start a worker there"):
+        attach_to_workers(ca=workers.key, workers=[nowhere], timeout=1)
     with pytest.raises(SpawnError, match=r"the worker address .*nohost.invalid:22222'"):
         attach_to_workers(ca=workers.key, workers=[address, "tcp://nohost.invalid:22222"])
     two = ("tcp://a:1@tcp://b:2@tcp://c:3", "tcp://a:1@b")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from monarch._node.spreads import SLOW, Gateway, Spreads
+from monarch._node.spreads import Gateway, Spreads
 from monarch._wire import messages as m
 
 PATIENCE = 0.4
@@ -25,18 +25,18 @@ def hurry(spreads: Spreads, gateways: Sequence[Gateway]) -> None:
     spreads.cast([(each, [f"{each.host}/agent"]) for each in meant], 0, [nudge])
     sent = spreads.newest(meant)
     begun = time.monotonic()
-    spreads.later(PATIENCE, lambda: _look(spreads, sent, begun, begun + PATIENCE))
+    spreads.later(PATIENCE, lambda: _look(spreads, sent, begun + PATIENCE))
 
 
-def _look(spreads: Spreads, sent: Sequence[tuple[Gateway, int]], begun: float, due: float) -> None:
+def _look(spreads: Spreads, sent: Sequence[tuple[Gateway, int]], due: float) -> None:
     """Connect to the hosts that have not said that they have these messages; in the receiving thread."""
     now = time.monotonic()
     left: list[tuple[Gateway, int]] = []
     for gateway, number in sent:
-        size = spreads.missing(gateway, number)
-        if size >= 0 and (now > due + _AGAIN or size > (now - begun - PATIENCE) * SLOW):
+        until = spreads.may_take(gateway, number)
+        if until is not None and (now > due + _AGAIN or now < until + PATIENCE):
             left.append((gateway, number))
-        elif size >= 0:
+        elif until is not None:
             spreads.avoid_way(gateway)
     if left:
-        spreads.later(_AGAIN, lambda: _look(spreads, left, begun, math.inf))
+        spreads.later(_AGAIN, lambda: _look(spreads, left, math.inf))

@@ -250,11 +250,13 @@ class Gateway:
         once."""
         self.group = 0
         """Of the hosts by way of which it gets messages; written by the threads that attach hosts, one at a time."""
-        # The next five: under the lock of ``spreads``; ``arrived`` is written by the leader alone.
+        # The next six: under the lock of ``spreads``; ``arrived`` is written by the leader alone.
         self.last = 0
         """Number of the last message."""
         self.arrived = 0
         """Number up to which the agent has all messages, as far as is known here."""
+        self.due = 0
+        """Number up to which it must have all messages before others go by way of it, or come to it by others."""
         self.settled = 0.0
         """When messages to it may go by way of other hosts."""
         self.relay = ""

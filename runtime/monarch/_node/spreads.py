@@ -37,8 +37,9 @@ _PATIENCE = 0.5
 within about 1 s what they have."""
 SLOW = 4 << 20
 """Bytes in a second that arrive at least: large messages have more time."""
-_APART = 60.0
-"""Seconds for which a host gets its messages from this process, after one did not arrive by way of another host."""
+_APART, _APART_LONGEST = 10.0, 640.0
+"""Seconds for which a host gets its messages from this process, after one did not arrive by way of another host; each
+time in a row twice as long."""
 
 
 class Link(Protocol):
@@ -54,6 +55,7 @@ class Gateway(Protocol):
     settled: float
     last: int
     arrived: int
+    due: int
     heard: list[int]
     relay: str
     group: int
@@ -105,7 +107,9 @@ def _led(ordered: list[tuple[Gateway, list[str]]]) -> list[tuple[Gateway, list[s
 
 def is_settled(gateway: Gateway) -> bool:
     """Return whether a host may get messages by way of others, and pass them on."""
-    return bool(gateway.arrived) and gateway.settled < time.monotonic() and not gateway.closed.is_set()
+    if not gateway.arrived or gateway.arrived < gateway.due:
+        return False
+    return gateway.settled < time.monotonic() and not gateway.closed.is_set()
 
 
 class _One:
@@ -169,7 +173,7 @@ class _Way:
 class _Many:
     """A message to many hosts. Sending it can be interrupted, and begun again."""
 
-    __slots__ = ("again", "arrived", "begun", "far", "frames", "numbers", "port", "way")
+    __slots__ = ("again", "arrived", "begun", "far", "frames", "numbers", "port", "straight", "way")
 
     def __init__(self, way: _Way, port: int, frames: Sequence[Any]) -> None:
         self.way = way
@@ -182,6 +186,8 @@ class _Many:
         self.begun = 0.0
         self.again = False
         """Whether it was sent again because hosts did not have it in time."""
+        self.straight: set[int] = set()
+        """The places of hosts that were sent it once more: it does not depend on others there."""
 
     def send(self, spreads: Spreads) -> None:
         way, numbers = self.way, self.numbers
@@ -211,6 +217,7 @@ class _Many:
         gateway, procs = self.far[place]
         number = self.numbers[place]
         if number > gateway.arrived and not gateway.closed.is_set():
+            self.straight.add(place)
             cast = m.encode(m.Cast(spreads.proc, procs, self.port, len(self.frames)))
             gateway.link.send(m.encode(m.Ordered(spreads.proc, number, len(self.frames) + 1)), [cast, *self.frames])
 
@@ -253,6 +260,8 @@ class Spreads:
         self._grouped: Sequence[Gateway] = ()
         """The hosts that have groups."""
         self._next_entry = 0
+        self._apart: dict[str, tuple[float, float]] = {}
+        """By host, until when it gets its messages from this process, and for how many seconds in all."""
         self._waits = False
         self.later: Callable[[float, Callable[[], None]], object] = lambda _, __: None
         """Runs a function in the receiving thread after some seconds. Set once, before ``least``."""
@@ -531,16 +540,19 @@ class Spreads:
         with self._lock:
             return [(gateway, gateway.last) for gateway in gateways]
 
-    def missing(self, gateway: Gateway, number: int) -> int:
-        """Return the bytes of the messages up to a number that a host may not have; -1 if it has all."""
+    def may_take(self, gateway: Gateway, number: int) -> float | None:
+        """Return when a host has the messages up to a number at the latest if large ones are on their way, in
+        monotonic seconds; 0 if none are, None if it has all."""
         with self._lock:
             if gateway.arrived >= number or gateway.closed.is_set():
-                return -1
-            large = sum(one.size for one in gateway.kept if one.size >= BULK)
+                return None
+            large = [(one.begun, one.size) for one in gateway.kept if one.size >= BULK]
             for many in self._kept:
-                if many.way.fan and any(each is gateway for each in many.way.gateways):
-                    large += sum(map(len, many.frames))
-            return large
+                gateways = many.way.gateways
+                on_way = many.way.fan and gateway in gateways
+                if on_way and many.numbers[gateways.index(gateway)] > gateway.arrived:
+                    large.append((many.begun, sum(map(len, many.frames))))
+            return min(begun for begun, _ in large) + sum(size for _, size in large) / SLOW if large else 0.0
 
     def avoid_way(self, gateway: Gateway) -> None:
         """Let a host get its messages from this process for a while, and first those that it may not have."""
@@ -559,8 +571,26 @@ class Spreads:
             gateway.settled = time.monotonic() + seconds
             self._ways.clear()
 
+    def prove(self, gateway: Gateway) -> None:
+        """Let messages go by way of a host only once it has said that it has all up to now; from any thread."""
+        if gateway.spreads is not None and not gateway.closed.is_set():
+            # The host says at once what it has.
+            self.cast([(gateway, [f"{gateway.host}/agent"])], 0, [m.encode(m.Signal(self.proc, [], 0))])
+            with self._lock:
+                gateway.due = gateway.last
+                self._ways.clear()
+
     def _send_apart(self, many: _Many, place: int) -> None:
         gateway = many.far[place][0]
-        if gateway.arrived < many.numbers[place]:
-            gateway.settled = time.monotonic() + _APART
-            many.send_straight(self, place)
+        if gateway.arrived >= many.numbers[place] or place in many.straight:
+            return
+        many.send_straight(self, place)
+        # It may itself be what hangs, and is then no way for others when the time is over.
+        gateway.due = gateway.last
+        now = time.monotonic()
+        until, seconds = self._apart.get(gateway.host, (-_APART_LONGEST, _APART / 2))
+        if until <= now:
+            seconds = min(2 * seconds, _APART_LONGEST) if now < until + seconds else _APART
+            until = now + seconds
+            self._apart[gateway.host] = until, seconds
+        gateway.settled = max(gateway.settled, until)

@@ -43,6 +43,7 @@ from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Link
 from monarch._wire.receiving.timers import until_next
+from monarch._wire.tcp import why_unreachable
 from monarch.config import STOP_CLEANUP
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
@@ -298,10 +299,7 @@ class Session:
         while True:
             left = until - time.monotonic()
             if left <= 0:
-                raise SpawnError(
-                    f"no worker answered at {address} within {timeout:g} s: it is not running, has a different key, or "
-                    f"is attached by another controller"
-                )
+                raise SpawnError(f"no worker answered at {address} within {timeout:g} s: {_why_silent(address)}")
             token = secrets.token_hex(8)
             answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
             # Messages to an ending agent are lost, and the next one listens at the same address.
@@ -497,3 +495,14 @@ def _at_exit() -> None:
         session = session_of(current_node())
         if session is not None and session.pid == os.getpid():
             session.close(STOP_CLEANUP() + 1)
+
+
+def _why_silent(address: str) -> str:
+    """Return why no worker answers at an address, as far as is known, and what to do."""
+    why = why_unreachable(address)
+    if why:
+        return f"{why}; start a worker there, or correct the address"
+    return (
+        "something listens there, but it has another key or version, is attached by another program, or is stopped; "
+        "use the key file and the version of the worker, or try again when that program has ended"
+    )

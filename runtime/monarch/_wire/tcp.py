@@ -1,6 +1,8 @@
-"""Options of sockets between hosts: heartbeats and keepalive."""
+"""Options of sockets between hosts: heartbeats and keepalive; and whether somebody listens at an address."""
 
 from __future__ import annotations
+
+import socket as sockets
 
 import zmq
 
@@ -10,6 +12,8 @@ _PROBES = 3
 """Probes of the kernel without an answer after which a connection is lost."""
 LEASE_S = 5.0
 """Seconds of silence after which a host counts as lost."""
+_REACH_S = 2.0
+"""Seconds for a host to accept a connection."""
 
 
 def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = True) -> None:
@@ -31,3 +35,13 @@ def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = Tru
     socket.set(zmq.TCP_KEEPALIVE_INTVL, max(1, int(lease) // _PROBES))
     socket.set(zmq.TCP_KEEPALIVE_CNT, _PROBES)
     socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
+
+
+def why_unreachable(address: str) -> str:
+    """Return why no connection can be made to an address such as ``tcp://node1:22222``; empty if one can."""
+    machine, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        sockets.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

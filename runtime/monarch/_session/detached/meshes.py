@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,10 +33,8 @@ from monarch._session.session import Session, session_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.messages import Listening
 from monarch._wire.pickling import dumps_whole
+from monarch._wire.tcp import why_unreachable
 from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
-
-_REACH_S = 2.0
-"""Seconds for a host to accept a connection."""
 
 
 class DetachedHosts(HostMesh):
@@ -314,24 +311,24 @@ def _greet(
         joined = next(each for each in launch.joined if host_of(each.listening.src) == host.id)
         route = launch.connect(joined, local)
         if not route.here:
-            _check_reachable(route.address)
+            why = why_unreachable(route.address)
+            if why:
+                # Its agent has ended, or its host.
+                raise SpawnError(f"{route.address}: {why}")
         else:
             session.attach_forwarded(joined.listening, [route.here[address] for address in local])
         way = route.here[local[0]] if route.here else ""
-        listening = session.greet(route.address, keys, PATIENCE_S, way)
+        try:
+            listening = session.greet(route.address, keys, PATIENCE_S, way)
+        except SpawnError:
+            raise SpawnError(
+                f"its agent at {host.address} is there, but has not answered for {PATIENCE_S:g} s; it may be stopped, "
+                f"or its machine busy: attach the mesh again when it is not"
+            ) from None
         listening = msgspec.structs.replace(listening, peer_address=joined.listening.peer_address)
     if host_of(listening.src) != host.id:
         raise MonarchError(f"{listening.src} answered at {host.address}, not the detached mesh {record.name!r}")
     return listening
-
-
-def _check_reachable(address: str) -> None:
-    """Raise SpawnError if nobody listens at an address: its agent has ended, or its host."""
-    machine, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
-    except OSError as error:
-        raise SpawnError(f"{address}: {error.strerror or error}") from error
 
 
 def _gone(record: Record, launch: HeldLaunch | None, problems: Sequence[str]) -> NoDetachedMeshError:

@@ -55,6 +55,8 @@ class Tree:
         """Pairs of a host and a parent, until when it does not hang there, and for how many seconds in all."""
         self._former: dict[str, tuple[str, str]] = {}
         """Hosts that count as lost, with address and key: one that was only stopped asks for a connection."""
+        self._refused: dict[str, float] = {}
+        """When they were last told so."""
         node.hosts.spreads.on_late = lambda gateway: self.detour(gateway.host)
 
     def may_hang(self, host: str, parent: str) -> bool:
@@ -102,6 +104,10 @@ class Tree:
         gateway = self._node.hosts.gateways.get(host)
         if gateway is not None:
             self._node.hosts.spreads.set_apart(gateway, seconds)
+        hanging = self._node.hosts.gateways.get(parent)
+        if hanging is not None:
+            # Not before it does something again, even if that takes longer.
+            self._node.hosts.spreads.prove(hanging)
         self._node.receive_loop.call_later(seconds, self._again)
 
     def parted(self, one: str, other: str) -> bool:
@@ -134,10 +140,13 @@ class Tree:
             gateway.link.send(self._farewell(host))
 
     def refuse(self, host: str) -> None:
-        """Tell a host that counts as lost so, as it asks for a connection."""
-        hosts = self._node.hosts
+        """Tell a host that counts as lost so, as it lives and sends messages."""
+        hosts, now = self._node.hosts, time.monotonic()
         if host in hosts.known or host not in self._former or hosts.keys is None:
             return
+        if now < self._refused.get(host, -_ENDING_S) + _ENDING_S:
+            return
+        self._refused[host] = now
         link = hosts.connect_to(host, self._former[host])
         link.send(self._farewell(host))
         link.close(int(_ENDING_S * 1000))
@@ -149,3 +158,4 @@ class Tree:
         """Forget a host that is attached by a new connection."""
         self.parents.pop(host, None)
         self._former.pop(host, None)
+        self._refused.pop(host, None)

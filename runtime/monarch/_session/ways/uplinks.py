@@ -169,7 +169,8 @@ class Uplinks:
         self._last[host] = number or self._last.get(host, 0)
         if self._node.hosts.out_of_reach(host) is None:
             dispatch.take(message, more)
-        elif isinstance(message, m.Hung):
+        else:
+            # It may take the end of its connection for that of one which it needs no more, and live on.
             self.tree.refuse(host)
 
     def _confirm(self, agent: str, number: int) -> None:
