@@ -207,7 +207,7 @@ class Wires:
 
         return SimpleNamespace(
             host=host_of(agent), link=SimpleNamespace(send=send), closed=Event(), spreads=None, group=0, last=0,
-            arrived=1, settled=0.0, relay="", heard=[], keeps=False, kept=deque(), parent=None, spare=None,
+            arrived=1, settled=0.0, due=0, relay="", heard=[], keeps=False, kept=deque(), parent=None, spare=None,
         )  # fmt: skip
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
