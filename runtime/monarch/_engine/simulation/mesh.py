@@ -135,4 +135,8 @@ class NoValues:
 
     def ask(self, send: Any) -> Any:
         """Refuse to run functions on ranks."""
+        self.before_look()
+
+    def before_look(self) -> None:
+        """Likewise, before a function is sent."""
         raise ArgumentError("a simulated mesh runs no functions on its ranks; simulate ops on tensors only")
