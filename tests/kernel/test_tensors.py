@@ -69,7 +69,7 @@ def test_tensors_go_on_after_a_rank_was_replaced(own: Any) -> None:
     book.run("%mesh down").ok()
     book.run("%mesh up 4 --restart on-failure").ok()
     assert "(28.0, 4.0)" in book.run(KILLED).ok().shown
-    book.run("%%mesh --ranks 2\nimport os; os.kill(os.getpid(), 9)")
+    assert book.run("%%mesh [2]\nimport os; os.kill(os.getpid(), 9)").status == "error"
     assert wait_until(lambda: "(28.0, 4.0)" in book.run(KILLED).shown)
 
 
