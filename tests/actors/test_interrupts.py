@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import pickle
 import re
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from leaks import processes, wait_until
 from monarch._actors import interrupting
+from monarch._actors.interrupts import Interrupt, raised
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
@@ -180,3 +182,13 @@ def test_call_interrupted_while_another_keeps_the_gil_never_runs(procs: Any, tmp
         with pytest.raises(ActorError, match="interrupted before it began"):
             noted.get(20)
     assert holds.read.call_one().get(20) == []
+
+
+def test_interrupt_that_is_copied_counts_as_raised_nowhere_else() -> None:
+    """Actors keep errors, and pickle them; where one is loaded, nobody has been interrupted."""
+    ident = threading.get_ident()
+    error = Interrupt()
+    assert raised.pop(ident) is error
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is KeyboardInterrupt
+    assert ident not in raised

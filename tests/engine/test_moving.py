@@ -22,6 +22,8 @@ from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError, DeviceMeshError, MeshOpError, ShapeError, TensorError
 
 torch: Any = torch_
+# The first mesh starts the session; alone, a test that makes its own would count that as left behind.
+pytestmark = pytest.mark.usefixtures("pair")
 
 
 @pytest.fixture(scope="module")
