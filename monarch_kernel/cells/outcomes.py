@@ -207,7 +207,7 @@ def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: Stopped
 
 
 def _record(mesh: Mesh | None, header: Header, run: Run, results: dict[int, CellResult], total: int) -> None:
-    """Record the definitions of a cell for the ranks where it succeeded, of all that there were."""
+    """Record the definitions of a cell for the ranks where it succeeded, of ``total`` ranks."""
     good = [rank for rank in sorted(results) if results[rank].error is None]
     if mesh is not None and good and not header.once:
         mesh.definitions.record(run.name, run.source, good, total, header.define)

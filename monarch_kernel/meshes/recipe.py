@@ -37,7 +37,7 @@ def _none() -> HostMesh | None:
 
 @dataclass
 class Recipe:
-    """The arguments of ``%mesh up``."""
+    """The arguments of ``%mesh up``: where the hosts come from, and the ranks on each."""
 
     name: str
     axes: dict[str, int]

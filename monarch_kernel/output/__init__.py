@@ -1,1 +1,1 @@
-"""Output of ranks in the notebook."""
+"""Output of ranks in the notebook: what they print, display and return, errors of cells, lines about waits, the log."""

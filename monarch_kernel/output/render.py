@@ -1,4 +1,4 @@
-"""Errors of a cell on several ranks: equal ones are shown once."""
+"""The errors of a cell on several ranks, and their messages: equal errors are shown once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRACE = "margin:4px 1em"
 
 
 class CellStopped(KeyboardInterrupt):
-    """The cell was stopped on its ranks, and how was shown."""
+    """The cell was stopped on its ranks; the message that says how was shown before."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
@@ -28,7 +28,7 @@ class MeshCellError(Exception):
     """A ``%%mesh`` cell failed on some ranks.
 
     Attributes:
-        errors: of the failed ranks.
+        errors: the error of each failed rank.
         results: a ValueMesh of the results of the other ranks.
     """
 

@@ -165,10 +165,11 @@ class Future(Generic[R]):
         return future
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
-        """Call a function with this future once it is done; at once if it is.
+        """Call a function with this future once it is done.
 
-        All callbacks of a process run one by one in a separate thread, in the order in which their futures are done. So
-        they may wait for other futures. The traceback of a callback that raises is written to stderr.
+        If it is done, the function runs at once, in this thread. The others of a process run one by one in a separate
+        thread, in the order in which their futures are done. So they may wait for other futures, but not for a callback
+        that comes later. The traceback of a callback that raises is written to stderr.
         """
         if self.done and not self._node.receive_loop.receives_here():
             _call(callback, self)

@@ -79,12 +79,12 @@ class Peer:
 
     @property
     def credit(self) -> float:
-        """The limit of the total cost."""
+        """The total cost that may be sent to it now: the limit of its window."""
         return self.window.limit
 
     @property
     def done(self) -> bool:
-        """Whether it has room for one more message."""
+        """Whether it has room for one more message; the receive loop asks this of all that threads wait for."""
         return self.window.has_room
 
     def finished(self, total: int) -> None:

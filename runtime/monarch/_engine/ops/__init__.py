@@ -1,1 +1,1 @@
-"""Ops that take another way than the stream."""
+"""Ops that DTensor lacks or runs wrongly: other ops compute them, or they get rules here."""

@@ -1,1 +1,1 @@
-"""Launchers, one file each: they start host agents."""
+"""Launchers, one file each, and their parts: interface, streams to hosts, packages there, agents of this machine."""

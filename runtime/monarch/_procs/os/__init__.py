@@ -1,1 +1,1 @@
-"""Thin wrappers over Linux."""
+"""Thin wrappers over Linux: processes and their descendants, waits of threads, cores, GPUs, files and locks."""

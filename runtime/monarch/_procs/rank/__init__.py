@@ -1,1 +1,1 @@
-"""The process side of a rank."""
+"""The process side of a rank: its output, the line of its cell, programs that it has started, and its end."""
