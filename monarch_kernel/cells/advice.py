@@ -52,6 +52,10 @@ class NotebookAdvice(Advice):
         what = "--restart" if mesh.recipe.restart else magic("heal", mesh, self._meshes)
         return f"{what} recreates failed actors; their state is lost"
 
+    def after_stop(self) -> str:
+        """Return the magic that starts a mesh."""
+        return "start a new mesh with %mesh up"
+
     def _of(self, uid: str) -> Mesh | None:
         return next((each for each in self._meshes.in_order() if state_of(each.procs).procs.uid == uid), None)
 

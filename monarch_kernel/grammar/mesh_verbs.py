@@ -18,6 +18,7 @@ def _up() -> Parser:
         metavar="NAME",
         help="name of the mesh and of its variable (default: mesh); a number means --procs",
     )
+    add("count", nargs="?", type=whole, metavar="N", help="the same as --procs N")
     add("--procs", type=whole, metavar="N", help="ranks per host, on an axis named procs")
     add("--gpus", type=whole, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")

@@ -29,7 +29,12 @@ def recipe_of(words: list[str]) -> Recipe:
         HeaderError: they are wrong.
     """
     arguments = parse("up", words)
-    if arguments.name.isdecimal() and arguments.procs is None and arguments.gpus is None and not arguments.roles:
+    has_size = arguments.procs is not None or arguments.gpus is not None or arguments.roles
+    if arguments.count is not None:
+        if has_size:
+            raise Usage(f"%mesh up: {arguments.count} after the name is the same as --procs; give only one of them")
+        arguments.procs = arguments.count
+    elif arguments.name.isdecimal() and not has_size:
         arguments.name, arguments.procs = "mesh", int(arguments.name)
     if not arguments.name.isidentifier():
         raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")

@@ -101,6 +101,14 @@ def test_last_words_of_ranks_are_in_the_cell_that_ends_them(more: Notebook) -> N
     assert cell.said() == {"bye": {0, 1}} and cell.stream().endswith("mesh 'brief' is down\n")
 
 
+def test_number_after_the_name_is_the_number_of_ranks(more: Notebook) -> None:
+    assert "procs=2" in more.run("%mesh up pair 2").ok().text
+    more.run("old = pair\n%mesh down pair").ok()
+    failed = more.run("old.execute(len, [])")
+    assert failed.status == "error" and "pair was stopped" in failed.text
+    assert "start a new mesh with %mesh up" in failed.text
+
+
 def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], leaks: Kit) -> None:
     book = own()
     book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()
@@ -126,7 +134,10 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("up x --hosts nix", "got 'nix'"),
         ("up x --hosts tcp://127.0.0.1:1", "needs --key FILE"),
         ("up x --hosts tcp://127.0.0.1:1 --key /nowhere", "/nowhere"),
-        ("up x y", "unexpected argument 'y'"),
+        ("up x y", "argument N: expected a whole number, got 'y'"),
+        ("up x 2 y", "unexpected argument 'y'"),
+        ("up x 2 --gpus 2", "2 after the name is the same as --procs; give only one of them"),
+        ("up x 2 --roles a=2", "2 after the name is the same as --procs; give only one of them"),
         ('up "x', "No closing quotation"),
         ("use", "%mesh use: the following arguments are required: NAME; see %mesh help use"),
         ("use nix", "no mesh 'nix'; running: mesh"),

@@ -74,6 +74,9 @@ class Executor:
         receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that Ctrl-C should cancel."""
+        self.outside: set[asyncio.Task[Any]] = set()
+        """Tasks of the event loop that run code of this package only, which no interrupt may cut. Written on the loop,
+        in atomic steps; others read."""
         self.begun = 0
         """How many calls have begun on the event loop and not ended. Written on the loop."""
         self._lock = threading.RLock()
@@ -189,6 +192,8 @@ class Executor:
     def interrupt_now(self) -> None:
         """Interrupt the user code that runs here, from another thread."""
         task = asyncio.current_task(self.loop) if self.loop is not None else None
+        if task in self.outside and not self.interruptible:
+            return
         if task is not None:
             self.unwanted = {task}
         if task is None and not self.interruptible:

@@ -92,6 +92,7 @@ class Halting:
         loop = self._mailbox.executor.loop
         if loop is not None:
             self._task = start_task(loop, self._act_async())
+            self._mailbox.executor.outside.add(self._task)
             return
         self._mailbox.refuse_rest(self._reason)
         token = current.set(self._message())
@@ -168,6 +169,8 @@ class Halting:
             given_up, self._step = self.given_up, _DONE
         self._mailbox.leave(self._reason)
         self._mailbox.let_go()
+        if self._task is not None:
+            self._mailbox.executor.outside.discard(self._task)
         self._mailbox.executor.release(lambda: None if given_up else self._stopped(failure))
 
     # In the receiving thread
@@ -190,15 +193,15 @@ class Halting:
             mailbox.executor.interrupt_now()
             call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
             return
-        alive = Event()
+        alive, ended = Event(), mailbox.turns.ended
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(alive.set)
 
         def insist() -> None:
             if self._step != step:
                 return
-            if alive.is_set():
-                # The loop enforces the bounds itself.
+            if alive.is_set() or mailbox.turns.ended != ended:
+                # The loop enforces the bounds itself. Behind many messages, this event may take its time.
                 call_later(STOP_CANCEL(), lambda: self._press(step, times))
             elif times == 2:
                 self._give_up(step)

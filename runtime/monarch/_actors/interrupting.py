@@ -100,13 +100,15 @@ def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
     loop.call_soon_threadsafe(cancel)
 
     def insist() -> None:
-        if done.is_set() or asyncio.current_task(loop) not in tasks:
+        task = asyncio.current_task(loop)
+        executor = mailbox.executor
+        if done.is_set() or task not in tasks or (task in executor.outside and not executor.interruptible):
             return
-        threads = mailbox.executor.interrupts
+        threads = executor.interrupts
         if threads is not None:
             threads.interrupt(inside=True)
         else:
-            mailbox.executor.unwanted = tasks
+            executor.unwanted = tasks
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     mailbox.node.receive_loop.call_later(_LOOP, insist)

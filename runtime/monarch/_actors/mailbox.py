@@ -321,22 +321,34 @@ class Mailbox:
         self._unqueue(call)
         self.running = call
         current.set((self, call))
+        executor = self.executor
+        task = asyncio.current_task(executor.loop)
+        assert task is not None
         try:
             try:
                 method = self._method(call)
-                args, kwargs = self.node.bulk.load(call, more)
+                loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
                 ports = (self._port(call),) if method.explicit else ()
-                if gate.wanted:
-                    gate.enter()
-                if before:
-                    prepare()
-                value = method.function(self.instance, *ports, *args, **kwargs)
-                if isinstance(value, Coroutine):
-                    self.running = self.turns.call
-                    args = kwargs = None
-                    # An endpoint returns anything.
-                    value = await value  # pyright: ignore[reportUnknownVariableType]
+                try:
+                    executor.outside.discard(task)
+                    if gate.wanted:
+                        gate.enter()
+                    if before:
+                        prepare()
+                    args, kwargs = loaded or loads(call.body, more)
+                    value = method.function(self.instance, *ports, *args, **kwargs)
+                    if isinstance(value, Coroutine):
+                        self.running = self.turns.call
+                        args = kwargs = loaded = None
+                        # An endpoint returns anything.
+                        value = await value  # pyright: ignore[reportUnknownVariableType]
+                finally:
+                    executor.outside.add(task)
+                    if executor.interrupts is not None:
+                        executor.interrupts.leave()
             except BaseException as error:
+                # Again, if an interrupt came while leaving.
+                executor.outside.add(task)
                 self._answer_cut(call, error)
             else:
                 self._answer(call, method, value)

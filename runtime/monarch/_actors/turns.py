@@ -32,6 +32,8 @@ class Turns:
         """The message with the turn."""
         self.task: asyncio.Task[Any] | None = None
         """Its task."""
+        self.ended = 0
+        """How many messages have ended here, or were refused."""
         self.dropped: set[int] = set()
         """Identities of messages that another thread has answered, so they must not answer again."""
 
@@ -39,6 +41,7 @@ class Turns:
         """Start a message, or queue it for its turn."""
         mailbox = self._mailbox
         if mailbox.is_refused(call):
+            self.ended += 1
             return
         if mailbox.is_concurrent(call):
             self._begin(call, more)
@@ -98,13 +101,16 @@ class Turns:
         assert loop is not None
         task = start_task(loop, self._mailbox.run_async(call, more))
         self.tasks[task] = call
+        self._mailbox.executor.outside.add(task)
         self._mailbox.executor.begun += 1
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         call = self.tasks.pop(task)
+        self._mailbox.executor.outside.discard(task)
         self._mailbox.executor.begun -= 1
+        self.ended += 1
         if task.cancelled():
             # Before its first step, so that nothing of it has run.
             self._mailbox.cancelled(call, "cancelled")

@@ -546,7 +546,7 @@ def died(
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):
-        lines.append("spawn a new mesh to continue")
+        lines.append(f"{advice().after_stop()} to continue")
     else:
         uid = split_proc(next(iter(lost.values())).proc)[0]
         lines.append(advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive))

@@ -223,9 +223,11 @@ class Rank:
             gate.tracer.end()
             interrupt_programs(threading.get_native_id())
             raise new_interrupt()
-        if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
-            main.unwanted = set()
-            raise KeyboardInterrupt
+        if main.unwanted and main.loop is not None:
+            task = asyncio.current_task(main.loop)
+            if task in main.unwanted and task not in main.outside:
+                main.unwanted = set()
+                raise KeyboardInterrupt
 
     def in_call(self) -> bool:
         """Return whether the main thread runs code of an endpoint or a cell."""

@@ -19,7 +19,8 @@ class Advice:
             alive: the other ranks that were called.
         """
         if alive:
-            return f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used"
+            living = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
+            return f"{living}, and can be used as a slice; heal_mesh replaces {describe_ranks(dead)}"
         return "heal_mesh replaces them"
 
     def after_failure(self, uid: str) -> str:
@@ -29,6 +30,10 @@ class Advice:
             uid: of the process mesh.
         """
         return "heal_mesh recreates failed actors; their state is lost"
+
+    def after_stop(self) -> str:
+        """Return what to do after a process mesh was stopped."""
+        return "spawn a new mesh"
 
     def placed(self, text: str) -> str:
         """Return a text with places in code as the user knows them."""

@@ -15,6 +15,7 @@ from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._core.telemetry.event_table import EventTable
+from monarch._core.text.advice import advice
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.actor_mesh import SHOWN, member_rows
@@ -199,7 +200,8 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         if node.closed:
             raise StoppedError(f"{what}: {self.name} cannot be used any more: {node.ended}", mesh=self.name)
         if state.stopped is not None:
-            raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); spawn a new mesh", mesh=self.name)
+            text = f"{what}: {self.name} was stopped ({state.stopped}); {advice().after_stop()}"
+            raise StoppedError(text, mesh=self.name)
         state.procs.check(self._region, self.name)
         lost = self._lost() if node.peers.deaths else {}
         if lost and not self._is_decided():
