@@ -101,8 +101,8 @@ def _sentence(failure: Any, packed: Packed, name: str, source: Source) -> str:
             text = f"\n    {lines[number - 1].strip()}"
     if failure.needs_values:
         return (
-            f"{where} cannot be simulated, since it needs the values of tensors, and a dry run has only their shapes"
-            f"{text}\n{failure.kind}: {failure.text}"
+            f"{where} cannot be simulated, because it needs the values of tensors, and a dry run has only their "
+            f"shapes{text}\n{failure.kind}: {failure.text}"
         )
     if failure.kind == "NameError":
         for each, reason in packed.missing.items():

@@ -82,7 +82,7 @@ class Outcomes:
             # As in an assignment: nothing is assigned if the right side raises.
             self._shell.user_ns[header.out] = values
             if hides_value(run.source.code):
-                print(f"note: {header.out} holds None for each rank, since the cell ends in a semicolon")
+                print(f"note: {header.out} holds None for each rank, because the cell ends in a semicolon")
         if shown and not header.quiet:
             bundles = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
             for bundle in bundles_of_ranks(bundles, total):

@@ -111,8 +111,8 @@ class Elastic:
                 return mesh.copy(ranks, source, variables)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may lack; "
-                f"%mesh heal --copy-from {'peer' if source is None else source} copies them"
+                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may be "
+                f"incomplete; %mesh heal --copy-from {'peer' if source is None else source} copies them"
             ) from None
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:

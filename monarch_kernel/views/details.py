@@ -147,5 +147,5 @@ def _tensor_row(each: PeekedTensor) -> TensorRow:
 
 def _note(peek: Peek) -> str:
     more = f"{peek.more} more tensors are not listed" if peek.more else ""
-    without = f"the norms of {peek.without} large tensors, or tensors on a GPU, are computed when asked for"
+    without = f"norms of {peek.without} tensors that are large or on a GPU are computed only on request"
     return "; ".join(filter(None, [more, without if peek.without else ""]))

@@ -121,7 +121,7 @@ def error_of(failure: Failure, mesh: str) -> DeviceMeshError:
         return DeviceMeshError(failure.text, mesh=mesh, ranks=failure.ranks)
     issued = f"Issued at {lines[failure.line]}\n" if lines.has(failure.line) else ""
     text = (
-        f"the value is missing, since {failure.op} failed on {describe_ranks(list(failure.ranks))} of {mesh}: "
+        f"the value is missing, because {failure.op} failed on {describe_ranks(list(failure.ranks))} of {mesh}: "
         f"{failure.kind}: {failure.text}\n{issued}"
         f"Tensors that do not depend on it are unchanged.\n\nOn rank {failure.ranks[0]}:\n{failure.traceback}"
     )

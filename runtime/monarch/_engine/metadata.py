@@ -195,7 +195,7 @@ def _infer_whole(
     except DynamicOutputShapeException as error:
         raise ByValueError("the shape of its result depends on values") from error
     except (NotImplementedError, DataDependentOutputException) as error:
-        raise ByValueError(f"its result cannot be told without values: {error}") from error
+        raise ByValueError(f"its result cannot be determined without values: {error}") from error
     except Exception as error:
         # A mistake of the program, such as of shapes: the frames of the inference say nothing about it.
         raise error.with_traceback(None) from None

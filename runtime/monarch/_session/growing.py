@@ -70,7 +70,7 @@ class Growth:
                 elif isinstance(each, Failed):
                     missing -= not retries
                     if each.host not in told:
-                        again = "; it is tried again every few seconds" if retries else ""
+                        again = "; retrying every few seconds" if retries else ""
                         self._say(f"failed: {each.host}: {each.reason}{again}")
                     told.add(each.host)
                 elif isinstance(each, Environment):

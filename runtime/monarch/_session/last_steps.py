@@ -75,8 +75,8 @@ class LastSteps:
 def _of_threads() -> str:
     names = ", ".join(repr(name) for name in left_threads())
     return (
-        f"the process ends without these threads, which are no daemons and did not end within {STOP_CLEANUP():g} s: "
-        f"{names}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
+        f"the process exits without waiting for these non-daemon threads, which did not end within "
+        f"{STOP_CLEANUP():g} s: {names}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
     )
 
 

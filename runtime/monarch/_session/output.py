@@ -385,7 +385,7 @@ class OutputView:
                 folder.add(source, rank, stream, decoder.decode(b"", True), now)
                 decoder.reset()
                 folder.end_line(source, rank, stream, now)
-                note = f"[{count:,} bytes of output{in_units(count)} left out here]\n"
+                note = f"[{count:,} bytes of output{in_units(count)} omitted here]\n"
                 # Outside the folding: different numbers would keep later lines from folding.
                 self._due += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
                 self.on_left_out(source, rank, count)

@@ -308,7 +308,7 @@ class Rank:
             except Exception as error:
                 # No thread can be started; the calls that come before the caller hears of it get the reason.
                 actors_of(self.node).gone[create.actor] = (
-                    f"its process could start no thread for it ({error}; see ulimit -u)"
+                    f"its process could not start a thread for it ({error}; see ulimit -u)"
                 )
                 raise
             executor.awake = use_own_gpu

@@ -151,7 +151,7 @@ class Sentry:
         return kind != SHARD and (kind != RANDOM or name in (self._random_state or ()))
 
     def _before(self) -> str:
-        return f" (step {self.last} was fine)" if self.compared else " (the first step that was compared)"
+        return f" (step {self.last} was fine)" if self.compared else " (the first step compared)"
 
 
 def _title(name: tuple[str, str]) -> str:

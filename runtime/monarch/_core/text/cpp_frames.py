@@ -22,4 +22,4 @@ def without_cpp_frames(text: str) -> str:
 
 def _replaced(match: re.Match[str]) -> str:
     count = match[0].count("frame #")
-    return f"  ({count} C++ frames are left out; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"
+    return f"  ({count} C++ frames omitted; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"

@@ -263,7 +263,7 @@ def watch(value: Any, every: int = 10, name: str = "") -> None:
         MonarchError: no mesh runs this code.
     """
     if not has_node() or current_node().config is None:
-        raise MonarchError("watch() compares the ranks of a mesh, and runs in a cell or an endpoint there")
+        raise MonarchError("watch() compares the ranks of a mesh; call it in a cell or an endpoint on them")
     called, extent = name or type(value).__name__, context().actor_instance.rank.extent
     _begun[called] = _begun.get(called, 0) + 1
     begin(f"{extent}-{called}-{_begun[called]}", called, value, every, extent.nelements)

@@ -60,7 +60,7 @@ _CALLED = {
 }
 
 
-_STORE = "the answer of a store of torch.distributed"
+_STORE = "a reply from a torch.distributed store"
 _OWN_FILE_LOCK = Look(
     Kind.LOCK, "a lock on a file, held by this process through another descriptor", is_deadlock=True,
     advice="lock the file once, or unlock it before it is locked through another descriptor",

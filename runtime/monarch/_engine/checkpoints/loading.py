@@ -59,7 +59,7 @@ def load(
     if mesh is not None:
         return _load_new(where, tensor_mesh_of(mesh), plan, version)
     if not is_a(plan, str) or plan != "replicate":
-        raise ArgumentError("load: plan= is for new tensors, of mesh=; those of a state keep their specs")
+        raise ArgumentError("load: plan= applies only to new tensors, with mesh=; tensors of a state keep their specs")
     return _load_into(where, state, version)
 
 
@@ -67,7 +67,7 @@ def _load_new(path: str, mesh: TensorMesh, plan: Any, version: str | int | None)
     check_real([mesh], "load")
     specs, styles = split_plan(plan)
     if styles:
-        raise ArgumentError("load: plan= takes specs by pattern of names, no parallel styles")
+        raise ArgumentError("load: plan= takes specs by name pattern, not parallel styles")
     contents = _contents(mesh, path, version)
     known = {key: each for key, each in contents.tensors.items() if each is not None}
     check_patterns(specs, list(known), "tensor of the checkpoint")

@@ -55,11 +55,11 @@ class _Lent:
                     raise error_of(failure, "its mesh")
                 if self._halted:
                     raise TensorError(
-                        "an argument has no value yet, since an op has failed on some ranks; look at the tensor by "
-                        "monarch.inspect, which tells what has failed, and call again"
+                        "an argument has no value, because an op has failed on some ranks; call "
+                        "monarch.inspect(tensor) to see what failed, then call this again"
                     )
                 if time.monotonic() > deadline:
-                    raise TensorError(f"an argument did not come from the ops of this rank within {_KEPT_S:.0f} s")
+                    raise TensorError(f"the ops of this rank did not produce an argument within {_KEPT_S:.0f} s")
                 self._changed.wait(_TURN_S)
             return self._values.pop(number)[0]
 

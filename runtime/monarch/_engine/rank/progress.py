@@ -195,8 +195,8 @@ class BehindMode(DispatchMode):
             return NotImplemented
         if "c10d" in str(func) and any(rank not in self._pending for arg in args for rank in _ranks_of(arg)):
             raise CompletedElsewhereError(
-                "another op failed while this one was exchanging data; some ranks have completed it, so that it cannot "
-                "run again"
+                "another op failed while this one was exchanging data; some ranks have completed it, so it cannot run "
+                "again"
             )
         return func(*args, **(kwargs or {}))
 

@@ -158,8 +158,8 @@ class Compiled(Generic[P, R]):
             changed = differences(known[0].captured)
             what = f"{changed[0]} has different values" if changed else "something that it uses changes"
             raise ArgumentError(
-                f"{self._name} was recorded {_MOST} times for arguments of the same shapes, since {what} in each call. "
-                f"Pass what changes as a tensor of the mesh."
+                f"{self._name} was recorded {_MOST} times for arguments of the same shapes, because {what} in each "
+                f"call. Pass what changes as a tensor of the mesh."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(

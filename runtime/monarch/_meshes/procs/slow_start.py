@@ -63,8 +63,8 @@ class _Start:
                 return
         elif self._asked is not None:
             self._tell(
-                f": the agent of host {self._host} has not answered for {FIRST:g} s; it is suspended, or the host does "
-                f"not run or cannot be reached"
+                f": the agent of host {self._host} has not answered for {FIRST:g} s; it is suspended, or the host is "
+                f"down or unreachable"
             )
             return
         else:

@@ -18,8 +18,8 @@ from monarch._procs.zygote.user_forks import leave_if_forked
 PATIENCE = 5.0
 """Seconds for what runs in a frame."""
 MOST_CALLERS = 1000
-LATE = "the expression has not ended after 5 s and still runs; %mesh interrupt ends it"
-_LATE_BESIDE = "the expression has not ended after 5 s and still runs, beside the code of the rank"
+LATE = "the expression is still running after 5 s; %mesh interrupt ends it"
+_LATE_BESIDE = "the expression is still running after 5 s, alongside the code of the rank"
 _BUSY = "an earlier expression still runs here"
 RESUMED = "the rank was resumed before it could evaluate this"
 
@@ -52,7 +52,7 @@ def scope_of(level: int, frame: FrameType | None) -> Scope:
     frames = users_frames(frame)
     if level and level >= len(frames):
         callers = max(0, len(frames) - 1)
-        raise LookupError(f"the code has {callers} caller{'s' * (callers != 1)} here, so --up takes up to {callers}")
+        raise LookupError(f"the code has {callers} caller{'s' * (callers != 1)} here, so --up takes at most {callers}")
     if not frames:
         names = sys.modules["__main__"].__dict__
         return Scope(names, names, None)

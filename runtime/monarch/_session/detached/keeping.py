@@ -67,7 +67,7 @@ def keep(
     config.name, config.seconds, config.lease = name, seconds, node.hosts.lease
     if not on:
         if hosts or options:
-            raise ArgumentError("hosts and options are those of a launcher; expected on, such as on='slurm'")
+            raise ArgumentError("hosts and options need a launcher; pass on, such as on='slurm'")
         return _keep_here(config)
     launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:
@@ -87,7 +87,7 @@ def _hold(order: HoldOrder) -> HeldLaunch:
     try:
         msgspec.msgpack.encode(order.options)
     except TypeError as error:
-        raise ArgumentError(f"options: expected numbers, texts, lists and dicts: {error}") from error
+        raise ArgumentError(f"options: expected numbers, strings, lists and dicts: {error}") from error
     return hold(order)
 
 

@@ -95,7 +95,7 @@ class KubernetesJob(JobTrait):
         if label_selector is not None or pod_rank_label != _POD_RANK or annotations is not None:
             raise ArgumentError(
                 "add_mesh: label_selector, pod_rank_label and annotations are not supported, since the job starts its "
-                "pods; give image_spec or pod_template, or run 'python -m monarch.worker' in pods of yours and use "
+                "pods; give image_spec or pod_template, or run 'python -m monarch.worker' in your own pods and use "
                 "monarch.actor.attach_to_workers"
             )
         if (image_spec is None) == (pod_template is None):
@@ -103,7 +103,7 @@ class KubernetesJob(JobTrait):
                 'add_mesh: expected either image_spec or pod_template, as in image_spec=ImageSpec("registry/image:tag")'
             )
         if name in self.meshes:
-            raise ArgumentError(f"add_mesh: the job has a mesh {name!r} already")
+            raise ArgumentError(f"add_mesh: the job already has a mesh {name!r}")
         if type(num_replicas) is not int or num_replicas < 1:
             raise ArgumentError(f"add_mesh: expected a number of hosts of at least 1, got {num_replicas!r}")
         pod = _pod_of(image_spec, pod_template, port)
