@@ -27,7 +27,7 @@ def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
     """Return the calls that others wait for, oldest first: an actor handles calls of one sender in order.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
         calls: the waiting calls.
     """
     last: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Calls:
     """The notebook's record of its calls, by the port that awaits the answer.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
     """
 
     def __init__(self, node: Node) -> None:

@@ -127,8 +127,8 @@ def activity_of_left(activity: Activity, thread_state: ThreadState | None, pid: 
 
     Args:
         activity: as its stop knows it.
-        thread_state: of the thread that runs the cell; None if the rank has not told.
-        pid: of the rank; 0 if it is unknown.
+        thread_state: the thread state of the thread that runs the cell; None if the rank has not told.
+        pid: the pid of the rank; 0 if it is unknown.
     """
     where = (
         f" ({thread_state.call} at line {thread_state.line})"

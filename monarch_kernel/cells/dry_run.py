@@ -35,7 +35,7 @@ def world_of(header: Header, mesh_ranks: int | None, device: str) -> World:
     """Return the devices of a simulation.
 
     Args:
-        header: of the cell.
+        header: the header of the cell.
         mesh_ranks: ranks of the mesh; None without one.
         device: that of its ranks.
 
@@ -57,11 +57,11 @@ def dry_run(shell: Any, views: list[Any], header: Header, name: str, source: Sou
     """Simulate a cell, and show its forecast.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         views: actors of the ranks that would run it, whose first one gives its variables; none without a mesh.
-        header: of the cell.
-        name: of the cell.
-        source: of the cell.
+        header: the header of the cell.
+        name: the name of the cell.
+        source: the source of the cell.
 
     Raises:
         NotSimulatedError: it does something that shapes are not enough for, or raises.

@@ -51,8 +51,8 @@ class Hints:
     """Hints for the errors of a notebook.
 
     Args:
-        meshes: of the notebook.
-        variables: of the notebook.
+        meshes: the meshes of the notebook.
+        variables: the variables of the notebook.
     """
 
     def __init__(self, meshes: Meshes, variables: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Hints:
         """Add hints to the errors of a cell.
 
         Args:
-            mesh: of the cell; None for a cell inside actors.
+            mesh: the mesh of the cell; None for a cell inside actors.
             errors: by rank.
         """
         ranks_of: dict[str, list[int]] = {}

@@ -37,7 +37,7 @@ class Outcomes:
     """Shows the outcomes of cells, and keeps their results in variables of the notebook.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         hints: for undefined names.
         stopping: the stops of cells.
         streams: returns the streams that show the output of ranks.
@@ -55,9 +55,9 @@ class Outcomes:
         """Show the outcome of a cell, and raise its errors.
 
         Args:
-            mesh: of the ranks; None for a mesh of actors.
+            mesh: the mesh of the ranks; None for a mesh of actors.
             total: the ranks of the mesh.
-            header: of the cell.
+            header: the header of the cell.
             run: the cell.
             stopped: how it was stopped; None if it has ended by itself.
             shown: whether to show the results.

@@ -24,8 +24,8 @@ class Asking:
     """Asks in a thread of its own, since that of the notebook waits in code of the user.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         prompt: asks.
         streams: returns the streams of the notebook.
     """

@@ -40,7 +40,7 @@ class Prompt:
     """Asks the person at the notebook what stopped ranks are to do.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         verb: runs another ``%mesh`` line, for breakpoints.
         front_end: the debugger of the front end, which asks instead of this while it is attached.
         close_box: lets pages remove the input box of a question, given the ids of the message that runs the cell and of
@@ -68,7 +68,7 @@ class Prompt:
         """Wait for a cell, and ask what to do while ranks of its mesh have stopped.
 
         Args:
-            mesh: of the cell; None for a cell inside actors.
+            mesh: the mesh of the cell; None for a cell inside actors.
             run: the cell.
             until: a time of the monotonic clock; the time at breakpoints does not count.
 

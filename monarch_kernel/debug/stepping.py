@@ -46,7 +46,7 @@ def stepped(mesh: Mesh, ranks: Iterable[int], how: str, line: int = 0) -> str:
 
     Args:
         mesh: the mesh.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         how: the verb.
         line: for ``until``: the line to stop at.
     """

@@ -21,9 +21,9 @@ def one_line(mesh: Mesh, doing: str, name: str = "") -> Generator[None]:
     """Raise errors of ranks as one line about what was asked of them.
 
     Args:
-        mesh: of the ranks.
+        mesh: the mesh of the ranks.
         doing: what was asked, as in ``%mesh pull``.
-        name: of the variable whose value was asked for.
+        name: the name of the variable whose value was asked for.
     """
     __tracebackhide__ = True
     try:

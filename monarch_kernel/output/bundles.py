@@ -71,7 +71,7 @@ def bundles_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> list[
     """Return the outputs that show the values of ranks, equal ones once: one, unless HTML cannot hold the values.
 
     Args:
-        bundles: of each rank.
+        bundles: the bundles of each rank.
         total: number of ranks of the mesh.
     """
     groups = grouped(bundles)

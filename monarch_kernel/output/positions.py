@@ -34,7 +34,7 @@ class Positions:
     """The positions of the ranks of calls that a cell waits for. Leader only.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
     """
 
     def __init__(self, node: Node) -> None:
@@ -48,7 +48,7 @@ class Positions:
         Args:
             call: the call.
             seconds: how long ago it was made.
-            title: of the call; for a cell, its name.
+            title: the title of the call; for a cell, its name.
         """
         self._forget()
         look = self._looks.setdefault(call.port, _Look())

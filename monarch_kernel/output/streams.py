@@ -86,7 +86,7 @@ class Streams:
     """Sends folded lines of ranks to the outputs of their cells.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
         kernel: ipykernel's kernel; None in a terminal, where lines are printed.
     """
 
@@ -412,7 +412,7 @@ class Streams:
         """Show the end of a finished cell's output if it was too long, and how much is not shown.
 
         Args:
-            parent: of the cell; None for the current one.
+            parent: the parent of the cell; None for the current one.
         """
         if self._kernel is None:
             return
@@ -540,8 +540,8 @@ class Place:
     """The output of one cell.
 
     Args:
-        streams: of the notebook.
-        parent: of the cell.
+        streams: the streams of the notebook.
+        parent: the parent of the cell.
     """
 
     def __init__(self, streams: Streams, parent: Any) -> None:

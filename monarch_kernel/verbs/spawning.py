@@ -38,8 +38,8 @@ class Spawning:
     """The ``%%mesh spawn`` cells of a notebook.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         editor: gives live actors the new version of their class.
         calls: returns the calls of the notebook.
     """

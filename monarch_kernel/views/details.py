@@ -110,7 +110,7 @@ def details_of(mesh: Mesh, rank: int, norms: bool, log: OutputLog) -> Details:
     """Look at a rank.
 
     Args:
-        mesh: of the rank.
+        mesh: the mesh of the rank.
         rank: its number.
         norms: whether to compute the norms of large tensors too.
         log: the output of ranks.

@@ -22,7 +22,7 @@ def narrowed(shown: Snapshot, ranks: Sequence[int], sizes: dict[str, int]) -> Sn
 
     Args:
         shown: the state of the mesh.
-        ranks: of the view, in order; all if there are none.
+        ranks: the ranks of the view, in order; all if there are none.
         sizes: the axes of the part.
     """
     if not ranks:

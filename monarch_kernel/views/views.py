@@ -51,7 +51,7 @@ class Views:
     """The views of a notebook.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
         killing: the verb that kills ranks.
         interrupting: the verb that interrupts them.

@@ -39,7 +39,7 @@ class Halting:
     the actor if that does not help. Nothing here waits in the receiving thread.
 
     Args:
-        mailbox: of the actor.
+        mailbox: the mailbox of the actor.
         reason: for the callers of refused messages.
         stopped: called once, in any thread, with the failure of the end if any; see ``also``.
         process: whether the process ends with the actor.

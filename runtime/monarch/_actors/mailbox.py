@@ -73,8 +73,8 @@ class Mailbox:
     """One actor and its queue.
 
     Args:
-        node: of this process.
-        key: of its mesh; a process has at most one actor of a mesh.
+        node: the node of this process.
+        key: the key of its mesh; a process has at most one actor of a mesh.
         executor: the thread or event loop for its code.
         home: the actors of its process, from which it removes itself at its end.
     """

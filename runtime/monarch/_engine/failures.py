@@ -22,8 +22,8 @@ class Failure(NamedTuple):
         line: number of the line of the program that issued it.
         ranks: base ranks on which it failed.
         kind: class of the error, "lost" for values that died with a rank.
-        text: of the error.
-        traceback: of the rank, formatted.
+        text: the text of the error.
+        traceback: the traceback of the rank, formatted.
     """
 
     op: str

@@ -103,8 +103,8 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
     """Return the part of a tensor that one rank has.
 
     Args:
-        tensor: of a mesh.
-        coordinates: of the rank by axis, 0 for those that are not named; without any, the whole value.
+        tensor: a tensor of a mesh.
+        coordinates: the coordinates of the rank by axis, 0 for those that are not named; without any, the whole value.
 
     Raises:
         AxisError: the mesh has no axis of this name.

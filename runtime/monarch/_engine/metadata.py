@@ -80,11 +80,11 @@ def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Return what an op does.
 
     Args:
-        mesh: of its tensors.
-        op: of torch.
+        mesh: the mesh of its tensors.
+        op: a torch op.
         args: with Inputs and Values; nested in lists.
         kwargs: likewise.
-        layouts: of the tensors.
+        layouts: the layouts of the tensors.
 
     Raises:
         NoRuleError: torch has no rule, and some tensors are divided.

@@ -44,9 +44,9 @@ class Recovery:
 
     Args:
         stream: that may halt.
-        name: of the mesh.
+        name: the name of the mesh.
         whole: the executors of the whole mesh of processes, since slices share ranks.
-        uid: of the mesh of processes.
+        uid: the uid of the mesh of processes.
         heal: gives new processes, by their positions in the whole mesh, the tensors that others have, and tells the
             rest what has failed by then; returns whether all ranks go on.
     """

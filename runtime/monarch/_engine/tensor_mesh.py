@@ -42,7 +42,7 @@ class TensorMesh:
         procs: the processes.
         actors: the executors of the whole mesh of processes.
         kind: type of the device on which the ranks compute.
-        order: of the ops of all slices of the mesh of processes.
+        order: the order of the ops of all slices of the mesh of processes.
         heal: see Recovery.
     """
 

@@ -53,7 +53,7 @@ class OpenVerdicts:
         """Run a decision about a mesh in its own thread; the verdict is open until it ends.
 
         Args:
-            uid: of the mesh.
+            uid: the uid of the mesh.
             holder: the decider, for errors.
             work: the decision; may wait and run user code.
         """
@@ -79,8 +79,8 @@ class OpenVerdicts:
         """Wait until no verdict on a mesh is open. The deciding thread does not wait for itself.
 
         Args:
-            uid: of the mesh.
-            name: of the mesh.
+            uid: the uid of the mesh.
+            name: the name of the mesh.
             what: the waiting call, for errors.
 
         Returns:

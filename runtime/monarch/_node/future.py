@@ -391,7 +391,7 @@ def in_thread(node: NodeLike, label: str, work: Callable[[], R], promise: Promis
     """Run a function that waits for other futures in a separate thread, and return a future of its result.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         label: what the function does, for errors.
         work: the function.
         promise: the future, for a caller that an interrupt may keep from getting it as a result.

@@ -66,9 +66,9 @@ class Gather(Future[R]):
     """Collects one reply from each of some actors, and is done when it has all of them.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         targets: the procs of the actors, by position in the addressed view.
-        extent: of that view.
+        extent: the extent of that view.
         mesh: name of the mesh, for errors.
         method: the endpoint, for errors.
         finish: makes the result from the values.
@@ -518,11 +518,11 @@ def died(
     """Return the error of a call with dead ranks: the ranks, causes, and last lines of stderr.
 
     Args:
-        label: of the call.
+        label: the label of the call.
         mesh: the name of the mesh.
         lost: the deaths, by rank in the addressed view.
         base: the rank in the mesh of each rank in the view, by which the text names it.
-        results: of the others.
+        results: the results of the others.
     """
     total = len(base) if list(base) == list(range(len(base))) else None
     kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}

@@ -150,7 +150,7 @@ class Hosts:
             src: the sender.
             far: connections to the hosts, with the procs of each.
             port: whose replies the agents gather; 0 for none.
-            frames: of the message.
+            frames: the frames of the message.
         """
         if len(far) > 1 and self.spreads.least:
             self.spreads.cast(far, port, frames)

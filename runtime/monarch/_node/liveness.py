@@ -51,7 +51,7 @@ class _Round:
 
     Args:
         liveness: told of each process that answers.
-        node: of this process.
+        node: the node of this process.
         peers: the ranks of the mesh, by number.
     """
 

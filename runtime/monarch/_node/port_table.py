@@ -93,8 +93,8 @@ class PortTable:
         """Fail pending calls to a mesh, or to its actors with a key; return how many.
 
         Args:
-            uid: of the mesh.
-            key: of the actors; empty for all.
+            uid: the uid of the mesh.
+            key: the key of the actors; empty for all.
             why: for their errors.
             latest: the last affected port. Calls made after the failure was caught go on.
         """

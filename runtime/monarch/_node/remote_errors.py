@@ -233,7 +233,7 @@ def group(
 
     Args:
         failures: by rank.
-        extent: of the addressed view.
+        extent: the extent of the addressed view.
         call: its label.
         results: the values of the other ranks.
         unanswered: ranks whose answers were abandoned.

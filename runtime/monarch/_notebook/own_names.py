@@ -86,7 +86,7 @@ class _Deletions(ast.NodeTransformer):
     """Puts a call below each ``del`` of a name of the mesh, save in functions and classes.
 
     Args:
-        names: of the mesh.
+        names: the names of the mesh.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

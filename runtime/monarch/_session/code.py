@@ -165,7 +165,7 @@ def keep_code(contents: dict[str, bytes], key: str) -> None:
 
     Args:
         contents: by name.
-        key: of the request, which may come again after newer files.
+        key: the key of the request, which may come again after newer files.
     """
     if not is_first(key):
         return

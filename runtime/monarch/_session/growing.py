@@ -47,7 +47,7 @@ class Growth:
         """Watch for the hosts that are missing, in a thread.
 
         Args:
-            node: of this program.
+            node: the node of this program.
             joined: the number of hosts that have joined.
             failed: the hosts that have failed, by name.
         """

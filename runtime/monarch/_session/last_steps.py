@@ -22,7 +22,7 @@ class LastSteps:
     """The steps of Python at the end of a process, with bounds: each is interrupted when it is late.
 
     Args:
-        node: of the rank.
+        node: the node of the rank.
         main: the executor of its main thread, where ``run`` is called.
         since: the time of the wish that the process ends, by the monotonic clock.
         give_up: called in the receiving thread, with a line for the user, if a step goes on all the same.

@@ -168,9 +168,9 @@ class OutputView:
         """Show the last output of a mesh before the result of its end is read.
 
         Args:
-            uid: of the mesh.
+            uid: the uid of the mesh.
             procs: processes that are ending.
-            port: of the future of their end.
+            port: the port of the future of their end.
         """
         self._put(partial(self._stops.__setitem__, port, _Stop(uid, procs)))
         self._printing.add(port)

@@ -45,7 +45,7 @@ def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
     """Return the actor of this process that is handling a call, and the call; None if none is.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc; empty for any.
         port: the port at which the caller waits; 0 for a broadcast.
     """
@@ -84,7 +84,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     """Return where a call stands among this rank's process groups.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
     """
@@ -183,7 +183,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
     """Prepare for the freeing of other ranks, which may close connections of this rank's collectives.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
         reason: for the error of its collectives.
@@ -200,7 +200,7 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
     The call goes on with an error or with its pending interrupt.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
         reason: for the error of its collectives.

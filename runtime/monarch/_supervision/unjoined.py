@@ -34,7 +34,7 @@ def waits(key: str, src: str, port: int) -> Waits | None:
     """Service: return the collective that a call waits in here.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
 
@@ -222,7 +222,7 @@ def _under_way(node: Node, latest: int) -> dict[str, dict[str, Gather[Any]]]:
     """Return, by process mesh, the procs that owe an answer to an actor call, and the oldest such call of each.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         latest: the port of the last call that counts.
     """
     found: dict[str, dict[str, Gather[Any]]] = {}

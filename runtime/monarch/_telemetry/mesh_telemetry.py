@@ -20,8 +20,8 @@ class MeshTelemetry:
     """The events of a mesh and the state that follows from them. Thread-safe.
 
     Args:
-        uid: of the mesh.
-        name: of the mesh.
+        uid: the uid of the mesh.
+        name: the name of the mesh.
         settle: takes in what has happened so far.
         wake: makes the thread that calls subscribers start.
     """

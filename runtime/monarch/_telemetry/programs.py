@@ -69,8 +69,8 @@ class Program:
     """A program that runs, and its meshes at the last look. One thread looks; any may read ``meshes``.
 
     Args:
-        folder: of its session.
-        pid: of its process.
+        folder: the folder of its session.
+        pid: the pid of its process.
     """
 
     def __init__(self, folder: str, pid: int) -> None:

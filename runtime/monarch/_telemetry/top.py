@@ -26,7 +26,7 @@ def top(mesh: ProcMeshLike | ActorMeshLike, seconds: float | None = None) -> Non
     """Show the ranks of a mesh in the terminal, live, until Ctrl-C or the end of the mesh.
 
     Args:
-        mesh: of processes or actors, spawned by this program.
+        mesh: a mesh of processes or actors, spawned by this program.
         seconds: how long at most; None without a limit.
 
     Raises:

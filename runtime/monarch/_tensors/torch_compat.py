@@ -95,7 +95,7 @@ def make_group(
         backend: as ``dist.new_group`` takes it.
         store: for the rendezvous of the members.
         name: the same on all members.
-        timeout: of its collectives.
+        timeout: the timeout of its collectives.
     """
     c10d = _c10d()
     group, _ = c10d._new_process_group_helper(

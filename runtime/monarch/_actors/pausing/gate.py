@@ -272,7 +272,7 @@ class PauseGate:
         """Pause this thread, which has come to a breakpoint or to the end of a step.
 
         Args:
-            frame: of the code that is paused.
+            frame: the frame of the code that is paused.
             stop: why.
         """
         if not self.busy() or self.leads() or self._is_holder():
@@ -294,7 +294,7 @@ class PauseGate:
         """Pause this thread, whose call has failed, if that is asked for.
 
         Args:
-            error: of the call.
+            error: the error of the call.
             frames: that it has left, innermost first.
         """
         if UNCAUGHT in self.points.others:

@@ -106,7 +106,7 @@ def diagnose(facts: Sequence[RankFacts]) -> Diagnosis:
     """Find out why ranks wait.
 
     Args:
-        facts: of all ranks that may be concerned.
+        facts: the facts about all ranks that may be concerned.
     """
     parties = parties_of(facts)
     cycles = [each for each in _components(parties) if len(each) > 1]

@@ -50,7 +50,7 @@ class Sentry:
 
     Args:
         watch: the name of the watched value.
-        count: of the ranks.
+        count: the number of ranks.
     """
 
     def __init__(self, watch: str, count: int) -> None:

@@ -66,7 +66,7 @@ def describe_diagnosis(diagnosis: Diagnosis, names: Mapping[str, str] | None = N
 
     Args:
         diagnosis: to describe.
-        names: of process meshes, by uid, if there are several.
+        names: the names of process meshes, by uid, if there are several.
     """
     lines = [line for each in diagnosis.findings[:_FINDINGS] for line in _lines(each, names or {})]
     if len(diagnosis.findings) > _FINDINGS:
@@ -86,7 +86,7 @@ def describe_finding(finding: Finding, names: Mapping[str, str] | None = None, l
 
     Args:
         finding: to describe.
-        names: of process meshes, by uid, if there are several.
+        names: the names of process meshes, by uid, if there are several.
         label: what the heading begins with; empty for how sure the finding is.
     """
     return "\n".join(_lines(finding, names or {}, label))

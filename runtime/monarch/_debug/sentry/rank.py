@@ -27,11 +27,11 @@ class Watch:
     """Watches a module or an optimizer of this rank.
 
     Args:
-        key: of the watch, the same on all ranks.
-        name: of the value, for people.
+        key: the key of the watch, the same on all ranks.
+        name: the name of the value, for people.
         value: the module or optimizer.
         every: steps of the optimizer between two samples.
-        count: of the ranks that are compared.
+        count: the number of ranks that are compared.
     """
 
     def __init__(self, key: str, name: str, value: Any, every: int, count: int) -> None:

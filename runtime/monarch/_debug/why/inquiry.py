@@ -37,7 +37,7 @@ class Inquiry:
     Its methods are called in one thread at a time; answers come in the receiving thread.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         heard: called in the receiving thread when all that were asked have answered.
     """
 

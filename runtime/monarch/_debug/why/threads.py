@@ -80,8 +80,8 @@ def look_at(ident: int, rank: int) -> Look:
     """Return what a thread does.
 
     Args:
-        ident: of the thread.
-        rank: of this process.
+        ident: the ident of the thread.
+        rank: the rank of this process.
     """
     ran, begun = ran_on_cpu(ident), time.monotonic()
     # The frame is not kept meanwhile: its code may end, and what it holds would be released in this thread.
@@ -114,8 +114,8 @@ def collective_beside(ident: int, rank: int) -> tuple[Look, list[FrameType]] | N
     """Return the collective that another thread of this rank is in, which the user's code has started, and its frames.
 
     Args:
-        ident: of the thread that waits for others.
-        rank: of this process.
+        ident: the ident of the thread that waits for others.
+        rank: the rank of this process.
     """
     for each in threading.enumerate():
         other = each.ident

@@ -41,8 +41,8 @@ def load(
             that had none when it was saved loses its own. Tensors whose values were lost with a rank, or by an op that
             failed, have values again.
         mesh: for new tensors: a Mesh, or a mesh of processes or a slice of one.
-        plan: of new tensors: ``"replicate"``, ``"shard"``, ``"auto"``, or specs by pattern of their names, such as
-            ``{"model.*.weight": ["dp", None]}``; see ``monarch.module_to_mesh``.
+        plan: the plan of new tensors: ``"replicate"``, ``"shard"``, ``"auto"``, or specs by pattern of their names,
+            such as ``{"model.*.weight": ["dp", None]}``; see ``monarch.module_to_mesh``.
         version: the name or the number of a version; None for the latest.
 
     Returns:

@@ -96,7 +96,7 @@ def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
         tensors: a rank-local tensor or one that is divided over a mesh, or nested lists, tuples and dicts with some.
         mesh: a Mesh, a mesh of processes or a slice of one, of the same sizes. If it has more axes, all ranks along
             them get the same rank-local tensor.
-        stream: of the results, for rank-local tensors; that of the tensor without one.
+        stream: the stream of the results, for rank-local tensors; that of the tensor without one.
 
     Raises:
         ShapeError: the meshes have different sizes.

@@ -33,7 +33,7 @@ def heal_tensors(
     Args:
         meshes: all that hold tensors on these processes.
         whole: the executors of the whole mesh of processes.
-        shape: of the whole mesh.
+        shape: the shape of the whole mesh.
         replaced: base ranks of the new processes.
         found: what is known to have failed.
 

@@ -25,7 +25,7 @@ class SimulatedProcs:
     Args:
         simulation: to which they belong.
         axes: names.
-        sizes: of the axes.
+        sizes: the sizes of the axes.
     """
 
     name = "simulated"

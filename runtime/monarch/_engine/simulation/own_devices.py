@@ -23,7 +23,7 @@ def pretend_gpus(count: int, memory: Any) -> None:
     """Let ``torch.cuda`` tell of GPUs in this process, which is for one simulation only.
 
     Args:
-        count: of the host.
+        count: the count of the host.
         memory: has ``memory`` and ``peak``, in bytes.
     """
     cuda: Any = torch.cuda

@@ -33,8 +33,8 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
 
     Args:
         plan: a name, or specs by pattern of names of parameters.
-        mesh: of the parameter.
-        name: of the parameter in the module.
+        mesh: the mesh of the parameter.
+        name: the name of the parameter in the module.
         tensor: the parameter.
 
     Raises:

@@ -55,10 +55,10 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh:
     """Reserve room for one message at every receiver, or at none, after ``take_all`` has found one without.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         peers: the receivers.
         full: the place of the one without room.
-        cost: of the message.
+        cost: the cost of the message.
         mesh: the addressed mesh, for errors.
         method: the endpoint, for errors.
 

@@ -26,10 +26,10 @@ def watch_start(node: Node, host: str, mesh: str, names: Sequence[str], bound: f
     """Look now and then whether processes have started, and tell once why not.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         host: where they start.
         mesh: name of their mesh.
-        names: of the processes.
+        names: the names of the processes.
         bound: seconds after which the caller gives up.
     """
     start = _Start(node, host, mesh, names, bound)

@@ -40,9 +40,9 @@ def pack(namespace: Namespace, source: str, name: str) -> Packed:
     """Return the variables of this rank that a cell uses.
 
     Args:
-        namespace: of the rank.
+        namespace: the namespace of the rank.
         source: code of the cell.
-        name: of the cell.
+        name: the name of the cell.
     """
     used = _names_in(compile(source, name, "exec"))
     variables = {key: value for key, value in namespace.variables.items() if key in used and not key.startswith("__")}

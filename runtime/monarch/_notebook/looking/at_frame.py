@@ -43,7 +43,7 @@ def scope_of(level: int, frame: FrameType | None) -> Scope:
     """Return the variables of a frame.
 
     Args:
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
         frame: the innermost one of a stack.
 
     Raises:
@@ -71,7 +71,7 @@ def look(level: int, read: Callable[[Scope], Any]) -> tuple[bool, Any]:
     """Run something in a frame; return whether it has ended well, and what it returns, or the error as text.
 
     Args:
-        level: of the frame; see ``scope_of``.
+        level: the level of the frame; see ``scope_of``.
         read: runs there, with its variables.
     """
     looking = _Look(level, read)

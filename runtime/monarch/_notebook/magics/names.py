@@ -41,7 +41,7 @@ def why_missing(name: str, cell: bool = False) -> str:
     """Return why a rank does not run a magic, and what to do; empty if it does.
 
     Args:
-        name: of the magic, without percent signs.
+        name: the name of the magic, without percent signs.
         cell: whether it is a cell magic.
     """
     sign, known = ("%%", CELL) if cell else ("%", LINE)

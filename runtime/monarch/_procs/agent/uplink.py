@@ -45,7 +45,7 @@ class Uplink:
     """Sends some messages of an agent to the program by way of another agent. Used by the agent's one thread.
 
     Args:
-        router: of the agent.
+        router: the router of the agent.
         later: runs a function after some seconds.
         ended: called when the program gives no word for long, after the way to it was lost.
     """

@@ -45,7 +45,7 @@ def keep(
         on: a launcher, such as ``slurm`` or ``ssh:node[1-4]``, as for ``%mesh up --on``; empty for this machine. A
             process on this machine then holds the hosts, until the mesh ends or its lease does.
         hosts: how many hosts of the launcher; 0 for all that it names.
-        options: of the launcher, by name.
+        options: the options of the launcher, by name.
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
         tell: called with a line at each step of the wait for the hosts, and whether it matters after it.
 

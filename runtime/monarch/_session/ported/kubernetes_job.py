@@ -41,9 +41,9 @@ class KubernetesJob(JobTrait):
     """A job on pods of a Kubernetes cluster, which this package starts as a Job or a JobSet by ``kubectl``.
 
     Args:
-        namespace: of the pods.
+        namespace: the namespace of the pods.
         timeout: the most seconds to wait for them; None to wait without a limit.
-        kubeconfig: of kubectl.
+        kubeconfig: the kubeconfig of kubectl.
         attach_to: ignored: outside the cluster, kubectl forwards the ports.
     """
 
@@ -79,12 +79,12 @@ class KubernetesJob(JobTrait):
         """Add a mesh of hosts, each in a pod.
 
         Args:
-            name: of the mesh.
+            name: the name of the mesh.
             num_replicas: its number of hosts.
             label_selector: must be None, since pods of others are not supported.
             pod_rank_label: likewise the default.
             image_spec: the image of the pods; the same for all meshes of a job.
-            port: of each host's agent; likewise.
+            port: the port of each host's agent; likewise.
             pod_template: in place of an image, a template of the pods, as a mapping; likewise.
             labels: further labels of the job and its pods.
             annotations: must be None; a template has those of the pods.

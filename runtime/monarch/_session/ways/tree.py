@@ -29,7 +29,7 @@ class Tree:
     """Which hosts hang on which. For the receiving thread.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         watch: watches the connection to a host.
         unwatch: watches it no more.
         straightened: called with a host to which there is a connection again.

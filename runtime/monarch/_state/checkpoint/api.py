@@ -95,7 +95,7 @@ def restore(
 
     Args:
         mesh: actors, all of a mesh or a slice.
-        path: of the folder.
+        path: the path of the folder.
         state: the method that returns the state.
         load: the method that takes it; ``__setstate__`` as above.
         version: the name or the number of a version; None for the latest.
@@ -166,7 +166,7 @@ class Save:
 
     Args:
         mesh: the actors.
-        path: of the folder.
+        path: the path of the folder.
         state: the method that returns the state, or a function as ``module:name`` that gets the actor.
         args: more arguments of it.
         keep: how many versions stay.
@@ -269,7 +269,7 @@ def _steps(
     Args:
         mesh: its actors.
         what: the ranks do it for, in errors.
-        token: of the checkpoint.
+        token: the token of the checkpoint.
         step: its name.
         args: gives the arguments for a position.
     """

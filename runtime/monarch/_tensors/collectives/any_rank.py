@@ -86,7 +86,7 @@ class AnyReceive(dist.Work):
         """Wait until a message has come.
 
         Args:
-            timeout: of the first wait; that of the group if it is zero.
+            timeout: the timeout of the first wait; that of the group if it is zero.
         """
         try:
             # An interrupt may come at any step.
