@@ -167,7 +167,7 @@ def spare_threads(prefix: str, others: tuple[str, ...]) -> None:
 
 
 def group_skipped_files(debugger: Any, grouped: Callable[[list[str]], list[str]]) -> None:
-    """Replace the files of the kernel that a debugger leaves alone, of which it makes a rule each, by patterns.
+    """Replace the files of the kernel that a debugger skips, each of which would be a rule, by patterns.
 
     Args:
         debugger: ipykernel's.

@@ -128,7 +128,7 @@ class Calls:
         return call.method == "__init__" and cls is not None and cls.__module__.startswith("monarch._notebook.")
 
     def is_stoppable(self, call: Gather[Any]) -> bool:
-        """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors go on."""
+        """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors continue."""
         return not (self.handle(call) or _is_special(call))
 
     def runs_ops(self, call: Gather[Any]) -> bool:
@@ -193,7 +193,7 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    # Ops on tensors of a mesh go on, so that all ranks have run the same ones.
+    # Ops on tensors of a mesh continue, so that all ranks have run the same ones.
     return call.method.startswith("__") or _is_unstopped(call)
 
 

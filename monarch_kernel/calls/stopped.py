@@ -32,7 +32,7 @@ class Stopped:
         self.cleaning: set[int] = set()
         """Ranks that still run and clean up."""
         self.notes: list[str] = []
-        """Other calls that were stopped or go on."""
+        """Other calls that were stopped or continue."""
         self.died: dict[int, str] = {}
         """How ranks died of the interrupt, or before it."""
         self.waited: dict[int, str] = {}

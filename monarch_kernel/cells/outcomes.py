@@ -156,7 +156,7 @@ class Outcomes:
                     for future in run.futures:
                         streams.hidden.pop(future.port, None)
                     if run.missing():
-                        # A rank died, so the cell has failed; the others need not go on.
+                        # A rank died, so the cell has failed; the others need not continue.
                         run.interrupt()
                     _record(mesh, header, run, results, total)
             return True

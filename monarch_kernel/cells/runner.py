@@ -144,7 +144,7 @@ class CellRunner:
                 stopped.timeout = timeout
                 return stopped
             if run.missing():
-                # A rank died, so the cell has failed; the others need not go on.
+                # A rank died, so the cell has failed; the others need not continue.
                 run.interrupt()
                 return None
             return self._stopping.outcome_by_hand(run)

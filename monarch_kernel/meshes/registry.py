@@ -118,7 +118,7 @@ class Meshes:
             told: called with the outcome, if the wait was interrupted.
 
         Raises:
-            KeyboardInterrupt: the wait was interrupted; the restart goes on, if it had begun.
+            KeyboardInterrupt: the wait was interrupted; the restart continues, if it had begun.
         """
         mesh = self.get(name)
         used, node = self.used, current_node()

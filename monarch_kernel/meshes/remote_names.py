@@ -18,12 +18,12 @@ _MOST = 12
 
 @contextmanager
 def one_line(mesh: Mesh, doing: str, name: str = "") -> Generator[None]:
-    """Raise errors of ranks as one line about what was asked of them.
+    """Raise errors of ranks as one line about the request that failed.
 
     Args:
         mesh: the mesh of the ranks.
-        doing: what was asked, as in ``%mesh pull``.
-        name: the name of the variable whose value was asked for.
+        doing: the request, as in ``%mesh pull``.
+        name: the name of the variable that was requested.
     """
     __tracebackhide__ = True
     try:

@@ -69,6 +69,6 @@ def _narrowed_bar(bar: BarRow, members: Collection[int], now: float) -> BarRow |
         done=[bar.done[at] for at in places],
         total=bar.total if len(bar.total) == 1 else [bar.total[at] for at in places],
         left=left,
-        # Others may go on.
+        # Others may continue.
         ended=bar.ended or (0.0 if left else now),
     )

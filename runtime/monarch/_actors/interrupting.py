@@ -69,7 +69,7 @@ def interrupt(key: str, src: str, port: int) -> bool:
 
 @service("interrupts.drop", "quick")
 def drop(key: str, src: str, port: int) -> None:
-    """Answer a queued call of an actor of this process instead of handling it; one that has begun goes on.
+    """Answer a queued call of an actor of this process instead of handling it; one that has begun continues.
 
     Args:
         key: the key of the actor's mesh.
@@ -114,7 +114,7 @@ def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
 
 
 def abort_paused(mailboxes: Sequence[Mailbox], reason: str) -> None:
-    """End the calls of a paused process, which ends: none of them goes on, and queued ones do not begin.
+    """End the calls of a paused process, which ends: none of them continues, and queued ones do not begin.
 
     Args:
         mailboxes: the mailboxes of the process.

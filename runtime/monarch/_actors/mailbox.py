@@ -115,7 +115,7 @@ class Mailbox:
         self._dropped: dict[int, m.Call] = {}
         """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
         self._abandoned: set[int] = set()
-        """Identities of messages that were answered while their code goes on; only grows."""
+        """Identities of messages that were answered while their code continues; only grows."""
         self.blocked = False
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
@@ -348,7 +348,7 @@ class Mailbox:
             self.turns.finished(call)
 
     def abandon(self, calls: Iterable[m.Call]) -> None:
-        """Answer messages whose code goes on after the actor's stop; later answers are not sent."""
+        """Answer messages whose code continues after the actor's stop; later answers are not sent."""
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True

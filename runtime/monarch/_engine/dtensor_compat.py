@@ -283,7 +283,7 @@ def forget_shardings() -> None:
 
 
 def set_apart(mesh: Any, number: int) -> None:
-    """Let torch tell a mesh from others of the same ranks, since it keeps shardings by meshes that are equal.
+    """Make torch distinguish a mesh from others of the same ranks, since it caches shardings by equal meshes.
 
     Args:
         mesh: a DeviceMesh that nobody has compared yet.

@@ -31,7 +31,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def look(tensor: Tensor, what: str, region: Region) -> list[Any]:
-    """Return what some ranks say of their parts of a tensor."""
+    """Return the reports of some ranks about their parts of a tensor."""
     mesh = tensor.monarch_layout.mesh
     return mesh.recovery.look(
         tensor.monarch_ref.number, what, view_at(mesh.actors, region) if mesh.actors is not None else region

@@ -111,7 +111,7 @@ def failing_of(schema: Any, changed: tuple[int, ...], layouts: Sequence[Any]) ->
 
 
 def info_of(schema: Any) -> int:
-    """Return the result that tells whether the others are right; -1 for none."""
+    """Return the index of the result that shows whether the others are right; -1 for none."""
     return next((at for at, each in enumerate(schema.returns) if each.name == "info"), -1)
 
 

@@ -352,7 +352,7 @@ class OpStream:
                 self.templates.pop(entry[0], None)
 
     def follow(self, future: Any) -> None:
-        """Look later at what the ranks have answered to a function."""
+        """Read later how the ranks have answered a function."""
         with _quiet(self.lock):
             self.sent.append((future, self.order.epoch))
             if not self._is_watched:

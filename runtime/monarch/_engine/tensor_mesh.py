@@ -199,7 +199,7 @@ class TensorMeshes:
             print(f"monarch: {describe_unreported(each, {})}", file=sys.stderr, flush=True)
 
     def _heal(self, uid: str, new: list[int], found: dict[int, Any]) -> bool:
-        """Let new processes, by position, take their place; return whether all ranks go on."""
+        """Let new processes, by position, take their place; return whether all ranks continue."""
         meshes = self.of_uid(uid)
         shape = state_of(meshes[0].procs).procs.region()
         return self.heal(meshes, self._actors[uid][0], shape, [shape.base_rank(at) for at in new], found)

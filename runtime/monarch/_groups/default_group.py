@@ -101,7 +101,7 @@ def _is_due(reader: FrameType) -> bool:
     own, here = local_rendezvous(), current.get()
     if not own.has_default or (here is not None and own.is_used_by(here[1].src, here[1].port)):
         return False
-    # An operation that has failed, or has another group, goes on with the broken one.
+    # An operation that has failed, or has another group, continues with the broken one.
     return not own.broken or (reader.f_code.co_name != "is_initialized" and uses_default(reader))
 
 

@@ -82,7 +82,7 @@ class Future(Generic[R]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            CallTimeoutError: the timeout expired. The call goes on, and a later ``get`` can still return its result.
+            CallTimeoutError: the timeout expired. The call continues, and a later ``get`` can still return its result.
             ActorError: the endpoint raised.
             DeviceMeshError: a process or actor of the call has died or was stopped.
             DeadlockError: the call waits for this actor, or this is the receiving thread.

@@ -133,7 +133,7 @@ class Hosts:
             return self._contexts[place - 1]
 
     def join(self, hosts: Sequence[str]) -> None:
-        """Add hosts of which messages may go to others, once there are enough of them."""
+        """Add hosts that may forward messages to others, once there are enough of them."""
         self._joined.update(dict.fromkeys(hosts))
         joined = [host for host in self._joined if host in self.known]
         least = TREE_HOSTS()

@@ -25,7 +25,7 @@ class LastSteps:
         node: the node of the rank.
         main: the executor of its main thread, where ``run`` is called.
         since: the time of the wish that the process ends, by the monotonic clock.
-        give_up: called in the receiving thread, with a line for the user, if a step goes on all the same.
+        give_up: called in the receiving thread, with a line for the user, if a step continues all the same.
     """
 
     def __init__(self, node: Node, main: Executor, since: float, give_up: Callable[[str], None]) -> None:

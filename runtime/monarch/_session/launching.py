@@ -105,8 +105,8 @@ def launch_hosts(
         count: the number of hosts; 0 for all that the launcher names.
         name: the name of the mesh of hosts.
         parts: several meshes of hosts, with the number of hosts of each; None for one mesh of all.
-        at_least: go on with this many hosts, if the others fail or take longer; they are attached when they come, see
-            ``Launched.late_hosts``. None for all. For one mesh only.
+        at_least: continue with this many hosts, if the others fail or take longer; they are attached when they come,
+            see ``Launched.late_hosts``. None for all. For one mesh only.
         keys: the keys of this program; None for new ones.
         interface: the address of this machine at which the hosts reach it; None for the one on the route to the first.
         timeout: the most seconds to wait for hosts that do not join; None for the launcher's own limits.

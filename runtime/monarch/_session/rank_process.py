@@ -133,7 +133,7 @@ class Rank:
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
-        """Whether an actor was given up while its code goes on; set once under ``_halt_lock``."""
+        """Whether an actor was given up while its code continues; set once under ``_halt_lock``."""
         self._halt_lock = threading.Lock()
         self._halted_at = 0.0
         """The time of the owner's wish that this process ends; receiving thread only."""

@@ -150,7 +150,7 @@ def _outside_check(frame: FrameType | None) -> FrameType | None:
 
 
 def _outside_receive(frame: FrameType | None) -> FrameType | None:
-    """Return the frame outside a wait for a message from any rank, which goes on in steps."""
+    """Return the frame outside a wait for a message from any rank, which continues in steps."""
     waiting = sys.modules.get("monarch._tensors.collectives.waiting")
     return waiting.outside_receive(frame) if waiting is not None and frame is not None else frame
 
@@ -197,7 +197,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
 def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = False) -> Freed:
     """Abort the waits of a call of this rank: collectives, a socket, a condition.
 
-    The call goes on with an error or with its pending interrupt.
+    The call continues with an error or with its pending interrupt.
 
     Args:
         key: the key of the actor's mesh.

@@ -71,7 +71,7 @@ class UnjoinedCollectives:
         """By uid of the mesh, while calls to it run; a look ends once all is reported, and this outlives it."""
 
     def tick(self, now: float) -> None:
-        """Look at meshes of which some ranks have finished; about every second."""
+        """Check meshes where some ranks have finished, about every second."""
         latest, self._latest = self._latest, self._node.ports.last
         # Without calls since the last look: a loop of short calls waits for nothing long.
         under_way = _under_way(self._node, latest)

@@ -72,7 +72,7 @@ class MeshTelemetry:
             return copy_of(self._model)
 
     def read(self, reader: Callable[[MeshModel], T]) -> T:
-        """Return what a function takes from the state, which is cheaper than a copy of it for a large mesh.
+        """Return the result of a function of the state, which is cheaper than copying the state of a large mesh.
 
         Args:
             reader: quick; does not change the model, keep parts of it, wait or run user code.

@@ -40,7 +40,7 @@ class Elements(NamedTuple):
 
 
 def differing(count: int, kind: str, hashes: Hashes, data: Data) -> Elements:
-    """Compare two arrays of which only hashes and small parts are read.
+    """Compare two arrays by hashes, reading only small parts of them.
 
     Args:
         count: the number of their elements.

@@ -14,7 +14,7 @@ _FRAMES = re.compile(
 
 
 def without_cpp_frames(text: str) -> str:
-    """Return output without the C++ frames of torch's warnings, in place of which a line gives their number."""
+    """Return output with the C++ frames of torch's warnings replaced by a line with their number."""
     if "frame #" not in text:
         return text
     return _FRAMES.sub(_replaced, text)

@@ -62,7 +62,7 @@ class Watch:
         self._hook.remove()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        # The training goes on, whatever happens here.
+        # The training continues, whatever happens here.
         try:
             if self._value() is None:
                 self.end()

@@ -134,7 +134,7 @@ class Inquiry:
             return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"resume it with kill -CONT {pid}")
         known = self._known.get(proc)
         frames = known.doings[0].frames if known is not None and known.doings else ()
-        # One that computes, or gets no CPU on an overloaded machine, goes on.
+        # One that computes, or gets no CPU on an overloaded machine, continues.
         cores = 1.0 if state and process_runs(pid) else -1.0
         return Doing(Kind.GIL if state else Kind.SILENT, "", self._marked(proc, frames), seconds, cores)
 

@@ -77,7 +77,7 @@ _INODES = {
 
 
 def look_at(ident: int, rank: int) -> Look:
-    """Return what a thread does.
+    """Return the activity of a thread.
 
     Args:
         ident: the ident of the thread.

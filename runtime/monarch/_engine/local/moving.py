@@ -90,7 +90,7 @@ class _Move(torch.autograd.Function):
 def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
     """Return copies of tensors on another mesh: each rank gets what the rank at the same place has.
 
-    The copy has the values of this moment; ops on both meshes go on meanwhile. Gradients flow back the same way.
+    The copy has the values of this moment; ops on both meshes continue meanwhile. Gradients flow back the same way.
 
     Args:
         tensors: a rank-local tensor or one that is divided over a mesh, or nested lists, tuples and dicts with some.

@@ -63,7 +63,7 @@ class Remote:
         """Structure and metadata of results by those of arguments; likewise."""
 
     def with_propagate(self, propagate: Any) -> Remote:
-        """Return the same function, of which the program learns the results in another way."""
+        """Return the same function with another way to infer its results."""
         if propagate is self._propagate or (isinstance(propagate, str) and propagate == self._propagate):
             return self
         made = Remote(self.function, propagate)

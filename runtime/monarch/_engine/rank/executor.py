@@ -146,7 +146,7 @@ class Executor(Actor):
 
     @endpoint
     def fetch(self, numbers: list[int], rank: int) -> Report:
-        """Return the tensors that a rank has; the others tell whether they have failed."""
+        """Return the tensors that a rank has; the other ranks report whether they have failed."""
         if self.halted:
             return Report(True)
         failure = self._failure_for(numbers)

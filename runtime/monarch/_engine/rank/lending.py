@@ -31,7 +31,7 @@ class _Lent:
         """The failures of the executor, which alone writes it."""
 
     def put(self, number: int, value: torch.Tensor) -> None:
-        """Keep a value, and forget those that nobody has taken."""
+        """Keep a value, and drop those that no call has taken."""
         now = time.monotonic()
         with self._changed:
             for each in [each for each, (_, since) in self._values.items() if now - since > _KEPT_S]:

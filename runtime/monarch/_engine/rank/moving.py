@@ -94,7 +94,7 @@ class _Exports:
         """The first reference since a rank of this mesh has died: ops with older ones do not come any more. Written
         while the executor waits for the program."""
         self.lost_sources: frozenset[str] = frozenset()
-        """Meshes with dead ranks, which go on after they are healed. Thread of the executor only."""
+        """Meshes with dead ranks, which continue after they are healed. Thread of the executor only."""
 
     def put(self, number: int, tensor: torch.Tensor, takers: int, target: str) -> None:
         """Keep the present value of a tensor for some ranks of a mesh."""
@@ -143,7 +143,7 @@ class _Exports:
         return found.failure
 
     def fail(self, number: int, failure: Failure) -> None:
-        """Tell those who wait for a value that it has failed; the executor has noted that already."""
+        """Tell the ranks that wait for a value that it has failed; the executor has noted that already."""
         with self._lock:
             ports = self._waiting.pop(number, [])
         for port in ports:
@@ -179,7 +179,7 @@ class _Exports:
             found.buffer.drop()
 
     def drop(self, numbers: list[int]) -> None:
-        """Forget values that nobody reads any more."""
+        """Drop values that no rank reads any more."""
         for number in numbers:
             with self._lock:
                 found = self._ready.pop(number, None)
@@ -206,7 +206,7 @@ class _Exports:
                 each.buffer.drop()
 
     def halt(self, halted: bool) -> None:
-        """Tell those who wait that the executor has halted."""
+        """Tell the ranks that wait that the executor has halted."""
         with self._lock:
             self._halted = halted
         if halted:

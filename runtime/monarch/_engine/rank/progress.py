@@ -1,4 +1,4 @@
-"""How far this rank is in the ops of each mesh. After a failure, ranks that are behind go on up to the op that failed.
+"""How far this rank is in the ops of each mesh. After a failure, ranks that are behind run up to the op that failed.
 
 The rank that failed has taken part in the collectives of all ops before. If others were cut in one of these, they would
 have to run it again without the ranks that have completed it. So the connections are cut once all ranks are there.

@@ -20,7 +20,7 @@ def _giving(value: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def pretend_gpus(count: int, memory: Any) -> None:
-    """Let ``torch.cuda`` tell of GPUs in this process, which is for one simulation only.
+    """Make ``torch.cuda`` report GPUs in this process, which runs only one simulation.
 
     Args:
         count: the count of the host.

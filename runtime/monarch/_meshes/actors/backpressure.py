@@ -74,7 +74,7 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh:
 
 
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
-    """Wait until one receiver has room, or until an actor may go on without."""
+    """Wait until one receiver has room, or until an actor may continue without."""
     here = current.get()
     window = peer.window
     finished, begun = window.statistics().finished, time.monotonic()

@@ -1,4 +1,4 @@
-"""One heal or resize of a mesh at a time: the next one waits for its turn; calls go on."""
+"""One heal or resize of a mesh at a time: the next one waits for its turn; calls continue."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _SLOW = 5
 
 
 def watch_start(node: Node, host: str, mesh: str, names: Sequence[str], bound: float) -> None:
-    """Look now and then whether processes have started, and tell once why not.
+    """Check now and then whether processes have started, and report once why not.
 
     Args:
         node: the node of this process.

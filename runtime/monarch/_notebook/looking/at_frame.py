@@ -137,7 +137,7 @@ class _Look:
             # SystemExit too: it is of the expression, not of the paused code.
             self.answer = text_of(error)
         finally:
-            # A fork that the expression has made would go on with the code.
+            # A fork that the expression has made would continue with the code.
             leave_if_forked()
 
 

@@ -81,7 +81,7 @@ class _Asking:
         self.name = name
 
     def difference(self, first: list[int], other: list[int]) -> Difference:
-        """Return how two groups of ranks differ, of which each agrees."""
+        """Return how two groups of ranks differ; the ranks of each group agree."""
         pair = first[0], other[0]
         try:
             ours, theirs = ([Part(*each) for each in some] for some in self._both(pair, request(parts_here, self.name)))

@@ -39,7 +39,7 @@ Row = tuple[str, str, str, int, int, "tuple[str, Any] | None", str]
 expression of the whole in an expression for it."""
 
 _kept: OrderedDict[int, Any] = OrderedDict()
-"""Values of expressions whose parts may be asked for, until the rank goes on. Single operations, by any thread."""
+"""Values of expressions whose parts may be asked for, until the rank continues. Single operations, by any thread."""
 _numbers = count(1)
 
 

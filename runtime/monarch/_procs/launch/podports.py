@@ -131,7 +131,7 @@ class _Command:
             time.sleep(_LOOK_S)
 
     def error_text(self) -> str:
-        """Return the end of what it has printed on standard error."""
+        """Return the last lines that kubectl has printed on standard error."""
         return read_tail(self._errors, _TAIL).data.decode(errors="replace").strip()
 
     def hang_up(self) -> None:

@@ -12,7 +12,7 @@ NEED = 96 << 20
 
 
 def check_memory() -> None:
-    """Refuse to go on if this process may take too little more memory for a session; takes none.
+    """Refuse to continue if this process may not allocate enough memory for a session. Allocates none.
 
     Raises:
         LimitError: with what the limit is.

@@ -198,7 +198,7 @@ def need_program() -> Session:
 
 
 def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
-    """Become the controller of a detached mesh, and return what the agents of its hosts tell of it.
+    """Become the controller of a detached mesh, and return the reports of the agents of its hosts.
 
     Args:
         record: its record.

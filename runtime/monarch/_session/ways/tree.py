@@ -94,7 +94,7 @@ class Tree:
             self.straighten(host)
 
     def bar(self, host: str, parent: str) -> None:
-        """Let a host not hang on another one for a while, nor get messages by way of it."""
+        """Keep a host from connecting through another one for a while, and from getting messages through it."""
         now = time.monotonic()
         until, seconds = self._barred.get((host, parent), (-_APART_LONGEST, _APART / 2))
         if until > now:

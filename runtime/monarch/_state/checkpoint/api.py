@@ -47,9 +47,9 @@ def checkpoint(
     keep: int = 2,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Write the state of actors to disk as a new version in a folder, while they go on working.
+    """Write the state of actors to disk as a new version in a folder, while they continue working.
 
-    Each actor copies its state into CPU memory when it reaches this call in its queue, and goes on at once; its rank
+    Each actor copies its state into CPU memory when it reaches this call in its queue, and continues at once; its rank
     writes the copy in a thread. Versions are atomic: whatever dies, earlier ones stay usable. A second checkpoint to
     the same folder copies the state at once and is written after the first.
     An endpoint of these actors must not wait for it, since its own actor must copy its state meanwhile.

@@ -111,7 +111,7 @@ class World:
             return self.groups[key]
 
     def group_apart(self, ranks: Sequence[int], purpose: str) -> Any:
-        """Return a process group of some ranks of which no other code knows; each of them must ask for it.
+        """Return a private process group of some ranks; each of them must ask for it.
 
         Args:
             ranks: including this one.

@@ -220,7 +220,7 @@ def _begun(process: subprocess.Popen[bytes], order: h.HoldOrder, errors: int) ->
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise SpawnError(f"the launcher {order.where!r} did not request hosts within {_BEGIN_S:g} s")
-        # It prints one message, and goes on in a child.
+        # It prints one message, and continues in a child.
         packet = process.stdout.read()
     process.wait()
     if not packet:
