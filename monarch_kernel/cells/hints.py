@@ -182,7 +182,7 @@ def _of_port(error: CellError) -> str:
     )
     if _MP_SPAWN in error.trace:
         hint += (
-            "; or leave mp.spawn out, since each rank is a process already: "
+            "; or omit mp.spawn, because each rank already is such a process: "
             "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here"
         )
     return hint

@@ -105,7 +105,7 @@ class Spawning:
             )
         if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
             print(
-                f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their state; "
+                f"{order.name}: the arguments ({order.arguments}) are ignored, because the actors keep their state; "
                 f"--new replaces the actors",
                 file=sys.stderr,
             )

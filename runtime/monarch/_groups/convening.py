@@ -82,7 +82,7 @@ def _await_failed_calls() -> None:
         own.calls.gates.pop(src, None)
     own.calls.forget(src, failed)
     if number:
-        spoil_generation("a call failed and its collective was aborted; use the group again", number)
+        spoil_generation("a call failed and its collective was aborted; the next use recreates the group", number)
 
 
 @service("convening.convene", "quick")

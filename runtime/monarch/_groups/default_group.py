@@ -93,7 +93,7 @@ def _made() -> Any:
         if found is not None:
             return found
         # A newer generation has begun since, and this rank has left the one that it waited for.
-    raise GroupError(f"the process group was replaced {_TRIES} times while this code asked for it; use it again")
+    raise GroupError(f"the process group was replaced {_TRIES} times while this code requested it; try again")
 
 
 def _is_due(reader: FrameType) -> bool:

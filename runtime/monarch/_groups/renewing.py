@@ -59,7 +59,7 @@ def _renew() -> None:
             before.append(_renew)
             return
         if number:
-            spoil_generation("a call failed and its collective was aborted; use the group again", number)
+            spoil_generation("a call failed and its collective was aborted; the next use recreates the group", number)
             with suppress(ValueError):
                 before.remove(_renew)
     if not own.lacks_default:

@@ -99,8 +99,8 @@ class OpenVerdicts:
                 holders = "; ".join(dict.fromkeys(self._verdicts.holders(uid)))
                 if holders:
                     raise SupervisionError(
-                        f"{what} has waited {VERDICT_S:g} s for a verdict on {name}, which is still open: {holders}. "
-                        f"The heal continues; retry to wait for it, or use a slice of the live ranks",
+                        f"{what} has waited {VERDICT_S:g} s because a failure of {name} is still being handled: "
+                        f"{holders}. The heal continues; retry to wait for it, or use a slice of the live ranks",
                         mesh=name,
                     )
             # Another rank may have died meanwhile.

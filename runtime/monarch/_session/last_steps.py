@@ -84,8 +84,8 @@ def _of_functions() -> str:
     children = ", ".join(repr(name) for name in left_children())
     if children:
         return (
-            f"the process ends with these child processes, which did not end within {STOP_CLEANUP():g} s: {children}; "
-            f"start them with daemon=True, or set {STOP_CLEANUP.variable}"
+            f"the process exits without waiting for these child processes, which did not end within "
+            f"{STOP_CLEANUP():g} s: {children}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
         )
     return (
         f"the exit functions of the process did not end within {STOP_CLEANUP():g} s and were interrupted; set "

@@ -398,7 +398,7 @@ class Executor(Actor):
             if not (isinstance(error, GroupError) or broke(error)):
                 raise
             # Others may have made theirs, or wait for this rank.
-            give_up_attempt(attempt, f"rank {self.rank} could not make its process groups: {error}")
+            give_up_attempt(attempt, f"rank {self.rank} could not create its process groups: {error}")
             return False
         finally:
             attempts.running = 0

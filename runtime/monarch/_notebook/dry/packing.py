@@ -120,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):
         if obj.layout is not torch.strided:
             raise TypeError(f"tensors of layout {obj.layout} are not simulated")
         if obj.grad_fn is not None:
-            raise TypeError("autograd has computed it; use detach()")
+            raise TypeError("autograd has computed it, so it is not a leaf tensor; use detach()")
         storage = obj.untyped_storage()
         key = storage.data_ptr() or id(storage)
         return _made, (

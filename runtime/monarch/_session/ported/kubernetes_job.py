@@ -94,8 +94,8 @@ class KubernetesJob(JobTrait):
         """
         if label_selector is not None or pod_rank_label != _POD_RANK or annotations is not None:
             raise ArgumentError(
-                "add_mesh: label_selector, pod_rank_label and annotations are not supported, because the job starts its "
-                "pods; give image_spec or pod_template, or run 'python -m monarch.worker' in your own pods and use "
+                "add_mesh: label_selector, pod_rank_label and annotations are not supported, because the job starts "
+                "its pods; give image_spec or pod_template, or run 'python -m monarch.worker' in your own pods and use "
                 "monarch.actor.attach_to_workers"
             )
         if (image_spec is None) == (pod_template is None):
