@@ -89,7 +89,7 @@ class Ids:
 
     @staticmethod
     def is_of_ranks(number: object) -> bool:
-        """Return whether a number is one of these, also if what it names is gone."""
+        """Return whether a number is one of these, even if its frame or value is gone."""
         return isinstance(number, int) and FIRST <= number < 2 * FIRST
 
     def forget(self, proc: str) -> bool:

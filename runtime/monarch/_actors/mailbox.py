@@ -161,7 +161,7 @@ class Mailbox:
             self.leave(self.ending or "")
 
     def state_of(self, proc: str, port: int) -> str | None:
-        """Return the state of a request: see monarch._core.deadlock. None also if others can be handled meanwhile."""
+        """Return the state of a request: see monarch._core.deadlock. None even if others can be handled meanwhile."""
         for running in (self.running, self.turns.call):
             if running is not None and running.port == port and running.src == proc:
                 return "explicit" if self._is_explicit(running) else "running"
@@ -176,7 +176,7 @@ class Mailbox:
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
     def is_concurrent(self, call: m.Call) -> bool:
-        """Return whether a message may run beside others."""
+        """Return whether a message may run concurrently with others."""
         method = self._methods.get(call.method)
         return method is not None and method.concurrent and not call.flags & FUNCTION
 

@@ -25,8 +25,8 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
     """Return a tensor of a mesh with a value of the program. Each rank gets its part only.
 
     Args:
-        tensor: a tensor, an array of numpy or Arrow, or a table of Arrow with columns of one type. Its memory is read
-            at once, also if it is mapped from a file, for example with ``torch.load(mmap=True)``.
+        tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
+            at once, even if it is mapped from a file, for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
             None alone gives each rank the whole value.

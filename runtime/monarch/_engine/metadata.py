@@ -150,7 +150,7 @@ def _infer(
             return "local", _infer_whole(mesh, op, args, kwargs, layouts), False
         raise NoRuleError(str(error).partition("\n")[0]) from error
     except NoRuleError as error:
-        # Errors of the program come first, also if torch's rule did not expect them.
+        # Errors of the program come first, even if torch's rule did not expect them.
         whole = _infer_whole(mesh, op, args, kwargs, layouts)
         if not all(is_replicated(layout.placements) for layout in layouts):
             raise error from None

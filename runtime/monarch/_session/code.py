@@ -48,7 +48,7 @@ def code_files(folder: str, again: bool = False) -> dict[str, str]:
 
     Args:
         folder: the working directory.
-        again: look into it also if it had too many before.
+        again: look into it even if it had too many before.
 
     Raises:
         ArgumentError: there are too many, or too many other files among them.

@@ -39,7 +39,7 @@ class LastSteps:
         """The newest step that was interrupted. Written by the receiving thread."""
 
     def run(self) -> None:
-        """Wait for threads that are no daemons, and run the functions of ``atexit``."""
+        """Wait for non-daemon threads, and run the ``atexit`` functions."""
         most = time.monotonic() - self._since + _STEPS * (STOP_CLEANUP() + (_PRESSES + 1) * STOP_CANCEL())
         self._node.peers.to_agent(self._node.host, m.Stop(self._node.proc, [self._node.proc], most))
         for number, (step, text) in enumerate(((join_threads, _of_threads), (run_functions, _of_functions))):

@@ -1,4 +1,4 @@
-"""Arrays, tensors and tables of Arrow as arrays of numpy. Arrow itself is not imported here."""
+"""Arrow arrays, tensors and tables as NumPy arrays. Arrow itself is not imported here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_of_arrow(value: Any) -> bool:
 
 
 def array_of_arrow(value: Any) -> Any:
-    """Return the numbers of an object of Arrow.
+    """Return the numbers of an Arrow object.
 
     The columns of a table, or of a record batch, are the columns of the result. Lists of a fixed size and tensors of a
     fixed shape are further dims. Missing floating point numbers are NaN.

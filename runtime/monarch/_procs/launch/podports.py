@@ -33,7 +33,7 @@ code=$?
 kill $! 2> /dev/null
 exit $code
 """
-"""Runs its arguments until they end, or a line or the end comes on standard input, also if this program is killed."""
+"""Runs its arguments until they end, or a line or the end comes on standard input, even if this program is killed."""
 _FORWARDED = re.compile(r"127\.0\.0\.1:(\d+) ->")
 
 
