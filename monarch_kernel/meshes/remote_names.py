@@ -46,7 +46,7 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     cause, failed = error.exception, sorted(error.failures)
     where = describe_ranks(failed, len(mesh.cells))
     if not isinstance(cause, NameError):
-        # The second line names an error that is no Exception, such as an interrupt.
+        # The second line names an error that is not an Exception, such as an interrupt.
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[1].strip()
         return f"{text} (on {where})"
     name = missing_name(cause)

@@ -261,7 +261,7 @@ class Streams:
         for block in blocks:
             port = _port_of(block.source)
             text = block.prefixed()
-            # A progress bar on stderr is no error.
+            # A progress bar on stderr is not an error.
             name = "stdout" if block.stream.startswith(PROGRESS) else block.stream
             self.log.add(text, self.calls.cell_of(port), name, block.source[0] if is_tuple(block.source) else "")
             if port in self.hidden:

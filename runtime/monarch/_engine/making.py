@@ -33,7 +33,7 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
 
     Raises:
         AxisError: the mesh has no axis of this name.
-        ArgumentError: the spec does not fit the tensor, or there are values that are no numbers, or are missing.
+        ArgumentError: the spec does not fit the tensor, or some values are not numbers, or are missing.
         DeviceMeshError: a rank has died.
     """
     value = as_tensor(tensor)
@@ -157,7 +157,7 @@ def arange(
 
 
 def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, spec: Spec, *args: Any) -> Tensor:
-    """Return a tensor of a mesh whose parts a function makes, on each rank, or a rank-local tensor has.
+    """Return a tensor of a mesh whose parts come from a function on each rank, or from a rank-local tensor.
 
     Args:
         function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a

@@ -62,7 +62,7 @@ def drain(mesh: ProcMesh, hosts: HostMesh, *, onto: HostMesh | None = None, time
 
     Args:
         mesh: the processes.
-        hosts: the hosts that go.
+        hosts: the hosts that are going away.
         onto: other hosts, on which the mesh does not run.
         timeout: seconds for the running calls of the actors to end and for their state.
 

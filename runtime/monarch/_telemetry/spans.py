@@ -23,7 +23,7 @@ def span(name: str) -> AbstractContextManager[Any]:
         name: the name of the range.
 
     Raises:
-        ArgumentError: the name is no string.
+        ArgumentError: the name is not a string.
     """
     if not is_a(name, str):
         raise ArgumentError(f"span: expected a name, got {name!r}")

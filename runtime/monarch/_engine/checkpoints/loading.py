@@ -30,14 +30,14 @@ def load(
     plan: Any = "replicate",
     version: str | int | None = None,
 ) -> Any:
-    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Sizes of meshes and specs may differ
-    from those that wrote it.
+    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Mesh sizes and specs may
+    differ from those that it was written with.
 
     Args:
         path: a folder of ``monarch.save`` or ``monarch.checkpoint``, a version in one, or a folder of
             ``torch.distributed.checkpoint``; visible to all hosts of the mesh.
-        state: a dict as for ``monarch.save``. Its tensors are read in place, other values are replaced, and objects get
-            theirs by ``load_state_dict``; only what it has is read. An optimizer without a state gets one, and one
+        state: a dict as for ``monarch.save``. Its tensors are read in place, other values are replaced, and objects are
+            restored by ``load_state_dict``; only its keys are read. An optimizer without a state gets one, and one
             that had none when it was saved loses its own. Tensors whose values were lost with a rank, or by an op that
             failed, have values again.
         mesh: for new tensors: a Mesh, or a mesh of processes or a slice of one.

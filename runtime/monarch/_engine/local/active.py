@@ -138,7 +138,7 @@ def get_active_mesh() -> Any:
     """Return the mesh that is active in the calling thread.
 
     Raises:
-        ArgumentError: none is.
+        ArgumentError: no mesh is active.
     """
     found = active_mesh()
     if found is None:

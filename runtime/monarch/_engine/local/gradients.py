@@ -15,7 +15,7 @@ from monarch.exceptions import ArgumentError
 
 
 def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
-    """Return a function with a gradient of its own.
+    """Return a function with a custom gradient.
 
     Args:
         function: returns its result, and a function from the gradients of the tensors of the result to those of the

@@ -36,7 +36,7 @@ def reduce(
             with the tensors of all ranks along the axis.
         scatter: whether each rank gets only its part: that of the first dim, whose size must be that of the axis. With
             "stack", ranks exchange parts (all-to-all).
-        mesh: must be None; move the result by ``to_mesh``.
+        mesh: must be None; move the result with ``to_mesh``.
 
     Returns:
         The same structure with new tensors, the same on all ranks along the axes unless ``scatter`` is set.

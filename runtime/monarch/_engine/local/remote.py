@@ -279,7 +279,7 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
             ``"inspect"``: from each call; ``"mocked"``: from the function itself, called with fake tensors.
 
     Raises:
-        ArgumentError: it is no function, or ``propagate`` is something else.
+        ArgumentError: it is not a function, or ``propagate`` is something else.
     """
     if function is None:
         return functools.partial(Remote, propagate=propagate)

@@ -28,7 +28,7 @@ class Execution:
         self._stream = stream
         self._view = view
         self.number = -new_number()
-        """Under which a halted rank keeps it; negative, as it is no tensor."""
+        """Under which a halted rank keeps it; negative, as it is not a tensor."""
         self.title = f"the function {name_of(function)}"
         """For errors."""
         self.line = lines.here()
