@@ -33,7 +33,7 @@ _OTHERWISE = {
 }
 _RELEASE = "release the lock before others are needed, or take it on one rank only"
 _STATES = {
-    Kind.IDLE: "idle since the call ended",
+    Kind.IDLE: "idle after finishing the call",
     Kind.DEAD: "dead",
     Kind.SUSPENDED: "suspended by a signal (SIGSTOP)",
     Kind.PAUSED: "paused by the debugger",

@@ -91,7 +91,7 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, _values)
 
     def call_each(self, values: Sequence[Any] | ValueMesh[Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
-        """Send to every actor of the mesh, each with a first argument of its own.
+        """Send to every actor of the mesh, each with its own first argument.
 
         Args:
             values: one for each actor, in the order of the mesh.
