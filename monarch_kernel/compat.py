@@ -157,7 +157,7 @@ def spare_threads(prefix: str, others: tuple[str, ...]) -> None:
     """Have the debugger of the notebook not pause some threads, nor list them, as ipykernel does with its own.
 
     Args:
-        prefix: of the names of the threads.
+        prefix: the prefix of the names of the threads.
         others: prefixes of those that it may pause all the same.
     """
     for thread in threading.enumerate():
@@ -167,7 +167,7 @@ def spare_threads(prefix: str, others: tuple[str, ...]) -> None:
 
 
 def group_skipped_files(debugger: Any, grouped: Callable[[list[str]], list[str]]) -> None:
-    """Replace the files of the kernel that a debugger leaves alone, of which it makes a rule each, by patterns.
+    """Replace the files of the kernel that a debugger skips, each of which would be a rule, by patterns.
 
     Args:
         debugger: ipykernel's.
@@ -184,7 +184,7 @@ def publish(kernel: Publisher, kind: str, content: dict[str, Any], parent: Any, 
     Args:
         kernel: the sender.
         kind: type of the message, such as ``stream``.
-        content: of the message.
+        content: the content of the message.
         parent: the request of the cell, with its header.
         topic: for subscribers to select by; empty for the kind of the message.
     """

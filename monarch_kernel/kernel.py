@@ -88,7 +88,7 @@ class MonarchKernel(IPythonKernel):
         self.context = copy_context()
         """Of the running cell: what a thread prints or asks in it belongs to that cell."""
         self._busy = threading.Lock()
-        """Held while front ends are told that the cell goes on, so that its end comes after that."""
+        """Held while front ends are told that the cell continues, so that its end comes after that."""
         self._replied = threading.Event()
         """Set while the notebook's thread owes no reply to a cell."""
         self._replied.set()
@@ -117,7 +117,7 @@ class MonarchKernel(IPythonKernel):
         self.say_busy()
 
     def say_busy(self) -> None:
-        """Tell front ends that the running cell goes on: the end of another message shows the kernel as idle."""
+        """Tell front ends that the running cell continues: the end of another message shows the kernel as idle."""
         with self._busy:
             if self.running is not None:
                 publish_status(self, "busy", self.running)

@@ -77,7 +77,7 @@ class OwnKernel(Kernel, Protocol):
         ...
 
     def say_busy(self) -> None:
-        """Tell front ends that the running cell goes on."""
+        """Tell front ends that the running cell continues."""
         ...
 
 

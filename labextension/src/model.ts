@@ -184,7 +184,7 @@ export class MeshModel {
     }
     const left = bar.left.filter(rank => this.has(rank));
     const known = this.bars.get(bar.bar);
-    // Others may go on after these ranks have ended.
+    // Others may continue after these ranks have ended.
     const ended = bar.ended || (left.length ? 0 : (known?.started === bar.started && known.ended) || now);
     const ours = (values: number[]) => (values.length > 1 ? places.map(at => values[at]) : values);
     return { ...bar, ranks: ours(bar.ranks), done: ours(bar.done), total: ours(bar.total), left, ended };

@@ -37,7 +37,7 @@ const start = (change = {}) => ({
 const follow = (change = {}) => new Follower({ model } as never, start(change));
 
 describe('the output of a cell that runs when the page opens', () => {
-  test('is that of the kernel, and goes on', () => {
+  test('is that of the kernel, and continues', () => {
     const follower = follow();
     expect([model.executionCount, model.executionState, outputs.list.length]).toEqual([4, 'running', 1]);
     expect(follower.take(message('stream', { name: 'stdout', text: 'two\n' }))).toBe(true);

@@ -1,5 +1,5 @@
 /**
- * Updates the pictures of meshes in a notebook that was opened after their cells had run: the kernel goes on to update
+ * Updates the pictures of meshes in a notebook that was opened after their cells had run: the kernel continues to update
  * them, but JupyterLab knows only the display ids of what this page has received itself.
  */
 

@@ -185,10 +185,10 @@ export interface BarRow {
    * unknown.
    */
   total: number[];
-  /** The ranks that go on. */
+  /** The ranks that continue. */
   left: number[];
   started: number;
-  /** When the last rank ended; 0 while one goes on. */
+  /** When the last rank ended; 0 while one continues. */
   ended?: number;
   /**
    * Whether it is work of the mesh as a whole, or of some ranks of it, instead

@@ -45,7 +45,7 @@ describe('MeshSession', () => {
     expect([session.link, session.model.ranks.length]).toEqual(['live', 4]);
   });
 
-  test('asks again once after a gap, and goes on with the new snapshot', () => {
+  test('asks again once after a gap, and continues with the new snapshot', () => {
     const [session, channel] = live();
     channel.tell(patchOf(7), patchOf(8), patchOf(9));
     expect(channel.kinds).toEqual(['open', 'open']);

@@ -107,7 +107,7 @@ test('a view that is shown again after the last has ended has a new conversation
   expect([...model.handlers.values()].every(handlers => handlers.size === 0)).toBe(true);
 });
 
-test('a conversation rests while no view is on the page, and goes on when one is', async () => {
+test('a conversation rests while no view is on the page, and continues when one is', async () => {
   vi.useFakeTimers();
   const { model, show } = make();
   const els = [place(), place()];
@@ -138,7 +138,7 @@ test('a conversation rests while no view is on the page, and goes on when one is
   await vi.waitFor(() => expect(els[2].textContent).toContain('4 ranks'));
 });
 
-test('a conversation goes on where the kernel may answer late', () => {
+test('a conversation continues where the kernel may answer late', () => {
   vi.useFakeTimers();
   const { model, show } = make();
   const el = place();

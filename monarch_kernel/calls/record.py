@@ -27,7 +27,7 @@ def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
     """Return the calls that others wait for, oldest first: an actor handles calls of one sender in order.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
         calls: the waiting calls.
     """
     last: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Calls:
     """The notebook's record of its calls, by the port that awaits the answer.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
     """
 
     def __init__(self, node: Node) -> None:
@@ -128,7 +128,7 @@ class Calls:
         return call.method == "__init__" and cls is not None and cls.__module__.startswith("monarch._notebook.")
 
     def is_stoppable(self, call: Gather[Any]) -> bool:
-        """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors go on."""
+        """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors continue."""
         return not (self.handle(call) or _is_special(call))
 
     def runs_ops(self, call: Gather[Any]) -> bool:
@@ -193,7 +193,7 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    # Ops on tensors of a mesh go on, so that all ranks have run the same ones.
+    # Ops on tensors of a mesh continue, so that all ranks have run the same ones.
     return call.method.startswith("__") or _is_unstopped(call)
 
 

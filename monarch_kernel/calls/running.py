@@ -117,7 +117,7 @@ class Running:
 
     Args:
         name: file name in the frames of their code, for a cell.
-        futures: of the calls.
+        futures: the futures of the calls.
         main: keys of actors that run cells in main threads, where a signal always reaches them.
     """
 
@@ -243,7 +243,7 @@ class Run(Running):
     """One cell on some ranks.
 
     Args:
-        name: of the cell in tracebacks.
+        name: the name of the cell in tracebacks.
         source: its text and code.
         views: the namespaces that it runs in; together they hold the ranks of the cell.
         port: receives its displays.

@@ -68,7 +68,7 @@ def stop_ranks(
 
     Args:
         run: the cell.
-        calls: of the notebook; they know which ranks the next stop restarts.
+        calls: the calls of the notebook; they know which ranks the next stop restarts.
         restartable: whether ranks that swallow interrupts are restarted at once.
         say: tells the user that ranks are about to be restarted.
         spared: processes that neither this stop nor the next one restarts.

@@ -32,7 +32,7 @@ class Stopped:
         self.cleaning: set[int] = set()
         """Ranks that still run and clean up."""
         self.notes: list[str] = []
-        """Other calls that were stopped or go on."""
+        """Other calls that were stopped or continue."""
         self.died: dict[int, str] = {}
         """How ranks died of the interrupt, or before it."""
         self.waited: dict[int, str] = {}
@@ -127,8 +127,8 @@ def activity_of_left(activity: Activity, thread_state: ThreadState | None, pid: 
 
     Args:
         activity: as its stop knows it.
-        thread_state: of the thread that runs the cell; None if the rank has not told.
-        pid: of the rank; 0 if it is unknown.
+        thread_state: the thread state of the thread that runs the cell; None if the rank has not told.
+        pid: the pid of the rank; 0 if it is unknown.
     """
     where = (
         f" ({thread_state.call} at line {thread_state.line})"

@@ -28,7 +28,7 @@ def wait_lines(calls: Calls, ahead: Iterable[Ahead]) -> list[str]:
     """Describe why a cell waits, and what a Stop does about it: one line for each kind of earlier call.
 
     Args:
-        calls: of the notebook.
+        calls: the calls of the notebook.
         ahead: the earlier calls, oldest first.
     """
     kinds: dict[_Kind, list[Ahead]] = {}

@@ -20,8 +20,8 @@ class NotebookAdvice(Advice):
     """The advice of a notebook.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, shell: Any, meshes: Meshes) -> None:

@@ -35,7 +35,7 @@ def world_of(header: Header, mesh_ranks: int | None, device: str) -> World:
     """Return the devices of a simulation.
 
     Args:
-        header: of the cell.
+        header: the header of the cell.
         mesh_ranks: ranks of the mesh; None without one.
         device: that of its ranks.
 
@@ -57,11 +57,11 @@ def dry_run(shell: Any, views: list[Any], header: Header, name: str, source: Sou
     """Simulate a cell, and show its forecast.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         views: actors of the ranks that would run it, whose first one gives its variables; none without a mesh.
-        header: of the cell.
-        name: of the cell.
-        source: of the cell.
+        header: the header of the cell.
+        name: the name of the cell.
+        source: the source of the cell.
 
     Raises:
         NotSimulatedError: it does something that shapes are not enough for, or raises.
@@ -101,8 +101,8 @@ def _sentence(failure: Any, packed: Packed, name: str, source: Source) -> str:
             text = f"\n    {lines[number - 1].strip()}"
     if failure.needs_values:
         return (
-            f"{where} cannot be simulated, since it needs the values of tensors, and a dry run has only their shapes"
-            f"{text}\n{failure.kind}: {failure.text}"
+            f"{where} cannot be simulated, because it needs the values of tensors, and a dry run has only their "
+            f"shapes{text}\n{failure.kind}: {failure.text}"
         )
     if failure.kind == "NameError":
         for each, reason in packed.missing.items():

@@ -14,7 +14,7 @@ class FailedTensors:
     """Tells what has failed at the end of a cell, which may raise it itself, or at once while none runs.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         streams: returns the streams of the notebook.
     """
 

@@ -1,4 +1,4 @@
-"""The handle of a ``%%mesh --nowait`` cell, which runs on ranks while the notebook goes on."""
+"""The handle of a ``%%mesh --nowait`` cell, which runs on ranks while the notebook continues."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Handle:
 
         Raises:
             MeshCellError: the cell failed on some ranks.
-            CallTimeoutError: the timeout has passed; the cell goes on.
-            KeyboardInterrupt: the wait was interrupted; the cell goes on.
+            CallTimeoutError: the timeout has passed; the cell continues.
+            KeyboardInterrupt: the wait was interrupted; the cell continues.
         """
         # Once before the wait, since this cell shows the rest, and once for what came in between.
         self._place.ask_late()

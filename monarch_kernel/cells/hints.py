@@ -37,7 +37,7 @@ _FOR_ACTORS = {
 
 _HISTORY = re.compile(r"In|Out|_(ih|oh|dh|i{1,3}|i?\d+)|_{1,3}")
 """Names of IPython's own."""
-_OF_HISTORY = "{!r} is of the history of the notebook; a rank keeps the value of its last cell alone, as _"
+_OF_HISTORY = "{!r} refers to the history of the notebook; a rank keeps only the value of its last cell, as _"
 
 _HERE = {
     "torch": "import torch imports it here",
@@ -51,8 +51,8 @@ class Hints:
     """Hints for the errors of a notebook.
 
     Args:
-        meshes: of the notebook.
-        variables: of the notebook.
+        meshes: the meshes of the notebook.
+        variables: the variables of the notebook.
     """
 
     def __init__(self, meshes: Meshes, variables: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Hints:
         """Add hints to the errors of a cell.
 
         Args:
-            mesh: of the cell; None for a cell inside actors.
+            mesh: the mesh of the cell; None for a cell inside actors.
             errors: by rank.
         """
         ranks_of: dict[str, list[int]] = {}
@@ -86,8 +86,8 @@ class Hints:
         who, alone = describe_ranks(ranks), len(ranks) == 1
         kill = "%mesh kill" if mesh is None else f"{magic('kill', mesh, self._meshes)} {','.join(map(str, ranks))}"
         return (
-            f"{'the process' if alone else 'the processes'} of {who} cannot use the GPU again; {kill} replaces "
-            f"{'it' if alone else 'them'}, whose variables are lost. GPUs run behind the program, so an earlier line "
+            f"{'the process' if alone else 'the processes'} of {who} can no longer use the GPU; {kill} replaces "
+            f"{'it (its' if alone else 'them (their'} variables are lost). GPUs run asynchronously, so an earlier line "
             f"may have failed: %mesh up --env CUDA_LAUNCH_BLOCKING=1 finds it"
         )
 
@@ -136,7 +136,7 @@ class Hints:
             return ""
         name = missing_name(error.exception)
         if name in _FOR_ACTORS:
-            return f"{name!r} is a name of %%mesh cells; {_FOR_ACTORS[name]}"
+            return f"{name!r} exists only in %%mesh cells; {_FOR_ACTORS[name]}"
         if name in self._variables:
             return (
                 f"the notebook defined {name!r} after the class was sent; run the cell of the class again, or pass it "
@@ -151,7 +151,7 @@ class Hints:
     def of_notebook(self, name: str) -> str:
         """Return a hint for a name that the notebook lacks; empty if no rank has it either."""
         if name in self._meshes.by_name:
-            return f"mesh {name!r} is running, and its variable was deleted; %mesh use {name} sets it again"
+            return f"mesh {name!r} is running, but its variable was deleted; %mesh use {name} sets it again"
         for mesh in self._meshes.in_order():
             holders = holders_of(mesh, name)
             if not holders:
@@ -160,7 +160,7 @@ class Hints:
                 here = _HERE.get(name, f"{mesh.name}[{name!r}] has the value of each rank")
                 if name == "mesh":
                     here = f"the notebook has {', '.join(self._meshes.by_name)}"
-                return f"{name!r} is a name of %%mesh cells; {here}"
+                return f"{name!r} exists only in %%mesh cells; {here}"
             where = f"{describe_ranks(holders, len(mesh.cells))} of mesh {mesh.name!r}"
             verb = "defines" if len(holders) == 1 else "define"
             use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""
@@ -178,11 +178,11 @@ def _of_port(error: CellError) -> str:
     port = known[1] if known is not None else "29500"
     hint = (
         f"each rank runs this cell, and the ranks of a host cannot share a port: use one for each rank, such as "
-        f"{port} + rank, or one that is free, by port 0"
+        f"{port} + rank, or port 0 for a free one"
     )
     if _MP_SPAWN in error.trace:
         hint += (
-            "; or leave mp.spawn out, since each rank is a process already: "
+            "; or omit mp.spawn, because each rank already is such a process: "
             "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here"
         )
     return hint

@@ -37,7 +37,7 @@ class Outcomes:
     """Shows the outcomes of cells, and keeps their results in variables of the notebook.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         hints: for undefined names.
         stopping: the stops of cells.
         streams: returns the streams that show the output of ranks.
@@ -55,9 +55,9 @@ class Outcomes:
         """Show the outcome of a cell, and raise its errors.
 
         Args:
-            mesh: of the ranks; None for a mesh of actors.
+            mesh: the mesh of the ranks; None for a mesh of actors.
             total: the ranks of the mesh.
-            header: of the cell.
+            header: the header of the cell.
             run: the cell.
             stopped: how it was stopped; None if it has ended by itself.
             shown: whether to show the results.
@@ -82,7 +82,7 @@ class Outcomes:
             # As in an assignment: nothing is assigned if the right side raises.
             self._shell.user_ns[header.out] = values
             if hides_value(run.source.code):
-                print(f"note: {header.out} holds None for each rank, since the cell ends in a semicolon")
+                print(f"note: {header.out} holds None for each rank, because the cell ends in a semicolon")
         if shown and not header.quiet:
             bundles = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
             for bundle in bundles_of_ranks(bundles, total):
@@ -156,7 +156,7 @@ class Outcomes:
                     for future in run.futures:
                         streams.hidden.pop(future.port, None)
                     if run.missing():
-                        # A rank died, so the cell has failed; the others need not go on.
+                        # A rank died, so the cell has failed; the others need not continue.
                         run.interrupt()
                     _record(mesh, header, run, results, total)
             return True

@@ -46,7 +46,7 @@ class CellRunner:
     """Runs cells on ranks. Used by the thread that runs cells.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         streams: returns the streams that show the output of ranks.
         stopping: the stops of cells.
         outcomes: shows how cells ended.
@@ -78,9 +78,9 @@ class CellRunner:
         """Run a cell to its end; return its handle if the notebook does not wait for it.
 
         Args:
-            mesh: of the ranks; None for a cell inside actors.
+            mesh: the mesh of the ranks; None for a cell inside actors.
             actors: the namespaces of the ranks, or these actors.
-            header: of the cell.
+            header: the header of the cell.
             cell: its text.
             shown: whether to show the results.
         """
@@ -144,7 +144,7 @@ class CellRunner:
                 stopped.timeout = timeout
                 return stopped
             if run.missing():
-                # A rank died, so the cell has failed; the others need not go on.
+                # A rank died, so the cell has failed; the others need not continue.
                 run.interrupt()
                 return None
             return self._stopping.outcome_by_hand(run)

@@ -43,7 +43,7 @@ class ByHand:
     """An interrupt of ranks of a cell, by a button or by ``%mesh interrupt``.
 
     Args:
-        ports: of the calls that it ends.
+        ports: the ports of the calls that it ends.
     """
 
     def __init__(self, ports: set[int]) -> None:
@@ -57,7 +57,7 @@ class Stopping:
     """The Stops of a notebook.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
     """
 
@@ -72,7 +72,7 @@ class Stopping:
         """Stop a cell.
 
         Args:
-            mesh: of the cell; None for a cell inside actors.
+            mesh: the mesh of the cell; None for a cell inside actors.
             run: the cell.
         """
         errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}

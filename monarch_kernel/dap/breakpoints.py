@@ -38,7 +38,7 @@ class Breakpoints:
         self._filters: list[str] = []
 
     def set_lines(self, arguments: Message) -> list[Message]:
-        """Take the breakpoints of a file; return what a front end is told of each if it is of a cell on ranks."""
+        """Take the breakpoints of a file; return the answer to the front end for each one in a cell on ranks."""
         path = str(arguments["source"].get("path", ""))
         wanted: list[Message] = arguments.get("breakpoints") or []
         on_ranks = self._sources.runs_on_ranks(path)

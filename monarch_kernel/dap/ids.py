@@ -89,11 +89,11 @@ class Ids:
 
     @staticmethod
     def is_of_ranks(number: object) -> bool:
-        """Return whether a number is one of these, also if what it names is gone."""
+        """Return whether a number is one of these, even if its frame or value is gone."""
         return isinstance(number, int) and FIRST <= number < 2 * FIRST
 
     def forget(self, proc: str) -> bool:
-        """Forget the frames and values of a rank that goes on; return whether it keeps values of expressions."""
+        """Forget the frames and values of a rank that continues; return whether it keeps values of expressions."""
         kept = any(each.root == "kept" and each.frame.proc == proc for each in self._values.values())
         self._frames = {number: each for number, each in self._frames.items() if each.proc != proc}
         self._values = {number: each for number, each in self._values.items() if each.frame.proc != proc}

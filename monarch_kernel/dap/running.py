@@ -21,7 +21,7 @@ _PAUSE_S = 3.0
 
 
 class Running:
-    """Lets ranks go on, and pauses them.
+    """Lets ranks continue, and pauses them.
 
     Args:
         ids: the numbers of the session.

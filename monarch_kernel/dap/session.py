@@ -114,7 +114,7 @@ class Session:
         if self._front_end.active and event["event"] in ("stopped", "continued"):
             if event["event"] == "stopped":
                 self._standing.show_notebook()
-            # The ranks do not stop and go on with the notebook.
+            # The ranks do not stop and continue with the notebook.
             both = ("allThreadsStopped", "allThreadsContinued")
             body = {**body, **{name: False for name in both if name in body and self._threads()}}
         self._publish({**event, "body": body})
@@ -159,7 +159,7 @@ class Session:
         return await forward(message) if self._debugger.is_started else response(message)
 
     def end(self) -> None:
-        """Let all ranks go on, and take the breakpoints of the session away."""
+        """Let all ranks continue, and take the breakpoints of the session away."""
         front_end = self._front_end
         active, front_end.active = front_end.active, False
         front_end.points, front_end.on_cell, front_end.show = tuple, lambda: None, _forget
@@ -361,7 +361,7 @@ class Session:
         self._publish({"seq": FIRST + self._seq, "type": "event", "event": name, "body": body})
 
     def _went_on(self, proc: str) -> None:
-        """Forget what the front end has seen of a rank that goes on, here and there."""
+        """Forget what the front end has seen of a rank that continues, here and there."""
         if self._ids.forget(proc) and current_node().peers.get(proc).dead is None:
             tell([proc], request(forget_values_here))
 

@@ -24,8 +24,8 @@ class Asking:
     """Asks in a thread of its own, since that of the notebook waits in code of the user.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         prompt: asks.
         streams: returns the streams of the notebook.
     """
@@ -37,7 +37,7 @@ class Asking:
         self._streams = streams
 
     def ask(self, uid: str) -> str:
-        """Ask what stopped ranks are to do if the running cell waits for their mesh; return what to say otherwise."""
+        """Ask what stopped ranks should do if the running cell waits for their mesh; return a message otherwise."""
         kernel = own_kernel(kernel_of(self._shell))
         parent = kernel.running if kernel is not None else None
         found = [each for each in list(self._meshes.by_name.values()) if state_of(each.procs).procs.uid == uid]

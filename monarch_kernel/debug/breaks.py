@@ -61,7 +61,7 @@ class Breaks:
     """The breakpoints of a notebook, which outlive the ranks of a mesh.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         pausing: the verbs beside these, which find the ranks that are meant.
         source: returns the file name and the source of a cell by its number; both empty for an unknown number.
         front_end: the debugger of the front end, whose breakpoints ranks have besides these.

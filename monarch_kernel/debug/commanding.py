@@ -40,7 +40,7 @@ class Commands:
         Args:
             focus: the ranks that the command is for.
             word: the command.
-            rest: of the line.
+            rest: the rest of the line.
         """
         try:
             if word == "rank" and rest:

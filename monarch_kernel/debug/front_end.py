@@ -43,8 +43,8 @@ class FrontEnd:
         """Note a cell that is about to run on ranks.
 
         Args:
-            shell: of the notebook.
-            name: of its code on ranks, whose lines are those of the cell.
+            shell: the shell of the notebook.
+            name: the name of its code on ranks, whose lines are those of the cell.
         """
         text = typed(shell)
         if text:

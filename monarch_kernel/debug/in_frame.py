@@ -41,7 +41,7 @@ class InFrame:
     """Runs cells in frames.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         streams: returns the streams that show the output of ranks.
         show: shows the tracebacks of a failed cell.
     """
@@ -105,11 +105,11 @@ class _Asking:
     """The request to ranks to run statements, and their answers.
 
     Args:
-        mesh: of the ranks.
-        ranks: of the mesh.
-        level: of the frame.
-        name: of the cell.
-        source: of the cell.
+        mesh: the mesh of the ranks.
+        ranks: the ranks of the mesh.
+        level: the level of the frame.
+        name: the name of the cell.
+        source: the source of the cell.
         sink: the port of its displays.
     """
 

@@ -35,7 +35,7 @@ class Pausing:
     """The verbs that pause and resume ranks, and tell where they are.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, meshes: Meshes) -> None:
@@ -79,7 +79,7 @@ def paused(mesh: Mesh, ranks: list[int], resume: str = "%mesh resume") -> str:
 
     Args:
         mesh: the mesh.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         resume: what resumes them, for the text.
     """
     found = _positions(ask_ranks(state_of(mesh.procs).procs, ranks, request(pause_here)))

@@ -61,7 +61,7 @@ def values(mesh: Mesh, ranks: list[int], source: str, level: int = 0, force: boo
 
     Args:
         mesh: the mesh.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         source: the expression.
         level: callers to go outward from the innermost function of the user's code.
         force: whether to call functions that wait for other ranks.

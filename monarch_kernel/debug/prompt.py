@@ -29,7 +29,7 @@ _GRACE = 0.2
 STANDING = ("failed", "paused")
 """States of ranks that can be looked into."""
 GOING = (*STEPS, "continue")
-"""Commands that let ranks go on."""
+"""Commands that let ranks continue."""
 _BOX = "the question above is over; if its input box is still open, press Enter in it before you run other cells"
 ELSEWHERE = "no prompt here: use the buttons of a view or the Meshes panel, or 'python -m monarch debug' in a terminal"
 """Said of a running cell, below which no verb can be typed."""
@@ -40,7 +40,7 @@ class Prompt:
     """Asks the person at the notebook what stopped ranks are to do.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         verb: runs another ``%mesh`` line, for breakpoints.
         front_end: the debugger of the front end, which asks instead of this while it is attached.
         close_box: lets pages remove the input box of a question, given the ids of the message that runs the cell and of
@@ -68,7 +68,7 @@ class Prompt:
         """Wait for a cell, and ask what to do while ranks of its mesh have stopped.
 
         Args:
-            mesh: of the cell; None for a cell inside actors.
+            mesh: the mesh of the cell; None for a cell inside actors.
             run: the cell.
             until: a time of the monotonic clock; the time at breakpoints does not count.
 
@@ -163,7 +163,7 @@ class Prompt:
                     print(ELSEWHERE, flush=True)
                 Wait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
                 continue
-            # Without a stopped rank, those in a step, so that they can be let go on.
+            # Without a stopped rank, those in a step, so that they can continue.
             standing = sorted(each.rank for each in now.values()) or sorted(split_proc(proc)[1] for proc in held)
             parked = {split_proc(proc)[1] for proc in stops().parked(uid)}
             chosen = [rank for rank in chosen if rank in parked or rank in standing]

@@ -1,4 +1,4 @@
-"""``%mesh next``, ``step``, ``until``, ``finish`` and ``continue``: paused ranks go on, a little or for good."""
+"""``%mesh next``, ``step``, ``until``, ``finish`` and ``continue``: paused ranks continue, a little or for good."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = ("next", "step", "until", "finish")
 
 
 class Stepping:
-    """The verbs that let paused ranks go on for a step.
+    """The verbs that let paused ranks continue for a step.
 
     Args:
         pausing: the verbs beside them, which find the ranks that are meant.
@@ -31,7 +31,7 @@ class Stepping:
         return {**{how: partial(self.step, how) for how in STEPS}, "continue": self.go_on}
 
     def step(self, how: str, words: list[str]) -> None:
-        """Let paused ranks go on until the end of a step."""
+        """Let paused ranks continue until the end of a step."""
         parsed = parse(how, words)
         mesh, ranks = self._pausing.named(how, list(parsed.words))
         print(stepped(mesh, ranks, how, getattr(parsed, "line", None) or 0))
@@ -42,11 +42,11 @@ class Stepping:
 
 
 def stepped(mesh: Mesh, ranks: Iterable[int], how: str, line: int = 0) -> str:
-    """Let paused ranks go on for a step, wait until it has ended, and describe where they are.
+    """Let paused ranks continue for a step, wait until it has ended, and describe where they are.
 
     Args:
         mesh: the mesh.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         how: the verb.
         line: for ``until``: the line to stop at.
     """

@@ -36,7 +36,7 @@ class Variables:
     """The verb that lists the variables of a frame.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         pausing: the verbs beside it, which find the ranks that are meant.
     """
 

@@ -1,4 +1,4 @@
-"""A wait that ends as ranks stop or go on."""
+"""A wait that ends as ranks stop or continue."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Editor:
     """Offers new classes of cells to live actors.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, shell: Any, meshes: Meshes) -> None:

@@ -16,8 +16,8 @@ class Pushed:
     """Remembers the definitions that ``%mesh push`` has copied.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, shell: Any, meshes: Meshes) -> None:

@@ -26,7 +26,7 @@ def reload_module(
     """Reload a module everywhere, and give live actors of its classes the new version.
 
     Args:
-        name: of the module.
+        name: the name of the module.
         names: the variables of the notebook; those from the module are replaced by the new version.
         meshes: actors in all processes that may have imported it.
         give: gives a mesh a new version of its class, and describes the changes.

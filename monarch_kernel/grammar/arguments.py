@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         """Add an argument, and remember it for help and completion.
 
         Args:
-            names: of the argument, as for ``ArgumentParser``, with its options.
+            names: the names of the argument, as for ``ArgumentParser``, with its options.
             offers: words that completion offers for it.
             then: words that completion offers after the first one; the same if omitted.
         """

@@ -16,7 +16,7 @@ def _where() -> Parser:
 def _print() -> Parser:
     return _expression(
         "print", "evaluate an expression where ranks are",
-        "The expression sees the variables of the line that a rank is paused at, or runs. Options come first.",
+        "The expression sees the variables of the line that a rank is paused at or running. Options come first.",
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def _expression(verb: str, summary: str, details: str) -> Parser:
 def _frame() -> Parser:
     parser = Parser(
         "frame", "select the frame for print, vars and diff",
-        "Without a number, the stacks are shown. The selection of a mesh lasts until its ranks are resumed.",
+        "Without a number, it shows the stacks. The selection of a mesh lasts until its ranks are resumed.",
     )  # fmt: skip
     chosen = "a mesh, then a number (0 is innermost), up for the caller, or down"
     parser.add_argument(
@@ -66,9 +66,9 @@ def _vars() -> Parser:
 def _watch() -> Parser:
     parser = Parser(
         "watch", "report ranks that diverge, and NaN",
-        "After each N-th step of its optimizer, fingerprints of the parameters and gradients of a module are compared "
-        "across ranks, which should be equal in data-parallel training. The first step, tensor and ranks that differ, "
-        "or that have NaN or Inf, are reported once. Without a name, the watches are listed.",
+        "Every N optimizer steps, it compares fingerprints of the parameters and gradients of a module across ranks; "
+        "in data-parallel training they should be equal. It reports once the first step, tensor and ranks that differ, "
+        "or that have NaN or Inf. Without a name, it lists the watches.",
     )  # fmt: skip
     name = "a module or optimizer of the ranks"
     parser.add_argument("name", nargs="?", metavar="NAME", help=name, offers=(Offer.REMOTE,))

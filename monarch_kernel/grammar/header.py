@@ -104,7 +104,7 @@ def parse(line: str, defaults: Defaults = NO_DEFAULTS) -> Header:
 
     Args:
         line: the text after ``%%mesh``.
-        defaults: of the notebook.
+        defaults: the defaults of the notebook.
 
     Raises:
         HeaderError: it is invalid.

@@ -37,7 +37,7 @@ def without_comment(text: str) -> str:
 
 
 def unquoted(raw: str) -> str:
-    """Return a word without its quotes, of which the last may be missing."""
+    """Return a word without its quotes; the last one may be missing."""
     for closing in ("", "'", '"', "\\"):
         try:
             return "".join(shlex.split(raw + closing))

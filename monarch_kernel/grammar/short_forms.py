@@ -27,7 +27,7 @@ def axis_of(sizes: Mapping[str, int], host_axes: int, number: str) -> str:
     """Return the axis that a plain number means: the only one of the ranks on a host.
 
     Args:
-        sizes: of the axes of the mesh.
+        sizes: the sizes of the axes of the mesh.
         host_axes: how many of them are of hosts.
         number: as typed.
     """

@@ -65,7 +65,7 @@ def wanted(parser: Parser, before: list[str], word: str) -> Wanted:
     """Return the words that fit at the cursor.
 
     Args:
-        parser: of the verb.
+        parser: the parser of the verb.
         before: the finished words after the verb.
         word: the one at the cursor, so far.
     """

@@ -23,7 +23,7 @@ class Auto:
     """Sends plain cells to ranks while it is on.
 
     Args:
-        shell: of the notebook; cells pass through its ``transform_cell``.
+        shell: the shell of the notebook; cells pass through its ``transform_cell``.
         find: returns which ranks a header names, in words.
 
     Raises:

@@ -21,7 +21,7 @@ class Candidates:
     """The words that fit a kind of argument.
 
     Args:
-        magics: of the notebook.
+        magics: the magics of the notebook.
     """
 
     def __init__(self, magics: MeshMagics) -> None:

@@ -184,7 +184,7 @@ class MeshMagics(Magics):
     def misplaced(self, line: str) -> None:
         """Refuse a ``%%mesh`` below code, which IPython takes for a line magic of this name."""
         raise HeaderError(
-            "%%mesh runs a whole cell, so it must be the first line, below comments at most; "
+            "%%mesh runs a whole cell, so it must be the first line (only comments may precede it); "
             "put the code above it into a cell of its own, or run one line with %mesh CODE"
         )
 
@@ -228,13 +228,13 @@ class MeshMagics(Magics):
         if header.dry_run:
             return self._run_dry(header, cell)
         if header.world is not None:
-            raise HeaderError("--world is for cells with --dry-run")
+            raise HeaderError("--world applies only to cells with --dry-run")
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
         if header.in_frame:
             return self._run_in_frame(mesh, actors, header, cell)
         if header.force:
-            raise HeaderError("--force is for cells with --in-frame")
+            raise HeaderError("--force applies only to cells with --in-frame")
         return self._runner.run(mesh, actors, header, cell, not self._is_assigned)
 
     def _run_in_frame(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> None:

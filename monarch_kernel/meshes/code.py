@@ -67,7 +67,7 @@ class Code:
 
         Args:
             processes: how often each rank was replaced: new processes look for the copies too.
-            again: ask the hosts also if nothing has changed here, and look into a folder that had too many files.
+            again: ask the hosts even if nothing has changed here, and look into a folder that had too many files.
 
         Raises:
             ArgumentError: the folder has too many Python files.

@@ -26,7 +26,7 @@ class Hosts:
     """The hosts of one mesh.
 
     Args:
-        recipe: of the mesh.
+        recipe: the recipe of the mesh.
         procs: its processes.
         release: gives back the hosts that the mesh started on.
     """

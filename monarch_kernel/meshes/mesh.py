@@ -194,7 +194,7 @@ class Mesh:
         Args:
             ranks: the ranks to copy to.
             source: the rank to copy from; None for any other.
-            names: of the variables; empty for all that can be copied.
+            names: the names of the variables; empty for all that can be copied.
 
         Returns:
             The names that were copied, and those that were not, with the reason.

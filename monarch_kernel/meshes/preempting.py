@@ -64,7 +64,7 @@ class Preempting:
     """Follows the rules of meshes.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         names: the variables of the notebook.
         tell: returns a function that shows a line in the current cell, even after its end.
     """

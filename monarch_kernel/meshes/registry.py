@@ -38,7 +38,7 @@ class Meshes:
     """All meshes of the notebook, and the one in use.
 
     Args:
-        variables: of the notebook; each mesh gets one of its name, unless the user has one already.
+        variables: the variables of the notebook; each mesh gets one of its name, unless the user has one already.
     """
 
     def __init__(self, variables: dict[str, Any] | None = None) -> None:
@@ -72,7 +72,7 @@ class Meshes:
         """Start a mesh, wait until it is up, and make it the one in use.
 
         Args:
-            recipe: of the mesh.
+            recipe: the recipe of the mesh.
             names: the variables of the notebook.
             stage: called at each stage.
             step: shows the wait for hosts of a launcher.
@@ -113,12 +113,12 @@ class Meshes:
         """End a mesh and start it again, empty; an interrupt ends only the wait for it.
 
         Args:
-            name: of the mesh; None for the one in use.
+            name: the name of the mesh; None for the one in use.
             names: the variables of the notebook.
             told: called with the outcome, if the wait was interrupted.
 
         Raises:
-            KeyboardInterrupt: the wait was interrupted; the restart goes on, if it had begun.
+            KeyboardInterrupt: the wait was interrupted; the restart continues, if it had begun.
         """
         mesh = self.get(name)
         used, node = self.used, current_node()
@@ -162,7 +162,7 @@ class Meshes:
         """Return a mesh by its name, or the one in use; wait for one that is being restarted.
 
         Args:
-            name: of the mesh; None for the one in use.
+            name: the name of the mesh; None for the one in use.
             actors: returns names that would have done as well, for the error.
         """
         wanted = name or self.used or next(iter(self._changing), None)

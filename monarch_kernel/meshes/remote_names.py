@@ -18,12 +18,12 @@ _MOST = 12
 
 @contextmanager
 def one_line(mesh: Mesh, doing: str, name: str = "") -> Generator[None]:
-    """Raise errors of ranks as one line about what was asked of them.
+    """Raise errors of ranks as one line about the request that failed.
 
     Args:
-        mesh: of the ranks.
-        doing: what was asked, as in ``%mesh pull``.
-        name: of the variable whose value was asked for.
+        mesh: the mesh of the ranks.
+        doing: the request, as in ``%mesh pull``.
+        name: the name of the variable that was requested.
     """
     __tracebackhide__ = True
     try:
@@ -46,7 +46,7 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     cause, failed = error.exception, sorted(error.failures)
     where = describe_ranks(failed, len(mesh.cells))
     if not isinstance(cause, NameError):
-        # The second line names an error that is no Exception, such as an interrupt.
+        # The second line names an error that is not an Exception, such as an interrupt.
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[1].strip()
         return f"{text} (on {where})"
     name = missing_name(cause)

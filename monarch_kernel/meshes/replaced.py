@@ -14,7 +14,7 @@ class Replaced:
     """The replaced ranks of one mesh.
 
     Args:
-        uid: of the mesh.
+        uid: the uid of the mesh.
         size: its number of ranks.
         on_replaced: called with each rank that gets a new process, in the thread that starts it.
     """

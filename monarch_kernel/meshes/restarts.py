@@ -16,7 +16,7 @@ class Restarts:
     """Announces replaced ranks.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         tell: returns a function that shows a line in the current cell, even after its end.
     """
 
@@ -60,7 +60,7 @@ def sentence(mesh: Mesh, ranks: Collection[int], names: dict[str, list[int]]) ->
     """Say what restarted ranks lack.
 
     Args:
-        mesh: of the ranks.
+        mesh: the mesh of the ranks.
         ranks: at least one.
         names: the variables of cells, with the ranks that have each.
     """

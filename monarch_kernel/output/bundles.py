@@ -71,7 +71,7 @@ def bundles_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> list[
     """Return the outputs that show the values of ranks, equal ones once: one, unless HTML cannot hold the values.
 
     Args:
-        bundles: of each rank.
+        bundles: the bundles of each rank.
         total: number of ranks of the mesh.
     """
     groups = grouped(bundles)
@@ -125,7 +125,7 @@ def _note(group: Group, first: Group) -> str:
     other = describe_ranks(first.ranks)
     if where:
         return f"differs from {other} {where}"
-    return f"differs from {other} in what is not shown" if group.bundle == first.bundle else ""
+    return f"differs from {other} in parts that are not shown" if group.bundle == first.bundle else ""
 
 
 def _badge(label: str) -> str:

@@ -42,7 +42,7 @@ class Diagnosing:
     """The diagnoses of the meshes that running cells wait for. Leader only, but for ``stuck``.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
         show: shows the waits of running cells again.
         is_cell: returns whether a call is a cell.
     """
@@ -62,7 +62,7 @@ class Diagnosing:
         Args:
             calls: the unanswered calls of a cell.
             seconds: returns how long ago a call was made.
-            title: of the cell.
+            title: the title of the cell.
         """
         self._forget()
         found: dict[str, Finding] = {}
@@ -76,8 +76,8 @@ class Diagnosing:
         """Describe the long or endless waits of calls for a Stop, as last known; empty if there were none. Any thread.
 
         Args:
-            calls: of a cell.
-            title: of the cell.
+            calls: the calls of a cell.
+            title: the title of the cell.
         """
         looks = [self._looks.get(call.port) for call in calls]
         return _placed(list(dict.fromkeys(text for look in looks if look is not None for text in look.stuck)), title)

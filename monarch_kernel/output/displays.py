@@ -57,7 +57,7 @@ class Displays:
     """Receives the displays of the ranks of a cell, and shows them in its output.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         count: number of ranks that the cell runs on.
         total: number of ranks of the mesh.
         quiet: whether to show nothing.

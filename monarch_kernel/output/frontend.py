@@ -18,7 +18,7 @@ def shows_late_output(kernel: Kernel | None, parent: Any) -> bool:
 
 
 def is_terminal(kernel: Kernel | None, parent: Any) -> bool:
-    """Return whether a cell shows its output as lines of a terminal, of which only the last can be overwritten."""
+    """Return whether a cell shows its output like a terminal, where only the last line can be overwritten."""
     return kernel is not None and not has_cells(parent) and _is_terminal(kernel, parent)
 
 

@@ -27,7 +27,7 @@ class Importing(NamedTuple):
     def text(self) -> str:
         """Return it as the line of a running cell; empty if it has ended, or is quick."""
         seconds = int(time.monotonic() - self.since)
-        return f"importing {self.module} for {seconds} s, to read values of ranks" if seconds and self.runs() else ""
+        return f"importing {self.module} to read values of ranks ({seconds} s)" if seconds and self.runs() else ""
 
     def runs(self) -> bool:
         """Return whether the thread still imports."""

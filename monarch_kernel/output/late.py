@@ -21,7 +21,7 @@ class Late:
     """Keeps the late output of cells until another cell asks for their results.
 
     Args:
-        kernel: of the notebook.
+        kernel: the kernel of the notebook.
         running: the running cells, by message id; read only.
     """
 

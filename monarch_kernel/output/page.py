@@ -105,7 +105,7 @@ class Page:
         Args:
             rank: the rank.
             wait: whether its next output clears.
-            number: of this clear, for ``on_cleared``.
+            number: the number of this clear, for ``on_cleared``.
         """
         with self.lock:
             self._base = self._base or next((item.order[0] for item in self._items if item.ranks), self._last + 1)

@@ -11,7 +11,7 @@ from heapq import merge
 from monarch._kernel_api import left_out, parse_ranks
 
 FIRST = 10
-"""Lines that are shown of each rank, also if others have filled the page before."""
+"""Lines that are shown of each rank, even if others have filled the page before."""
 LAST = 200
 """Lines that are shown from the end, about as many of each group of ranks that printed the same."""
 _FIRST_LINES, _FIRST_CHARACTERS = 1000, 128 << 10

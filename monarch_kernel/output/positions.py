@@ -26,7 +26,7 @@ _SHARE = 0.1
 """Fraction of the time of a call between two questions."""
 _SHOWN = 6
 """Most places shown."""
-_MISMATCH = "these collectives differ, so none of them can end; call the same one, shape and dtype on all ranks"
+_MISMATCH = "these collectives differ, so none of them can complete; call the same one, shape and dtype on all ranks"
 _LEFT_BEHIND = "its tensors may differ in shape or dtype between ranks; %mesh check on compares them"
 
 
@@ -34,7 +34,7 @@ class Positions:
     """The positions of the ranks of calls that a cell waits for. Leader only.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
     """
 
     def __init__(self, node: Node) -> None:
@@ -48,7 +48,7 @@ class Positions:
         Args:
             call: the call.
             seconds: how long ago it was made.
-            title: of the call; for a cell, its name.
+            title: the title of the call; for a cell, its name.
         """
         self._forget()
         look = self._looks.setdefault(call.port, _Look())

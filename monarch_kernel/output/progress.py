@@ -21,7 +21,7 @@ class Progress:
     """A line that is replaced until it is final: one display in a notebook, the last line of a terminal elsewhere.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
     """
 
     def __init__(self, shell: Any) -> None:

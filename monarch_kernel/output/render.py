@@ -82,7 +82,7 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
     """Describe where each rank was when the timeout of a cell ran out.
 
     Args:
-        name: of the cell.
+        name: the name of the cell.
         seconds: its timeout.
         errors: the interrupts of ranks that were stopped.
         left: what ranks that still run are doing.

@@ -86,7 +86,7 @@ class Streams:
     """Sends folded lines of ranks to the outputs of their cells.
 
     Args:
-        node: of the notebook.
+        node: the node of the notebook.
         kernel: ipykernel's kernel; None in a terminal, where lines are printed.
     """
 
@@ -261,7 +261,7 @@ class Streams:
         for block in blocks:
             port = _port_of(block.source)
             text = block.prefixed()
-            # A progress bar on stderr is no error.
+            # A progress bar on stderr is not an error.
             name = "stdout" if block.stream.startswith(PROGRESS) else block.stream
             self.log.add(text, self.calls.cell_of(port), name, block.source[0] if is_tuple(block.source) else "")
             if port in self.hidden:
@@ -412,7 +412,7 @@ class Streams:
         """Show the end of a finished cell's output if it was too long, and how much is not shown.
 
         Args:
-            parent: of the cell; None for the current one.
+            parent: the parent of the cell; None for the current one.
         """
         if self._kernel is None:
             return
@@ -540,8 +540,8 @@ class Place:
     """The output of one cell.
 
     Args:
-        streams: of the notebook.
-        parent: of the cell.
+        streams: the streams of the notebook.
+        parent: the parent of the cell.
     """
 
     def __init__(self, streams: Streams, parent: Any) -> None:
@@ -586,6 +586,6 @@ def _of_ranks(counts: dict[int, int]) -> str:
     for rank, count in sorted(counts.items()):
         ranks.setdefault(count, []).append(rank)
     return "".join(
-        f"[{describe_ranks(each)}: {count:,} bytes of output{in_units(count)} left out, printed faster than shown]\n"
+        f"[{describe_ranks(each)}: {count:,} bytes of output{in_units(count)} omitted, printed faster than shown]\n"
         for count, each in ranks.items()
     )

@@ -26,7 +26,7 @@ class WaitingLine:
     """One display for each running cell that waits for ranks.
 
     Args:
-        calls: of the notebook.
+        calls: the calls of the notebook.
         positions: describes where the ranks of a call are, of an age in seconds and a title.
         reasons: describes why the ranks of calls wait, given their age in seconds and a title.
         send: sends a display.

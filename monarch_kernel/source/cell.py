@@ -51,9 +51,9 @@ def read(shell: Any, typed: str, name: str, above: int = 0) -> Source:
     """Return the Python of a cell.
 
     Args:
-        shell: of the notebook.
+        shell: the shell of the notebook.
         typed: the text below the header.
-        name: of the cell in tracebacks.
+        name: the name of the cell in tracebacks.
         above: lines of the cell above the text; those of the result are counted with them.
 
     Raises:

@@ -53,7 +53,7 @@ class Definitions:
         """Record a cell that succeeded on some ranks.
 
         Args:
-            name: of the cell in tracebacks.
+            name: the name of the cell in tracebacks.
             source: its text and code.
             ranks: where it ran.
             total: number of ranks of the mesh.

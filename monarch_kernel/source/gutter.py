@@ -18,7 +18,7 @@ def typed(shell: Any) -> str:
 
 
 def lines_above(shell: Any, code: str) -> int:
-    """Return how many lines of the running cell are above its code; 0 for code that is no part of it."""
+    """Return how many lines of the running cell are above its code; 0 for code that is not part of it."""
     text, body = typed(shell).rstrip("\n"), code.rstrip("\n")
     head = text.removesuffix(body) if body else ""
     return head.count("\n") if text.endswith(body) and head.endswith("\n") else 0

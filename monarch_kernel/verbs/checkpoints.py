@@ -39,8 +39,8 @@ class Saving:
     """The verbs for checkpoints.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, shell: Any, meshes: Meshes) -> None:
@@ -118,7 +118,7 @@ class Saving:
                 print(f"  {kind}: {', '.join(name + where for (name, _), where in groups.items())}")
         titles = (
             "not restored (unchanged):",
-            "restored in part: some tensors have values of the checkpoint, others not:",
+            "partly restored: some tensors have the values of the checkpoint, others do not:",
         )
         for title, failed in zip(titles, (_by_ranks([each[at] for each in ranks]) for at in (1, 2)), strict=True):
             if failed:

@@ -35,7 +35,7 @@ class Config:
     """The verb that shows and sets defaults.
 
     Args:
-        meshes: of the notebook, which hold the defaults.
+        meshes: the meshes of the notebook, which hold the defaults.
     """
 
     def __init__(self, meshes: Meshes) -> None:

@@ -31,8 +31,8 @@ class Detaching:
     """The verbs for detached meshes.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         down: ends a mesh of this notebook.
         tell: returns a function that shows a line in the current cell, even after its end.
     """

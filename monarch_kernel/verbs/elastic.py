@@ -21,7 +21,7 @@ class Elastic:
     """The verbs for ranks that change.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         names: the variables of the notebook.
     """
 
@@ -111,8 +111,8 @@ class Elastic:
                 return mesh.copy(ranks, source, variables)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may lack; "
-                f"%mesh heal --copy-from {'peer' if source is None else source} copies them"
+                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may be "
+                f"incomplete; %mesh heal --copy-from {'peer' if source is None else source} copies them"
             ) from None
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
@@ -217,7 +217,7 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
     """Describe which ranks are new, in lines.
 
     Args:
-        mesh: of the ranks.
+        mesh: the mesh of the ranks.
         new: the ranks, each with the number of cells whose definitions it ran.
         others: what became of the other variables.
     """

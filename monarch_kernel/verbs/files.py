@@ -40,7 +40,7 @@ class Files:
     """The verbs.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, meshes: Meshes) -> None:
@@ -126,7 +126,7 @@ def send_file(hosts: Sequence[ActorMesh], path: Path, target: str) -> None:
 
     Args:
         hosts: one rank of each.
-        path: of the file here.
+        path: the path of the file here.
         target: its path there.
     """
     asked: deque[HostsAsked] = deque()

@@ -32,7 +32,7 @@ class Interrupting:
     """The verb that interrupts ranks.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         stopping: the Stops of the notebook.
     """
 

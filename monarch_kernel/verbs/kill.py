@@ -20,7 +20,7 @@ class Killing:
     """The verb that kills ranks.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         calls: returns the calls of the notebook.
     """
 

@@ -31,7 +31,7 @@ class Log:
     """The verb that shows the output of ranks.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
     """
 

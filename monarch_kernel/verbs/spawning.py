@@ -38,8 +38,8 @@ class Spawning:
     """The ``%%mesh spawn`` cells of a notebook.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         editor: gives live actors the new version of their class.
         calls: returns the calls of the notebook.
     """
@@ -105,7 +105,7 @@ class Spawning:
             )
         if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
             print(
-                f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their state; "
+                f"{order.name}: the arguments ({order.arguments}) are ignored, because the actors keep their state; "
                 f"--new replaces the actors",
                 file=sys.stderr,
             )

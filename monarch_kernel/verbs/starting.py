@@ -27,8 +27,8 @@ class Starting:
     """The verbs that start, choose and show meshes.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
     """
 

@@ -22,8 +22,8 @@ class Transfers:
     """The verbs that copy variables.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
     """
 
     def __init__(self, shell: Any, meshes: Meshes) -> None:

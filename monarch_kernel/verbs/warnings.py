@@ -13,7 +13,7 @@ _CROWD = 8
 
 
 def warnings_of(recipe: Recipe) -> list[str]:
-    """Return what the user may not expect of a mesh on this host; nothing is known of other hosts."""
+    """Return warnings about a mesh on this host; nothing is known about other hosts."""
     if recipe.on or (recipe.hosts and not recipe.hosts.isdecimal()):
         return []
     warnings: list[str] = []

@@ -59,7 +59,7 @@ class Who:
     """The verb that lists variables.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         calls: returns the calls of the notebook.
     """
 

@@ -17,7 +17,7 @@ def actors_on(mesh: Mesh, ranks: Collection[int], patterns: Sequence[str]) -> li
     Args:
         mesh: the mesh.
         ranks: the ranks that are asked for.
-        patterns: of names; all actors if there are none.
+        patterns: patterns of names; all actors if there are none.
     """
     users = mesh.users_actors()
     rows = [_row(each, mesh, ranks) for each in users if _matches(state_of(each).name, patterns)]

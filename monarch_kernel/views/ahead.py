@@ -25,7 +25,7 @@ class Ahead:
 
     Args:
         widget: has the trait ``state``.
-        feeds: of the program.
+        feeds: the feeds of the program.
         source: the mesh.
     """
 

@@ -110,7 +110,7 @@ def details_of(mesh: Mesh, rank: int, norms: bool, log: OutputLog) -> Details:
     """Look at a rank.
 
     Args:
-        mesh: of the rank.
+        mesh: the mesh of the rank.
         rank: its number.
         norms: whether to compute the norms of large tensors too.
         log: the output of ranks.
@@ -147,5 +147,5 @@ def _tensor_row(each: PeekedTensor) -> TensorRow:
 
 def _note(peek: Peek) -> str:
     more = f"{peek.more} more tensors are not listed" if peek.more else ""
-    without = f"the norms of {peek.without} large tensors, or tensors on a GPU, are computed when asked for"
+    without = f"norms of {peek.without} tensors that are large or on a GPU are computed only on request"
     return "; ".join(filter(None, [more, without if peek.without else ""]))

@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     def read(self, reader: Callable[[MeshModel], Any]) -> Any:
-        """Return what a quick function takes from the state."""
+        """Return the result of a quick function of the state."""
         ...
 
     def subscribe(self, callback: Callable[[], object]) -> Callable[[], None]:
@@ -212,7 +212,7 @@ class Feeds:
         try:
             self._serve(feed, feeds)
         except Exception:
-            # A mesh whose session has ended, or a bug: other meshes go on.
+            # A mesh whose session has ended, or a bug: other meshes continue.
             traceback.print_exc()
             for line in list(feed.lines):
                 self.close(feed.source.uid, line)

@@ -32,7 +32,7 @@ class Lane:
     """The way around the running cell.
 
     Args:
-        kernel: of the notebook.
+        kernel: the kernel of the notebook.
     """
 
     def __init__(self, kernel: OwnKernel) -> None:

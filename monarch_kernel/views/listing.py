@@ -24,7 +24,7 @@ class Listing:
     """Tells panels which meshes there are, while there are panels. Thread-safe.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         others: the meshes of other kernels.
     """
 

@@ -58,7 +58,7 @@ def snapshot(model: MeshModel, uid: str, actions: list[Action], now: float) -> t
 
     Args:
         model: state of the mesh.
-        uid: of the mesh.
+        uid: the uid of the mesh.
         actions: that the view offers.
         now: seconds since the epoch.
     """

@@ -58,7 +58,7 @@ class WidgetOutlet:
     """The comm of a widget outside ipykernel, as in marimo and in Colab's shell.
 
     Args:
-        widget: of ipywidgets.
+        widget: an ipywidgets widget.
     """
 
     def __init__(self, widget: Any) -> None:

@@ -32,7 +32,7 @@ class _Record:
         """Whether the next output clears those before it."""
 
     def add(self, output: dict[str, Any]) -> None:
-        """Append an output; text goes on in the one before it."""
+        """Append an output; text is added to the one before it."""
         if self.clears:
             self.clear()
         last: dict[str, Any] = self.outputs[-1] if self.outputs else {}

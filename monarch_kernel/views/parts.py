@@ -22,7 +22,7 @@ def narrowed(shown: Snapshot, ranks: Sequence[int], sizes: dict[str, int]) -> Sn
 
     Args:
         shown: the state of the mesh.
-        ranks: of the view, in order; all if there are none.
+        ranks: the ranks of the view, in order; all if there are none.
         sizes: the axes of the part.
     """
     if not ranks:
@@ -69,6 +69,6 @@ def _narrowed_bar(bar: BarRow, members: Collection[int], now: float) -> BarRow |
         done=[bar.done[at] for at in places],
         total=bar.total if len(bar.total) == 1 else [bar.total[at] for at in places],
         left=left,
-        # Others may go on.
+        # Others may continue.
         ended=bar.ended or (0.0 if left else now),
     )

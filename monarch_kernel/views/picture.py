@@ -102,7 +102,7 @@ def _cell(row: RankRow, titled: bool) -> str:
 
 
 def describe_rank(row: RankRow) -> str:
-    """Return what a rank does, as in ``rank 3: running cell [2] line 5``."""
+    """Describe what a rank does, as in ``rank 3: running cell [2] line 5``."""
     # The place names the cell too.
     doing = row.place if row.place.startswith(row.call) else ", ".join(filter(None, [row.call, row.place]))
     parts = [f"{LOOKS[row.state].word} {doing}".strip(), row.collective, row.reason]

@@ -150,10 +150,10 @@ class BarRow(_Struct, frozen=True):
     total: list[float]
     """Of each of the ranks; one value if it is the same for all. Not positive if unknown."""
     left: list[int]
-    """The ranks that go on."""
+    """The ranks that continue."""
     started: float
     ended: float = 0.0
-    """When the last rank ended; 0 while one goes on."""
+    """When the last rank ended; 0 while one continues."""
     together: bool = False
     """Whether it is work of the mesh as a whole, or of some ranks of it, instead of that of each rank."""
 

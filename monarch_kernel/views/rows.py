@@ -25,7 +25,7 @@ def rank_row(rank: RankModel, calls: dict[int, CallModel]) -> RankRow:
 
     Args:
         rank: its state.
-        calls: of the mesh.
+        calls: the calls of the mesh.
     """
     call = calls.get(rank.calls[0]) if rank.calls else None
     figures = rank.figures
@@ -97,7 +97,7 @@ def points_of(series: Series, places: list[int], at: int) -> Points:
 
     Args:
         series: the values of a metric on a rank.
-        places: of the values.
+        places: the places of the values.
         at: how many points the view keeps before these.
     """
     values = [_finite(series.values[place]) for place in places]

@@ -74,8 +74,8 @@ class Shown:
     """The meshes that cells have shown.
 
     Args:
-        shell: of the notebook.
-        views: of the notebook.
+        shell: the shell of the notebook.
+        views: the views of the notebook.
     """
 
     def __init__(self, shell: Any, views: Views) -> None:

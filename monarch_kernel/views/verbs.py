@@ -27,8 +27,8 @@ class Watching:
     """The verbs that show a mesh live.
 
     Args:
-        shell: of the notebook.
-        meshes: of the notebook.
+        shell: the shell of the notebook.
+        meshes: the meshes of the notebook.
         shown: the meshes that cells have shown.
     """
 

@@ -51,7 +51,7 @@ class Views:
     """The views of a notebook.
 
     Args:
-        meshes: of the notebook.
+        meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
         killing: the verb that kills ranks.
         interrupting: the verb that interrupts them.
@@ -120,7 +120,7 @@ class Views:
         comm.on_close(lambda _: conversation.close())  # pyright: ignore[reportUnknownLambdaType]
 
     def cell_ended(self, emptied: str = "") -> None:
-        """Look at what the cell has changed.
+        """Read what the cell has changed.
 
         Args:
             emptied: id of a display of the cell that is empty; if the cell has shown nothing else, it is cleared.

@@ -49,8 +49,8 @@ class MeshView(anywidget.AnyWidget):
 
     Args:
         mesh: the processes of a mesh, such as the variable of ``%mesh up``, or a slice of it.
-        views: of the notebook; if omitted, those of the running IPython shell, or of this program in a notebook without
-            IPython, such as marimo.
+        views: the views of the notebook; if omitted, those of the running IPython shell, or of this program in a
+            notebook without IPython, such as marimo.
     """
 
     _esm = ""

@@ -140,7 +140,7 @@ def parametrize_config_pointwise(**options: Iterable[Any]) -> Callable[[Callable
     """Run a test of pytest once for the first values of all settings, once for the second ones, and so on."""
     columns = {key: list(values) for key, values in options.items()}
     if not columns or len({len(values) for values in columns.values()}) > 1:
-        raise ValueError("parametrize_config_pointwise: expected settings with equally many values")
+        raise ValueError("parametrize_config_pointwise: expected the same number of values for each setting")
     return _parametrized([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
 
 

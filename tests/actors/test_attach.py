@@ -170,5 +170,6 @@ def test_unknown_process_is_refused_with_a_list(start: Callable[[str], Program])
     program = start("train")
     done = subprocess.run([sys.executable, "-m", "monarch", "debug", "1"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "process 1 runs no mesh; these do:" in done.stderr and f"{program.process.pid}  program.py" in done.stderr
+    assert "process 1 is not running a mesh; these are:" in done.stderr
+    assert f"{program.process.pid}  program.py" in done.stderr
     assert program.ended() == "ended [None, None]\n"

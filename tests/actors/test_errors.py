@@ -255,7 +255,7 @@ def test_causes_are_reported(fails: Any) -> None:
 def test_long_chain_is_sent_without_its_middle(fails: Any) -> None:
     text = str(fails.slice(hosts=0, gpus=0).long_chain.call_one(5000).exception(timeout=60))
     assert "ValueError: number 0\n" in text and text.endswith("ValueError: number 4999")
-    assert "[4900 exceptions of this chain of 5000 are left out]" in text
+    assert "[4900 of the 5000 exceptions of this chain omitted]" in text
     assert text.count("ValueError: number") < 120
 
 

@@ -65,7 +65,7 @@ def test_exit_functions_run_after_cleanup_and_threads(procs: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("thread", "these threads, which are no daemons and did not end within 0.3 s: 'prefetch'; start them with"),
+        ("thread", "these non-daemon threads, which did not end within 0.3 s: 'prefetch'; start them with"),
         ("child", "these child processes, which did not end within 0.3 s: 'worker'; start them with daemon=True"),
         ("function", "the exit functions of the process did not end within 0.3 s and were interrupted; set MONARCH_"),
     ],

@@ -283,8 +283,8 @@ def test_flood_is_bounded_and_omitted_bytes_are_exact(procs: Any, lines: list[Li
     floods = procs(1).spawn("floods", Floods)
     floods.flood.call(400).get(timeout=60)
     assert wait_until(lambda: "the end" in texts(lines))
-    shown = sum(text.count("y") for text in texts(lines) if "left out" not in text)
-    notes = [re.match(r"\[([\d,]+) bytes of output.* left out here\]$", text) for text in texts(lines)]
+    shown = sum(text.count("y") for text in texts(lines) if "omitted" not in text)
+    notes = [re.match(r"\[([\d,]+) bytes of output.* omitted here\]$", text) for text in texts(lines)]
     left_out = sum(int(note[1].replace(",", "")) for note in notes if note)
     assert shown + left_out == 400 << 20
     # Nothing of it is held any more.

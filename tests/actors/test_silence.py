@@ -105,7 +105,7 @@ def test_rank_without_a_cpu_is_not_said_to_hold_the_gil(
     stuck = mesh.spawn("workers", Worker).keep_the_lock.call_one(pipe)
     try:
         assert wait_until(lambda: "has not answered" in mesh.to_table())
-        assert "it gets no CPU, since this machine is overloaded" in mesh.to_table()
+        assert "it gets no CPU time, because this machine is overloaded" in mesh.to_table()
     finally:
         open(pipe, "w").close()
     assert stuck.get(30) == "out"

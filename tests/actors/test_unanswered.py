@@ -117,7 +117,7 @@ def test_rank_that_starts_no_threads_names_that_and_goes_on(procs: Any) -> None:
     actor = mesh.spawn("actor", Sync).slice(gpus=0)
     actor.break_threads.call_one().get(20)
     other = mesh.spawn("other", Sync)
-    with pytest.raises(StoppedError, match=r"could start no thread for it \(.*; see ulimit -u"):
+    with pytest.raises(StoppedError, match=r"could not start a thread for it \(.*; see ulimit -u"):
         other.add.call(1).get(20)
     with pytest.raises(ActorError, match="'NoneType' object is not callable"):
         other.initialized.get(20)

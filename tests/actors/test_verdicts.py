@@ -89,7 +89,7 @@ def test_wait_for_a_verdict_is_bounded_and_names_it(
     with supervise(mesh, slow):
         os.kill(pids[1], signal.SIGKILL)
         assert asked.wait(20)
-        text = r"workers.pid\(\) has waited 0.3 s for a verdict on mesh.*are handling the death of rank 1.*continues"
+        text = r"workers.pid\(\) has waited 0.3 s because a failure of .*are handling the death of rank 1.*continues"
         with pytest.raises(SupervisionError, match=text):
             workers.pid.call().get(30)
         # A slice of those that live waits for nobody.

@@ -15,7 +15,7 @@ frame #62: <unknown function> + 0x2724a (0x7fc0 in libc.so.6)
 
 def test_frames_become_their_number() -> None:
     shown = without_cpp_frames(f"before\n{WARNING}{FRAMES}\nafter\n")
-    line = "  (3 C++ frames are left out; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"
+    line = "  (3 C++ frames omitted; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"
     assert shown == f"before\n{WARNING}{line}after\n"
 
 

@@ -69,7 +69,7 @@ def test_nan_is_reported_and_not_the_difference_that_follows() -> None:
     sentry = Sentry("model", 2)
     found = taken(sentry, sampled(5), sampled(5, (0, 9), (2, 9), strange={2: "NaN", 0: "NaN"}))
     assert [str(each) for each in found] == [
-        "model: the parameter a has NaN on rank 1 after step 5 (and 1 other tensor) (the first step that was compared)"
+        "model: the parameter a has NaN on rank 1 after step 5 (and 1 other tensor) (the first step compared)"
     ]
     assert not taken(sentry, sampled(6), sampled(6, (0, 8), (2, 8), strange={0: "NaN"}))
 

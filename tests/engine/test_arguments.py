@@ -59,7 +59,7 @@ def test_paths_and_timeouts_of_checkpoints_are_checked(mesh: Any) -> None:
 
 def test_rank_local_tensors_are_not_saved_as_that_of_one_rank(mesh: Any, tmp_path: Any) -> None:
     x = monarch.ones(4, mesh=mesh)
-    with pytest.raises(ArgumentError, match=r"'own' is a rank-local tensor, of which each rank has another value"):
+    with pytest.raises(ArgumentError, match=r"'own' is a rank-local tensor, which has a different value on each rank"):
         monarch.save({"x": x, "own": mesh.rank_tensor("dp")}, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -69,8 +69,8 @@ def test_functions_of_rank_local_tensors_refuse_others(mesh: Any, name: str) -> 
     function: Any = getattr(monarch, name)
     options = {"dp": 0} if name == "slice_mesh" else {}
     with pytest.raises(
-        MeshOpError, match=rf"{name}: takes rank-local tensors, and a tensor is divided over .*to_local"
+        MeshOpError, match=rf"{name}: expected rank-local tensors, got one that is divided over .*to_local"
     ):
         function([monarch.ones(4, mesh=mesh, spec=["dp"])], **options)
-    with pytest.raises(MeshOpError, match=rf"{name}: takes rank-local tensors, and the tensor is the program's"):
+    with pytest.raises(MeshOpError, match=rf"{name}: expected rank-local tensors, got a tensor of the program"):
         function(torch.ones(4), **options)

@@ -184,7 +184,7 @@ def test_errors_name_what_is_missing(mesh: Any, tmp_path: Path) -> None:
         monarch.save({"x": torch.ones(2)}, tmp_path)
     with pytest.raises(ArgumentError, match="expected a dict such as"):
         monarch.save(x, tmp_path)
-    with pytest.raises(ArgumentError, match="'pair', of type tuple, has tensors of a mesh in it"):
+    with pytest.raises(ArgumentError, match="'pair', of type tuple, contains tensors of a mesh"):
         monarch.save({"pair": (x, x)}, tmp_path)
     with pytest.raises(ActorError, match="'made', of type Tensor, cannot be saved"):
         monarch.save({"x": x, "made": nn.Linear(2, 2, device="meta").weight}, tmp_path)

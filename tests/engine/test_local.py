@@ -357,7 +357,7 @@ def test_streams_lend_tensors(mesh: Any) -> None:
         _ = x + y
     lent, borrow = side.borrow(x)
     assert values(mesh, lent + y) == [[2, 2]] * 4
-    with pytest.raises(MeshOpError, match="borrowed to read"):
+    with pytest.raises(MeshOpError, match="borrowed read-only"):
         lent.add_(1)
     borrow.drop()
     with pytest.raises(MeshOpError, match="the borrow of a tensor"):

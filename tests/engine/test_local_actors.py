@@ -115,11 +115,11 @@ def test_wrong_tensors_for_endpoints_raise(mesh: Any, adders: Any) -> None:
         adders.add.call(x).get(30)
     with mesh.activate():
         rows = torch.nn.functional.embedding(numbered(mesh)[None] * 3, torch.ones(4, 2))
-    with pytest.raises(SerializationError, match=r"has no value yet|embedding failed"):
+    with pytest.raises(SerializationError, match=r"has no value, because|embedding failed"):
         adders.add.call(rows[0]).get(60)
     with pytest.raises(TensorError, match="embedding failed"):
         monarch.inspect(rows)
-    with pytest.raises(MeshOpError, match="each rank has a value of its own; save the one of a rank"):
+    with pytest.raises(MeshOpError, match="each rank has its own value; save that of one rank"):
         pickle.dumps(x)
     with pytest.raises(ArgumentError, match="no device mesh is active"):
         adders.learnt.rref()

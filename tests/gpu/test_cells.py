@@ -86,7 +86,7 @@ def test_out_of_memory_leaves_the_rank_usable(notebook: Notebook) -> None:
 def test_an_assert_on_the_gpu_names_the_way_to_replace_the_rank(notebook: Notebook) -> None:
     wrong = "i = torch.tensor([7], device='cuda')\ntorch.zeros(3, device='cuda')[i].sum().item()"
     cell = notebook.mesh(wrong, "[1]")
-    assert "the process of rank 1 cannot use the GPU again; %mesh kill 1 replaces it" in cell.text
+    assert "the process of rank 1 can no longer use the GPU; %mesh kill 1 replaces it" in cell.text
     assert notebook.run("%mesh kill 1").ok()
     assert notebook.mesh("torch.ones(2, device='cuda').sum().item()").ok().shown == "[ranks 0-1] 2.0"
 

@@ -201,14 +201,14 @@ dist.barrier()""",
         ),
     ),
     Hang(
-        "C code without the GIL",
+        "C code that has released the GIL",
         """\
 import ctypes
 if rank == 1:
     ctypes.CDLL(None).sem_wait(ctypes.create_string_buffer(32))
 dist.barrier()""",
         (
-            "rank 1, which is in C code without the GIL",
+            "rank 1, which is in C code that has released the GIL",
             "line 5: ctypes.CDLL(None).sem_wait",
         ),
     ),

@@ -249,7 +249,7 @@ if rank == 1: pool.submit(load).result()
 dist.barrier()""",
         (
             "rank 1, which is waiting for a thread: work in a pool, in thread 'ThreadPoolExecutor-",
-            "at line 6, which waits for work that its pool has not begun",
+            "at line 6, which waits for work that its pool has not started",
             "at line 7: if rank == 1",
         ),
     ),
@@ -262,7 +262,7 @@ else: store.wait(["ready"])
 dist.barrier()""",
         (
             "rank 0 waits for ranks 1-3",
-            "the answer of a store of torch.distributed",
+            "a reply from a torch.distributed store",
             "line 5: else: store.wait",
         ),
     ),

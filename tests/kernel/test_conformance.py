@@ -153,7 +153,7 @@ def test_kernel_leaves_no_process_after_its_end(alone: Callable[[str], Notebook]
 def test_magics_work_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
     book = own("python3")
     said = book.run("%load_ext monarch_kernel").ok().stream()
-    assert "are ready" in said and "Only the Monarch kernel has" in said
+    assert "are ready" in said and "The Monarch kernel adds" in said
     assert "is up" in book.run("%mesh up --procs 2").ok().text
     cell = book.mesh("print('said')\nrank + 5").ok()
     assert "[rank 1] 6" in cell.shown and cell.said() == {"said": {0, 1}}

@@ -87,7 +87,7 @@ def test_flood_left_out_bytes_are_counted(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"
     ).ok()
-    left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) left out"
+    left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) omitted"
     # The end of the output is always shown, on a busy machine some time after the cell's end.
     cell.until(lambda: re.search(left_out, cell.stream()) and "the end" in cell.said())
 

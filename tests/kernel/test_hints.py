@@ -69,7 +69,7 @@ def test_undefined_name_on_ranks_names_push(notebook: Notebook) -> None:
 @pytest.mark.parametrize("name", ["Out", "__", "_i"])
 def test_history_of_the_notebook_is_not_to_be_pushed(notebook: Notebook, name: str) -> None:
     text = notebook.mesh(name).text
-    assert f"{name!r} is of the history of the notebook; a rank keeps the value of its last cell" in text
+    assert f"{name!r} refers to the history of the notebook; a rank keeps only the value of its last cell" in text
     assert "%mesh push" not in text
 
 
@@ -155,8 +155,8 @@ def test_mistyped_name_is_one_line_with_a_suggestion(notebook: Notebook, code: s
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dist", "'dist' is a name of %%mesh cells; import torch.distributed as dist imports it here"),
-        ("world_size", "'world_size' is a name of %%mesh cells; mesh['world_size'] has the value of each rank"),
+        ("dist", "'dist' exists only in %%mesh cells; import torch.distributed as dist imports it here"),
+        ("world_size", "'world_size' exists only in %%mesh cells; mesh['world_size'] has the value of each rank"),
     ],
 )
 def test_names_of_cells_are_explained_in_the_notebook(notebook: Notebook, name: str, words: str) -> None:
@@ -266,7 +266,7 @@ class Teacher(Actor):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("bad", "'rank' is a name of %%mesh cells; context().actor_instance.rank.rank is the rank of an actor"),
+        ("bad", "'rank' exists only in %%mesh cells; context().actor_instance.rank.rank is the rank of an actor"),
         ("late", "the notebook defined 'defined_later' after the class was sent; run the cell of the class again"),
         ("cells", "'of_cells' is a variable of %%mesh cells, which actor classes cannot see"),
         ("typo", "the notebook has no 'defined_latr' either; did you mean 'defined_later'?"),
@@ -314,6 +314,6 @@ def test_lost_gpu_names_the_way_to_replace_the_rank(mortal: Notebook) -> None:
     text = "CUDA error: device-side assert triggered\nSearch for cudaErrorAssert"
     cell = mortal.mesh(f"if rank == 1: raise RuntimeError({text!r})")
     assert cell.status == "error"
-    hint = "the process of rank 1 cannot use the GPU again; %mesh kill 1 replaces it, whose variables are lost"
+    hint = "the process of rank 1 can no longer use the GPU; %mesh kill 1 replaces it (its variables are lost)"
     assert cell.text.count(hint) == 1 and "CUDA_LAUNCH_BLOCKING=1" in cell.text
     assert "rank 1" in mortal.run("%mesh kill 1").ok().text

@@ -310,7 +310,7 @@ def test_statements_need_paused_ranks_and_no_collective(notebook: Notebook, loop
         in notebook.mesh("for i in range(2):\n    dist.barrier()", "--in-frame").text
     )
     assert "cannot be combined with --nowait" in notebook.mesh("n", "--in-frame --nowait").text
-    assert "--force is for cells with --in-frame" in notebook.mesh("n", "--force").text
+    assert "--force applies only to cells with --in-frame" in notebook.mesh("n", "--force").text
     text = notebook.mesh("dist.get_backend()\ndist.barrier\nrank * 0", "--in-frame --force").ok().shown
     assert text == "[ranks 0-2] 0"
 

@@ -68,7 +68,7 @@ def test_expressions_see_the_variables_of_the_line(notebook: Notebook) -> None:
         assert said(notebook, "%mesh print {'a': until}['a']") == "ranks 0-3: 1000000000\n"
         assert said(notebook, "%mesh print --on [1:3] step * 10").splitlines() == ["rank 1: 20", "rank 2: 30"]
         assert said(notebook, "%mesh print --up 1 'step' in dir()") == "ranks 0-3: False\n"
-        assert "the code has 1 caller here, so --up takes up to 1" in said(notebook, "%mesh print --up 2 n")
+        assert "the code has 1 caller here, so --up takes at most 1" in said(notebook, "%mesh print --up 2 n")
         assert "rank 0: Bad, whose str() raised (ValueError)" in said(notebook, "%mesh print --on [0] bad()")
         assert said(notebook, "%mesh print missing") == "ranks 0-3: NameError: name 'missing' is not defined\n"
         assert "tensor" in said(notebook, "%mesh print torch.ones(3)").lower()
@@ -234,7 +234,7 @@ counts = mesh.spawn('counts', Counts)""").ok()
 @pytest.mark.slow
 def test_expressions_that_do_not_end(notebook: Notebook) -> None:
     runs(notebook, COUNTS.format(until=10**9))
-    assert "still runs, beside the code of the rank" in said(
+    assert "still running after 5 s, alongside the code of the rank" in said(
         notebook, "%mesh print --on [0] __import__('time').sleep(8)"
     )
     assert "an earlier expression still runs here" in said(notebook, "%mesh print --on [0] n")

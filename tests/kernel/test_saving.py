@@ -141,7 +141,7 @@ def test_damaged_checkpoint_says_what_it_has_changed(book: Notebook, tmp_path: P
         file.seek(place.offset)
         file.write(bytes(place.length))
     said = book.run(f"%mesh restore {tmp_path}").ok().stream()
-    assert "  tensors: one\nrestored in part: " in said and "others not:\n  net: the checkpoint" in said, said
+    assert "  tensors: one\npartly restored: " in said and "others do not:\n  net: the checkpoint" in said, said
     assert book.mesh(values).ok().shown == "[ranks 0-3] [1.0, 2.0]"
     for path in files:
         path.write_bytes(b"")

@@ -143,14 +143,14 @@ def test_receive_without_a_message_ends_with_the_timeout(notebook: Notebook, how
     cell = notebook.mesh(f"x = torch.zeros(1)\nif rank == 0: {RECEIVES[how]}")
     assert cell.status == "error" and SECONDS * 0.9 < time.monotonic() - begun < 4 * SECONDS
     who = "no rank has" if how == "any" else "rank 2 has not"
-    assert f"GroupError: timed out after {SECONDS} s: {who} sent a message of the group" in cell.text, cell.text
+    assert f"GroupError: timed out after {SECONDS} s: {who} sent a message in the group" in cell.text, cell.text
     # Its groups work again.
     assert notebook.mesh(SUM).ok().shown == "[ranks 0-3] 4.0"
 
 
 def test_send_that_nobody_receives_ends_with_the_timeout(notebook: Notebook) -> None:
     cell = notebook.mesh("if rank == 1: dist.send(torch.ones(100_000_000), 3, group=short)")
-    assert f"GroupError: timed out after {SECONDS} s: rank 3 has not received a message of the group" in cell.text, (
+    assert f"GroupError: timed out after {SECONDS} s: rank 3 has not received a message in the group" in cell.text, (
         cell.text
     )
 

@@ -30,7 +30,7 @@ def test_work_of_a_pool_is_where_its_thread_is() -> None:
             text = of_future({"self": running})
             assert text.startswith("work in a pool, in thread 'ThreadPoolExecutor-")
             assert " at test_known_waits.py" in text
-            assert of_future({"self": queued}) == "work that its pool has not begun"
+            assert of_future({"self": queued}) == "work that its pool has not started"
             assert of_future({"pending": {queued, running}}) == text
         finally:
             end.set()

@@ -51,7 +51,7 @@ def test_host_files_name_hosts_and_their_python(tmp_path: Path) -> None:
     path.write_text("# the cluster\nn[1-2] slots=8 # two\n\nn3 python=/opt/py\n")
     assert read_hostfile(str(path)) == [HostEntry("n1"), HostEntry("n2"), HostEntry("n3", "/opt/py")]
     path.write_text("# none\n")
-    with pytest.raises(ArgumentError, match="names no host"):
+    with pytest.raises(ArgumentError, match="lists no hosts"):
         read_hostfile(str(path))
 
 

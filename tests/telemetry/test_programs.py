@@ -126,7 +126,7 @@ def test_top_without_a_program_says_what_to_start(alone: None) -> None:
         with tempfile.TemporaryDirectory(prefix="top") as folder:
             done = ran(*words, XDG_RUNTIME_DIR=folder, TMPDIR=folder)
         assert done.returncode == 1 and not done.stdout
-        assert done.stderr.startswith("monarch top: no program of this user runs a mesh on this machine; start one")
+        assert done.stderr.startswith("monarch top: none of your programs is running a mesh on this machine; start one")
 
 
 def test_top_help_names_the_option() -> None:

@@ -284,7 +284,7 @@ def test_first_rank_without_descriptors_is_named(procs: Callable[..., Any]) -> N
     members = procs(3).spawn("members", Member)
     assert list(members.total.call().get(40).values()) == [3.0] * 3
     members.exhaust_descriptors.call().get(30)
-    with pytest.raises(ActorError, match="could not convene the process group"):
+    with pytest.raises(ActorError, match="could not create the process group"):
         members.total.call().get(40)
     members.free_descriptors.call().get(30)
     assert list(members.total.call().get(40).values()) == [3.0] * 3

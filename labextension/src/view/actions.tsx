@@ -74,7 +74,7 @@ function busyWord(session: MeshSession, trans: Trans): string {
 }
 
 function waitsHelp(trans: Trans): string {
-  return trans.__('Buttons act while a cell runs if the kernel of the notebook is Monarch');
+  return trans.__('To use these buttons while a cell runs, choose the Monarch kernel');
 }
 
 interface Props {

@@ -146,7 +146,7 @@ function usePace(session: MeshSession, place: RefObject<HTMLElement>, fast: () =
       timer ??= setTimeout(slowly, session.model.ranks.length > 256 ? SLOWER : SLOW);
     };
     const stop = session.onChange(change);
-    // Times go on without any message.
+    // Times continue without any message.
     const clock = setInterval(change, 1000);
     render(0);
     return () => {

@@ -24,7 +24,7 @@ export function Bars({ model, trans }: { model: MeshModel; trans: Trans }) {
   );
 }
 
-/** Return a bar as ended if nothing runs that could go on with it, as after the death of its rank. */
+/** Return a bar as ended if nothing runs that could continue with it, as after the death of its rank. */
 function stopped(bar: Required<BarRow>, model: MeshModel): Required<BarRow> {
   const calls = [...model.calls.values()];
   if (bar.ended || bar.together || !calls.length || calls.some(call => !call.ended)) {

@@ -36,7 +36,7 @@ class Awaits:
     """The awaited calls of the endpoint with an actor's turn. All state belongs to the thread of the event loop.
 
     Only calls that the endpoint's own task awaits count, directly or through a task or ``asyncio.gather``: an actor
-    that may go on without an answer does not wait for it.
+    that may continue without an answer does not wait for it.
     """
 
     def __init__(self, mailbox: ActorLike, deadlocks: DeadlockFinder) -> None:
@@ -75,7 +75,7 @@ class Awaits:
             loop.call_soon_threadsafe(self.tell, cycle, path)
 
     def end(self) -> None:
-        """Note that the endpoint goes on."""
+        """Note that the endpoint continues."""
         if self._number:
             self._deadlocks.end(self._number)
         self._number, self._waiting = 0, ()
@@ -115,7 +115,7 @@ class Awaits:
             self.end()
 
     def _blocking(self) -> Iterator[asyncio.Future[Any]]:
-        """Return the awaited calls that the endpoint cannot go on without."""
+        """Return the awaited calls that the endpoint cannot continue without."""
         task = self._mailbox.turns.task
         return (each for each in _leaves(task) if each in self._awaited)
 

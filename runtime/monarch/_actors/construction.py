@@ -20,7 +20,7 @@ def construct(mailbox: Mailbox, create: m.Create, more: Sequence[Any], broken: b
     """Construct an actor and answer, in its thread or on its event loop.
 
     Args:
-        mailbox: of the actor.
+        mailbox: the mailbox of the actor.
         create: the message to construct it.
         more: the buffers of the message.
         broken: the failure of this process's bootstrap, if any; then the actor is not constructed.

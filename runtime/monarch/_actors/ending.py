@@ -23,7 +23,7 @@ def ends_actor(error: BaseException) -> bool:
 
 
 def pack_end(mailbox: ActorLike, method: str, failure: bytes) -> bytes:
-    """Return what the caller is told of an error that ended the actor."""
+    """Return the report to the caller of an error that ended the actor."""
     known = unpack_failure(failure)
     trace = "\n".join(with_source(known.trace))
     text = f"{mailbox.title()}.{method}() raised {known.kind}: {known.text}, which ended the actor\n{trace}"

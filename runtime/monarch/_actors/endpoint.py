@@ -27,7 +27,7 @@ class Endpoint(Protocol[P, R_co]):
         ...
 
     def call_each(self, values: Any, *args: Any, **kwargs: Any) -> Future[ValueMesh[R_co]]:
-        """Send to every actor of the mesh, each with a first argument of its own."""
+        """Send to every actor of the mesh, each with its own first argument."""
         ...
 
     def map(self, items: Iterable[Any]) -> Iterator[R_co]:
@@ -137,7 +137,7 @@ def endpoint(
 
     An actor handles one message at a time: an endpoint, async or not, begins when the previous one has ended, so state
     that it reads before an ``await`` is the same after it. A concurrent endpoint begins when its message arrives,
-    beside any other; if one of two messages is for a concurrent endpoint, either may be handled first.
+    alongside any other; if one of two messages is for a concurrent endpoint, either may be handled first.
 
     Args:
         propagate: how ``rref`` learns shapes of results: see ``monarch.remote``.

@@ -300,7 +300,7 @@ class Executor:
             try:
                 loop.run_forever()
             except KeyboardInterrupt:
-                # The user's task that raised it keeps it. The others go on.
+                # The user's task that raised it keeps it. The others continue.
                 pass
             except SystemExit:
                 print(_EXITED, file=sys.stderr)

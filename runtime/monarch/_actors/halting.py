@@ -28,7 +28,7 @@ def longest() -> float:
 
 
 def is_stuck(mailbox: ActorLike) -> bool:
-    """Return whether an actor was given up while its code goes on."""
+    """Return whether an actor was given up while its code continues."""
     return mailbox.halting is not None and mailbox.halting.given_up
 
 
@@ -39,7 +39,7 @@ class Halting:
     the actor if that does not help. Nothing here waits in the receiving thread.
 
     Args:
-        mailbox: of the actor.
+        mailbox: the mailbox of the actor.
         reason: for the callers of refused messages.
         stopped: called once, in any thread, with the failure of the end if any; see ``also``.
         process: whether the process ends with the actor.
@@ -64,7 +64,7 @@ class Halting:
         self._step = _DRAINING
         """Written by the actor's thread and by the timers, under ``_lock``."""
         self.given_up = False
-        """Whether its code goes on after the end; written once, under ``_lock``."""
+        """Whether its code continues after the end; written once, under ``_lock``."""
         self._task: asyncio.Task[None] | None = None
         """Keeps the task that ends an async actor alive; used by the loop's thread."""
 

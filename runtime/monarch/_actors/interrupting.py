@@ -25,7 +25,7 @@ def interrupt(key: str, src: str, port: int) -> bool:
     """Interrupt a call that an actor of this process handles.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
 
@@ -69,10 +69,10 @@ def interrupt(key: str, src: str, port: int) -> bool:
 
 @service("interrupts.drop", "quick")
 def drop(key: str, src: str, port: int) -> None:
-    """Answer a queued call of an actor of this process instead of handling it; one that has begun goes on.
+    """Answer a queued call of an actor of this process instead of handling it; one that has begun continues.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller would wait.
     """
@@ -116,10 +116,10 @@ def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
 
 
 def abort_paused(mailboxes: Sequence[Mailbox], reason: str) -> None:
-    """End the calls of a paused process, which ends: none of them goes on, and queued ones do not begin.
+    """End the calls of a paused process, which ends: none of them continues, and queued ones do not begin.
 
     Args:
-        mailboxes: of the process.
+        mailboxes: the mailboxes of the process.
         reason: for the callers of queued messages.
     """
     for mailbox in mailboxes:

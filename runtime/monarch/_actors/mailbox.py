@@ -73,8 +73,8 @@ class Mailbox:
     """One actor and its queue.
 
     Args:
-        node: of this process.
-        key: of its mesh; a process has at most one actor of a mesh.
+        node: the node of this process.
+        key: the key of its mesh; a process has at most one actor of a mesh.
         executor: the thread or event loop for its code.
         home: the actors of its process, from which it removes itself at its end.
     """
@@ -115,7 +115,7 @@ class Mailbox:
         self._dropped: dict[int, m.Call] = {}
         """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
         self._abandoned: set[int] = set()
-        """Identities of messages that were answered while their code goes on; only grows."""
+        """Identities of messages that were answered while their code continues; only grows."""
         self.blocked = False
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
@@ -161,7 +161,7 @@ class Mailbox:
             self.leave(self.ending or "")
 
     def state_of(self, proc: str, port: int) -> str | None:
-        """Return the state of a request: see monarch._core.deadlock. None also if others can be handled meanwhile."""
+        """Return the state of a request: see monarch._core.deadlock. None even if others can be handled meanwhile."""
         for running in (self.running, self.turns.call):
             if running is not None and running.port == port and running.src == proc:
                 return "explicit" if self._is_explicit(running) else "running"
@@ -176,7 +176,7 @@ class Mailbox:
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
     def is_concurrent(self, call: m.Call) -> bool:
-        """Return whether a message may run beside others."""
+        """Return whether a message may run concurrently with others."""
         method = self._methods.get(call.method)
         return method is not None and method.concurrent and not call.flags & FUNCTION
 
@@ -360,7 +360,7 @@ class Mailbox:
             self.turns.finished(call)
 
     def abandon(self, calls: Iterable[m.Call]) -> None:
-        """Answer messages whose code goes on after the actor's stop; later answers are not sent."""
+        """Answer messages whose code continues after the actor's stop; later answers are not sent."""
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True

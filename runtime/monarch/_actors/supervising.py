@@ -27,7 +27,7 @@ def supervise(mailbox: Mailbox, failure: Any, judged: Callable[[bool], None]) ->
     """Call an actor's ``__supervise__`` for a failure in a mesh that it owns, before messages that wait.
 
     Args:
-        mailbox: of the actor.
+        mailbox: the mailbox of the actor.
         failure: a MeshFailure.
         judged: called with whether the actor has handled it.
     """

@@ -88,7 +88,7 @@ class Turns:
             await asyncio.wait(list(self.tasks), timeout=left)
 
     async def cancel_all(self, seconds: float) -> list[Call]:
-        """Cancel the running messages and wait, for at most these seconds; return those that go on."""
+        """Cancel the running messages and wait, for at most these seconds; return those that continue."""
         late = dict(self.tasks)
         for task in late:
             task.cancel()

@@ -90,7 +90,7 @@ killed."""
 STOP_DRAIN = Seconds("MONARCH_STOP_DRAIN_S", 3.0)
 """For a stopped actor to handle earlier messages; then its calls are cancelled, or interrupted."""
 STOP_CANCEL = Seconds("MONARCH_STOP_CANCEL_S", 1.0)
-"""For cancelled or interrupted code to end, including its ``finally``; then the actor goes on without it."""
+"""For cancelled or interrupted code to end, including its ``finally``; then the actor continues without it."""
 STOP_OWNED = Seconds("MONARCH_STOP_OWNED_S", 10.0)
 """For the meshes of an actor to stop, all together, before its ``__cleanup__`` runs."""
 STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)

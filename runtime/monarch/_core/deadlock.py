@@ -165,7 +165,7 @@ class Waits:
             entry.requests.pop(request, None)
 
     def end(self, wait: int) -> None:
-        """Note that the actor continues, for whatever reason; does nothing if the wait has ended."""
+        """Note that the actor continues for any reason; does nothing if the wait has ended."""
         entry = self._waits.pop(wait, None)
         if entry is not None:
             del self._by_actor[entry.actor]

@@ -98,7 +98,7 @@ class FailFast:
         now: time of the first failure.
         calls: for each position, the number of its call, if there are several. A rank that failed in another call
             counts as absent only while nothing runs there, or only a call that waits for the end of this one.
-        ports: of the calls, by their numbers.
+        ports: the ports of the calls, by their numbers.
     """
 
     def __init__(self, count: int, now: float, calls: Sequence[int] = (), ports: Sequence[int] = ()) -> None:

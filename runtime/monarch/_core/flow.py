@@ -206,7 +206,7 @@ class Finished:
     """The receiver's end: adds up the cost of finished messages of one sender, and decides when to report it.
 
     Args:
-        size: of the sender's window. A quarter of it is reported even if nothing else goes to the sender.
+        size: the size of the sender's window. A quarter of it is reported even if nothing else goes to the sender.
     """
 
     __slots__ = ("_every", "_lock", "reported", "total")

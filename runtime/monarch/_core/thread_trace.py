@@ -137,10 +137,10 @@ class _Nothing(BaseException):
 
 
 def raise_nothing() -> None:
-    """Do not raise in this thread what it has not raised yet."""
+    """Drop the exception that this thread has not raised yet."""
     try:
         # It takes the place of what is still to come, and comes at once. If that were only taken back, all threads
-        # would look for it forever, and traced ones on Python 3.11 would not go on.
+        # would look for it forever, and traced ones on Python 3.11 would not continue.
         _raise_in(get_ident(), _Nothing)
         while True:
             pass
@@ -149,12 +149,12 @@ def raise_nothing() -> None:
 
 
 def has_raised() -> None:
-    """Note that this thread raises what it was to raise."""
+    """Note that this thread raises its pending exception."""
     _raising.discard(get_ident())
 
 
 def may_trace() -> bool:
-    """Return whether a thread may begin to be traced: not in Python 3.11, while another one is to raise."""
+    """Return whether tracing of a thread may begin: not in Python 3.11 while another one has an exception to raise."""
     if _raising:
         # Without those that have ended.
         _raising.intersection_update(sys._current_frames())  # pyright: ignore[reportPrivateUsage]

@@ -77,7 +77,7 @@ class Verdicts(Generic[T]):
             return verdict.end
 
     def open(self, mesh: str) -> T | None:
-        """Return what ends with the verdict on a mesh; None if none is open."""
+        """Return the event that ends with the verdict on a mesh; None without an open verdict."""
         with self._lock:
             verdict = self._open.get(mesh)
             return verdict.end if verdict is not None else None

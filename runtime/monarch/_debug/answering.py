@@ -143,7 +143,7 @@ class Answering:
                 return self._python(procs, word, rest)
 
     def step(self, procs: list[str], how: str, line: int = 0) -> str:
-        """Let paused ranks go on for a step, wait until it has ended, and describe where they are."""
+        """Let paused ranks continue for a step, wait until it has ended, and describe where they are."""
         self.level = 0
         before = {proc: self._stops.turns.get(proc, 0) for proc in procs}
         answers = ask_soon(procs, request(go_here, how, line), PATIENCE)
@@ -179,7 +179,7 @@ class Answering:
             raise ArgumentError(
                 f"continue: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot continue"
             )
-        # So that the next prompt is not for ranks that are about to go on.
+        # So that the next prompt is not for ranks that are about to continue.
         self.until(lambda: all(self._stops.turns.get(proc, 0) != turn for proc, turn in before.items()), _STEP_S)
         lines = [f"resumed {_named(were)}"] if were else []
         return "\n".join(lines + [grouped_lines(other).replace("False", "not paused")] * bool(other))

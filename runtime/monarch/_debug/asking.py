@@ -39,7 +39,7 @@ def pause(mesh: ProcMeshLike) -> ValueMesh[Position]:
 
 @service("pausing.resume", "local")
 def resume(mesh: ProcMeshLike) -> ValueMesh[bool]:
-    """Resume the ranks of a mesh, and return for each one whether it was paused, or was to be."""
+    """Resume the ranks of a mesh, and return for each one whether it was paused, or about to be."""
     return values_of(mesh, [answer is True for answer in _answers(mesh, request(resume_here))])
 
 

@@ -20,17 +20,17 @@ _CONNECT_S = 3.0
 """Seconds for a program to take a client."""
 _ANSWER_S = 60.0
 """Seconds for it to answer a command."""
-_NONE = "no program of this user runs a mesh on this machine"
+_NONE = "none of your programs is running a mesh on this machine"
 
 
 def main(args: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         "monarch debug",
-        description="Look into the ranks of a running notebook or program: where they are, values, and why they wait.",
+        description="Inspect ranks of a running notebook or program: where they are, their values, and why they wait.",
         epilog="Ranks that are paused here continue when the command ends, however it ends.",
     )
-    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the program, as in the list without it")
+    parser.add_argument("pid", nargs="?", type=int, metavar="PID", help="process ID of the program; omit it for a list")
     arguments = parser.parse_args(args)
     with suppress(ImportError):
         # Keys that edit a line.
@@ -59,9 +59,9 @@ def _chosen(running: Sequence[Program], pid: int | None) -> Program | str:
         return _NONE
     listed = "\n".join(f"  {program.pid}  {program.name}: {_meshes(program)}" for program in running)
     if pid is None:
-        return running[0] if len(running) == 1 else f"several programs run; name one by its process:\n{listed}"
+        return running[0] if len(running) == 1 else f"several programs are running; name one by its PID:\n{listed}"
     found = next((program for program in running if program.pid == pid), None)
-    return found or f"process {pid} runs no mesh; these do:\n{listed}"
+    return found or f"process {pid} is not running a mesh; these are:\n{listed}"
 
 
 def _meshes(program: Program) -> str:

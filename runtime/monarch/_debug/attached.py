@@ -142,7 +142,7 @@ class _Session:
             return self._choose_mesh(rest) if rest else self._list()
         procs = self._procs()
         if not word or not procs:
-            return "" if procs else "no mesh of this program runs"
+            return "" if procs else "this program has no running mesh"
         if word == "rank" and rest:
             # Ranks that run too, so that they can be paused.
             self._chosen = parse_ranks(rest, len(procs)) if rest != "all" else list(range(len(procs)))
@@ -229,7 +229,7 @@ class _Session:
         own = meshes_of(self._node).own_procs
         sizes = {uid: own[uid].procs.size for uid in names if uid in own}
         lines = [f"mesh {names[uid]!r}: {size} rank{'s' * (size != 1)}" for uid, size in sizes.items()]
-        return "\n".join(lines) or "no mesh of this program runs"
+        return "\n".join(lines) or "this program has no running mesh"
 
 
 def _is_paused(answer: Any) -> bool:

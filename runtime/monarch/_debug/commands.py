@@ -25,7 +25,7 @@ VALUE, RUN, WRONG = "value", "run", "wrong"
 HELP = """next, step        run to the next line, or into a call
 until [LINE]      run to a line below
 finish            run to the end of the function
-continue          continue, and with it the ranks that wait for this one
+continue          continue, together with the ranks that wait for this one
 where             the stacks
 up, down [N]      select the caller, or the function that it calls; frame N selects the N-th frame
 list [LINE]       the source around the line; again for the lines below, and longlist for the whole function

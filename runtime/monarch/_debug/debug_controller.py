@@ -68,7 +68,7 @@ class DebugController(Actor):
 
 
 def debug_controller() -> DebugController:
-    """Return the actor of this session that tells which ranks are at a breakpoint, from any process of it.
+    """Return the actor that lists the ranks at a breakpoint, in any process of the session.
 
     ``list`` and ``wait_pending_session`` are its endpoints. Prompts for these ranks are in the terminal of the program
     and in ``python -m monarch debug``; ``mesh.evaluate()`` and ``mesh.resume()`` do the same in code.

@@ -8,6 +8,6 @@ from monarch._node.services.registry import service
 
 @service("resuming.resume_here", "quick")
 def resume_here() -> bool:
-    """Service: resume the main thread, and end its step; return whether it was paused, or was to be."""
+    """Service: resume the main thread, and end its step; return whether it was paused, or about to be."""
     asked, stepped = gate.resume(), gate.cancel_step()
     return asked or stepped

@@ -11,7 +11,7 @@ from monarch._node.services.registry import service
 
 @service("stepping.go_here", "quick")
 def go_here(how: str, line: int) -> bool:
-    """Service: let a paused rank go on for a step; return whether it was paused."""
+    """Service: let a paused rank continue for a step; return whether it was paused."""
     return gate.go(Step(how, line))
 
 

@@ -1,7 +1,7 @@
 """The ranks that have stopped by themselves, as the program that controls them knows them.
 
 While a rank is at a breakpoint, the other ranks of its mesh that run a call are paused too, so that none of them waits
-in vain or runs ahead. They go on when the last one has left its breakpoint, in whatever way, its death included.
+in vain or runs ahead. They continue when the last one has left its breakpoint, in whatever way, its death included.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stops:
         )
         """Called for each stop. It must not wait. Set once."""
         self.on_pause: list[Callable[[str], object]] = []
-        """Called with the proc when such a rank pauses or goes on, as ``on_change``."""
+        """Called with the proc when such a rank pauses or continues, as ``on_change``."""
         self.on_change: list[Callable[[], object]] = []
         """Called after each change, likewise. Any thread adds and removes, in single operations."""
         node.events.proc_died.subscribe(self._died)
@@ -91,7 +91,7 @@ class Stops:
         self._changed()
 
     def left(self, proc: str, step: bool) -> None:
-        """Note that a rank goes on, for a step or for good."""
+        """Note that a rank continues, for a step or for good."""
         was = self.now.pop(proc, None)
         self._stepping.discard(proc)
         if step:
@@ -106,7 +106,7 @@ class Stops:
             self._changed()
 
     def note_pause(self, proc: str, position: Position | None, parked: bool) -> None:
-        """Note that a rank is paused, or goes on from there."""
+        """Note that a rank is paused, or continues from there."""
         self.by_hand.pop(proc, None)
         if position is not None:
             self.paused[proc] = position, parked
@@ -180,7 +180,7 @@ def stopped_there(proc: str, kind: str, packed: Packed) -> None:
 
 @service("stops.left_there", "quick")
 def left_there(proc: str, step: bool) -> None:
-    """Service: note that a rank which had stopped goes on, for a step or for good."""
+    """Service: note that a rank which had stopped continues, for a step or for good."""
     node = current_node()
     node.receive_loop.run_in_order(lambda: node.part(Stops).left(proc, step))
 
@@ -194,6 +194,6 @@ def paused_there(proc: str, packed: Packed, parked: bool) -> None:
 
 @service("stops.resumed_there", "quick")
 def resumed_there(proc: str) -> None:
-    """Service: note that a rank goes on from such a pause."""
+    """Service: note that a rank continues from such a pause."""
     node = current_node()
     node.receive_loop.run_in_order(lambda: node.part(Stops).note_pause(proc, None, False))

@@ -1,4 +1,4 @@
-"""A rank tells the program that controls it that it has stopped by itself, and that it goes on."""
+"""A rank tells the program that controls it that it has stopped by itself, and that it continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tell_stopped(stop: Stop, frame: FrameType) -> None:
 
 @service("telling.tell_left", "local")
 def tell_left(step: bool) -> None:
-    """Tell it that this rank goes on, for a step or for good."""
+    """Tell it that this rank continues, for a step or for good."""
     node = current_node()
     with contextlib.suppress(Exception):
         tell_proc(node, node.root, left_there, node.proc, step)
@@ -45,7 +45,7 @@ def tell_paused(frame: FrameType, parked: bool) -> None:
 
 @service("telling.tell_resumed", "local")
 def tell_resumed() -> None:
-    """Tell it that this rank goes on from there."""
+    """Tell it that this rank continues from there."""
     node = current_node()
     with contextlib.suppress(Exception):
         tell_proc(node, node.root, resumed_there, node.proc)

@@ -130,7 +130,7 @@ class Terminal:
 
     def _answer(self, procs: list[str], word: str, rest: str) -> str:
         if word == "help":
-            return f"{HELP}\nquit              stop the program, as Ctrl-C"
+            return f"{HELP}\nquit              stop the program, like Ctrl-C"
         if word == "rank":
             return self._answering.ranks(procs, self._procs(split_proc(procs[0])[0]))
         self._awaited = frozenset(procs)

@@ -24,7 +24,7 @@ def execute(mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...
     for tensor in tensors:
         if tensor.monarch_layout.mesh is not mesh:
             raise ArgumentError(
-                f"execute: a tensor is on {tensor.monarch_layout.mesh!r}, and the function runs on {mesh!r}"
+                f"execute: a tensor is on {tensor.monarch_layout.mesh!r}, but the function runs on {mesh!r}"
             )
 
     def part(value: Any) -> Any:

@@ -82,6 +82,6 @@ def refuse_autocast(kind: str) -> None:
     """Raise if the program casts for the GPUs of the ranks, as torch does for those of the program only."""
     if kind != "cpu" and torch.is_autocast_enabled(kind):
         raise MeshOpError(
-            f"torch.autocast({kind!r}) does not reach tensors of a mesh, which to the program are on the CPU; use "
-            f"torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), and the ranks compute so on their GPUs"
+            f"torch.autocast({kind!r}) has no effect on tensors of a mesh, which the program sees as CPU tensors; use "
+            f"torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), which the ranks apply on their GPUs"
         )

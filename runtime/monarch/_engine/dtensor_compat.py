@@ -218,7 +218,7 @@ def seed_devices(seed: int, mesh: Any) -> Generator[None]:
 
     Args:
         seed: from 0 to below 2**63.
-        mesh: of GPUs, on which DTensor draws parts of a whole; None for the CPU.
+        mesh: a mesh of GPUs, on which DTensor draws parts of a whole; None for the CPU.
     """
     if is_fake(torch.empty(0)):
         # Only shapes are computed.
@@ -247,7 +247,7 @@ def propagate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     """Return how the results of an op are divided.
 
     Args:
-        op: of torch.
+        op: a torch op.
         args: with a DTensorSpec for each tensor.
         kwargs: likewise.
 
@@ -283,7 +283,7 @@ def forget_shardings() -> None:
 
 
 def set_apart(mesh: Any, number: int) -> None:
-    """Let torch tell a mesh from others of the same ranks, since it keeps shardings by meshes that are equal.
+    """Make torch distinguish a mesh from others of the same ranks, since it caches shardings by equal meshes.
 
     Args:
         mesh: a DeviceMesh that nobody has compared yet.

@@ -22,8 +22,8 @@ class Failure(NamedTuple):
         line: number of the line of the program that issued it.
         ranks: base ranks on which it failed.
         kind: class of the error, "lost" for values that died with a rank.
-        text: of the error.
-        traceback: of the rank, formatted.
+        text: the text of the error.
+        traceback: the traceback of the rank, formatted.
     """
 
     op: str
@@ -121,7 +121,7 @@ def error_of(failure: Failure, mesh: str) -> DeviceMeshError:
         return DeviceMeshError(failure.text, mesh=mesh, ranks=failure.ranks)
     issued = f"Issued at {lines[failure.line]}\n" if lines.has(failure.line) else ""
     text = (
-        f"the value is missing, since {failure.op} failed on {describe_ranks(list(failure.ranks))} of {mesh}: "
+        f"the value is missing, because {failure.op} failed on {describe_ranks(list(failure.ranks))} of {mesh}: "
         f"{failure.kind}: {failure.text}\n{issued}"
         f"Tensors that do not depend on it are unchanged.\n\nOn rank {failure.ranks[0]}:\n{failure.traceback}"
     )

@@ -31,7 +31,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def look(tensor: Tensor, what: str, region: Region) -> list[Any]:
-    """Return what some ranks say of their parts of a tensor."""
+    """Return the reports of some ranks about their parts of a tensor."""
     mesh = tensor.monarch_layout.mesh
     return mesh.recovery.look(
         tensor.monarch_ref.number, what, view_at(mesh.actors, region) if mesh.actors is not None else region
@@ -103,8 +103,8 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
     """Return the part of a tensor that one rank has.
 
     Args:
-        tensor: of a mesh.
-        coordinates: of the rank by axis, 0 for those that are not named; without any, the whole value.
+        tensor: a tensor of a mesh.
+        coordinates: the coordinates of the rank by axis, 0 for those that are not named; without any, the whole value.
 
     Raises:
         AxisError: the mesh has no axis of this name.

@@ -25,15 +25,15 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
     """Return a tensor of a mesh with a value of the program. Each rank gets its part only.
 
     Args:
-        tensor: a tensor, an array of numpy or Arrow, or a table of Arrow with columns of one type. Its memory is read
-            at once, also if it is mapped from a file, for example with ``torch.load(mmap=True)``.
+        tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
+            at once, even if it is mapped from a file, for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
             None alone gives each rank the whole value.
 
     Raises:
         AxisError: the mesh has no axis of this name.
-        ArgumentError: the spec does not fit the tensor, or there are values that are no numbers, or are missing.
+        ArgumentError: the spec does not fit the tensor, or some values are not numbers, or are missing.
         DeviceMeshError: a rank has died.
     """
     value = as_tensor(tensor)
@@ -157,7 +157,7 @@ def arange(
 
 
 def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, spec: Spec, *args: Any) -> Tensor:
-    """Return a tensor of a mesh whose parts a function makes, on each rank, or a rank-local tensor has.
+    """Return a tensor of a mesh whose parts come from a function on each rank, or from a rank-local tensor.
 
     Args:
         function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a

@@ -80,11 +80,11 @@ def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Return what an op does.
 
     Args:
-        mesh: of its tensors.
-        op: of torch.
+        mesh: the mesh of its tensors.
+        op: a torch op.
         args: with Inputs and Values; nested in lists.
         kwargs: likewise.
-        layouts: of the tensors.
+        layouts: the layouts of the tensors.
 
     Raises:
         NoRuleError: torch has no rule, and some tensors are divided.
@@ -111,7 +111,7 @@ def failing_of(schema: Any, changed: tuple[int, ...], layouts: Sequence[Any]) ->
 
 
 def info_of(schema: Any) -> int:
-    """Return the result that tells whether the others are right; -1 for none."""
+    """Return the index of the result that shows whether the others are right; -1 for none."""
     return next((at for at, each in enumerate(schema.returns) if each.name == "info"), -1)
 
 
@@ -150,7 +150,7 @@ def _infer(
             return "local", _infer_whole(mesh, op, args, kwargs, layouts), False
         raise NoRuleError(str(error).partition("\n")[0]) from error
     except NoRuleError as error:
-        # Errors of the program come first, also if torch's rule did not expect them.
+        # Errors of the program come first, even if torch's rule did not expect them.
         whole = _infer_whole(mesh, op, args, kwargs, layouts)
         if not all(is_replicated(layout.placements) for layout in layouts):
             raise error from None
@@ -195,7 +195,7 @@ def _infer_whole(
     except DynamicOutputShapeException as error:
         raise ByValueError("the shape of its result depends on values") from error
     except (NotImplementedError, DataDependentOutputException) as error:
-        raise ByValueError(f"its result cannot be told without values: {error}") from error
+        raise ByValueError(f"its result cannot be determined without values: {error}") from error
     except Exception as error:
         # A mistake of the program, such as of shapes: the frames of the inference say nothing about it.
         raise error.with_traceback(None) from None

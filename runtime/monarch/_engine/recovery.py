@@ -1,4 +1,4 @@
-"""After an op has failed on some ranks: all ranks agree on what has no value, and go on with the rest."""
+"""After an op has failed on some ranks: all ranks agree on what has no value, and continue with the rest."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Recovery:
 
     Args:
         stream: that may halt.
-        name: of the mesh.
+        name: the name of the mesh.
         whole: the executors of the whole mesh of processes, since slices share ranks.
-        uid: of the mesh of processes.
+        uid: the uid of the mesh of processes.
         heal: gives new processes, by their positions in the whole mesh, the tensors that others have, and tells the
-            rest what has failed by then; returns whether all ranks go on.
+            rest what has failed by then; returns whether all ranks continue.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Recovery:
             raise
 
     def recover_aside(self) -> bool:
-        """Let the ranks go on in another thread, if they have halted and the program does not look.
+        """Let the ranks continue in another thread, if they have halted and the program does not look.
 
         Returns:
             Whether it is too early: ranks run ops, and a healing of any mesh would wait for these too.
@@ -157,7 +157,7 @@ class Recovery:
         node_of(self.whole).events.tensors_failed.tell()
 
     def look(self, number: int, what: str, view: Any, *args: Any) -> list[Any]:
-        """Return what the ranks of a view say of a tensor, in their order.
+        """Return the reports of the ranks of a view about a tensor, in their order.
 
         Raises:
             TensorError: it has no value.
@@ -241,7 +241,7 @@ class Recovery:
                     each.stream.flush()
 
     def recover(self) -> None:
-        """Let all ranks go on, with the same view of what has failed, also those of meshes that it waits for.
+        """Let all ranks continue, with the same view of what has failed, also those of meshes that it waits for.
 
         Raises:
             DeviceMeshError: a rank has died, or collectives keep failing.

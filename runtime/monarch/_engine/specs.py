@@ -24,7 +24,7 @@ def placements_of(spec: Spec, axes: Sequence[str], ndim: int, what: str = "shard
 
     Args:
         spec: by dim of the tensor, or already placements by axis.
-        axes: of the mesh.
+        axes: the axes of the mesh.
         ndim: the number of dims of the tensor.
         what: names the argument in errors.
 

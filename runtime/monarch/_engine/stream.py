@@ -122,7 +122,7 @@ class Order:
 
     Attributes:
         last: the stream that issued the last op. Any thread sets it: ops of several threads have no order.
-        streams: of all slices. Only grows; single operations, from any thread.
+        streams: the streams of all slices. Only grows; single operations, from any thread.
         epoch: how often the ranks have begun to run ops again. Written while ``held``.
         kept: functions that some ranks have kept, and nobody waits for, with the stream of each; single operations of a
             deque, from any thread.
@@ -172,7 +172,7 @@ class OpStream:
 
     Args:
         actors: the executors on the ranks of the mesh.
-        order: of all slices of the mesh of processes.
+        order: the order of all slices of the mesh of processes.
     """
 
     def __init__(self, actors: Any, order: Order | None = None) -> None:
@@ -352,7 +352,7 @@ class OpStream:
                 self.templates.pop(entry[0], None)
 
     def follow(self, future: Any) -> None:
-        """Look later at what the ranks have answered to a function."""
+        """Read later how the ranks have answered a function."""
         with _quiet(self.lock):
             self.sent.append((future, self.order.epoch))
             if not self._is_watched:

@@ -127,7 +127,7 @@ class Tensor(OnRanks, torch.Tensor):
         return self.full_tensor()
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the whole value as an array of numpy."""
+        """Return the whole value as a NumPy array."""
         if self.requires_grad and not force:
             raise RuntimeError("can't call numpy() on a tensor that requires grad; use tensor.detach().numpy()")
         return self.full_tensor().numpy()

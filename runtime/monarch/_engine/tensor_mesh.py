@@ -42,7 +42,7 @@ class TensorMesh:
         procs: the processes.
         actors: the executors of the whole mesh of processes.
         kind: type of the device on which the ranks compute.
-        order: of the ops of all slices of the mesh of processes.
+        order: the order of the ops of all slices of the mesh of processes.
         heal: see Recovery.
     """
 
@@ -199,7 +199,7 @@ class TensorMeshes:
             print(f"monarch: {describe_unreported(each, {})}", file=sys.stderr, flush=True)
 
     def _heal(self, uid: str, new: list[int], found: dict[int, Any]) -> bool:
-        """Let new processes, by position, take their place; return whether all ranks go on."""
+        """Let new processes, by position, take their place; return whether all ranks continue."""
         meshes = self.of_uid(uid)
         shape = state_of(meshes[0].procs).procs.region()
         return self.heal(meshes, self._actors[uid][0], shape, [shape.base_rank(at) for at in new], found)

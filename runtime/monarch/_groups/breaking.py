@@ -57,10 +57,10 @@ def leave_generation(reason: str, number: int) -> None:
 
 @service("groups.doom", "quick")
 def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> int:
-    """Keep this rank's constructor, if it goes on, from waiting for failed ones of its spawn.
+    """Keep this rank's constructor, if it continues, from waiting for failed ones of its spawn.
 
     Args:
-        key: of the spawned mesh.
+        key: the key of the spawned mesh.
         src: the spawning proc.
         port: the port at which it waits for the actors.
         reason: for the error of the constructor.

@@ -100,7 +100,7 @@ class CallRecords:
             return self._freed.pop((src, port), "") or (self._death if self._death_in == generation else "")
 
     def abort(self, src: str, port: int, reason: str) -> None:
-        """Note that the groups of a running call are aborted, so that it must not go on with what they computed."""
+        """Note that the groups of a running call are aborted, so that it must not continue with what they computed."""
         with self._told:
             self._aborted[src, port] = reason
 

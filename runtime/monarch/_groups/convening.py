@@ -82,7 +82,7 @@ def _await_failed_calls() -> None:
         own.calls.gates.pop(src, None)
     own.calls.forget(src, failed)
     if number:
-        spoil_generation("a call failed and its collective was aborted; use the group again", number)
+        spoil_generation("a call failed and its collective was aborted; the next use recreates the group", number)
 
 
 @service("convening.convene", "quick")
@@ -104,7 +104,7 @@ def _convene(number: int) -> None:
         _call_all(number)
     except BaseException as error:
         # Whatever it is, such as too few file descriptors: ranks wait for this generation.
-        reason = f"rank {current_node().rank} could not convene the process group: {type(error).__name__}: {error}"
+        reason = f"rank {current_node().rank} could not create the process group: {type(error).__name__}: {error}"
         local_rendezvous().abandon(number, reason)
         _tell_abandoned(number, reason)
 

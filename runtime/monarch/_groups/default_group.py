@@ -93,7 +93,7 @@ def _made() -> Any:
         if found is not None:
             return found
         # A newer generation has begun since, and this rank has left the one that it waited for.
-    raise GroupError(f"the process group was replaced {_TRIES} times while this code asked for it; use it again")
+    raise GroupError(f"the process group was replaced {_TRIES} times while this code requested it; try again")
 
 
 def _is_due(reader: FrameType) -> bool:
@@ -101,7 +101,7 @@ def _is_due(reader: FrameType) -> bool:
     own, here = local_rendezvous(), current.get()
     if not own.has_default or (here is not None and own.is_used_by(here[1].src, here[1].port)):
         return False
-    # An operation that has failed, or has another group, goes on with the broken one.
+    # An operation that has failed, or has another group, continues with the broken one.
     return not own.broken or (reader.f_code.co_name != "is_initialized" and uses_default(reader))
 
 

@@ -95,8 +95,7 @@ def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
 def groups_of(
     procs: Procs, region: Region, purpose: str, check: Callable[[], None] = lambda: None
 ) -> tuple[World, list[Any]]:
-    """Return this rank's groups in a view for one purpose, of which no other code knows: over all of it, then along
-    each axis.
+    """Return this rank's private groups in a view for one purpose: over all of it, then along each axis.
 
     Args:
         procs: the mesh.

@@ -57,9 +57,9 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
     """Service of a caller: return whether a call may use groups after others have failed.
 
     Args:
-        uid: of the process mesh.
+        uid: the uid of the process mesh.
         failed: ports of the failed calls on the asking rank.
-        port: of the call.
+        port: the port of the call.
 
     Returns:
         A description of an older call to the mesh that has not ended on all ranks; on its own actors, if it was sent
@@ -81,9 +81,9 @@ def _older(node: Node, uid: str, port: int, this: Any) -> str:
     """Return the oldest earlier call that ranks of a mesh have not answered, or an empty string.
 
     Args:
-        node: of this process.
-        uid: of the process mesh.
-        port: of the later call.
+        node: the node of this process.
+        uid: the uid of the process mesh.
+        port: the port of the later call.
         this: the later call, whose actors matter; None for all.
     """
     own = {peer.proc for peer in this.targets} if this is not None else None

@@ -59,7 +59,7 @@ def _renew() -> None:
             before.append(_renew)
             return
         if number:
-            spoil_generation("a call failed and its collective was aborted; use the group again", number)
+            spoil_generation("a call failed and its collective was aborted; the next use recreates the group", number)
             with suppress(ValueError):
                 before.remove(_renew)
     if not own.lacks_default:
@@ -78,7 +78,7 @@ def _freed(failed: list[int], src: str, port: int) -> int | None:
     """Return the newest generation with ranks freed from failed calls; None if these have not ended on all ranks.
 
     The first call after a failure waits for that: the others are freed from their collectives right now. Later ones do
-    not, since the failed call may go on for long without any.
+    not, since the failed call may run for long without any.
     """
     global _awaited
     bound = min(_ENDING_S, FAILED_CALL_WAIT())

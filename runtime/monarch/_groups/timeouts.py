@@ -199,7 +199,7 @@ def _others() -> list[str]:
 
 
 def more_time(seconds: float) -> float:
-    """Return how many seconds a timeout that has just ended goes on; 0 unless a rank of the mesh was paused meanwhile.
+    """Return by how many seconds to extend an ended timeout; 0 unless a rank of the mesh was paused meanwhile.
 
     Args:
         seconds: the timeout. It begins again when the last rank is resumed.

@@ -51,7 +51,7 @@ class ActorInstance:
         """Stop this actor after its earlier messages, with its ``__cleanup__``; later calls raise StoppedError.
 
         Raises:
-            MonarchError: the program is no actor.
+            MonarchError: the program is not an actor.
         """
         stop_itself(self._actor("stop"), reason or "stopped by itself")
 
@@ -61,7 +61,7 @@ class ActorInstance:
         The running call still answers.
 
         Raises:
-            MonarchError: the program is no actor.
+            MonarchError: the program is not an actor.
         """
         fail_itself(self._actor("abort"), reason or _NO_REASON)
 

@@ -53,7 +53,7 @@ class OpenVerdicts:
         """Run a decision about a mesh in its own thread; the verdict is open until it ends.
 
         Args:
-            uid: of the mesh.
+            uid: the uid of the mesh.
             holder: the decider, for errors.
             work: the decision; may wait and run user code.
         """
@@ -79,8 +79,8 @@ class OpenVerdicts:
         """Wait until no verdict on a mesh is open. The deciding thread does not wait for itself.
 
         Args:
-            uid: of the mesh.
-            name: of the mesh.
+            uid: the uid of the mesh.
+            name: the name of the mesh.
             what: the waiting call, for errors.
 
         Returns:
@@ -99,8 +99,8 @@ class OpenVerdicts:
                 holders = "; ".join(dict.fromkeys(self._verdicts.holders(uid)))
                 if holders:
                     raise SupervisionError(
-                        f"{what} has waited {VERDICT_S:g} s for a verdict on {name}, which is still open: {holders}. "
-                        f"The heal continues; retry to wait for it, or use a slice of the live ranks",
+                        f"{what} has waited {VERDICT_S:g} s because a failure of {name} is still being handled: "
+                        f"{holders}. The heal continues; retry to wait for it, or use a slice of the live ranks",
                         mesh=name,
                     )
             # Another rank may have died meanwhile.

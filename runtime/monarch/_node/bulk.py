@@ -30,7 +30,7 @@ class BulkData:
 
     Args:
         proc: id of this process.
-        receive_loop: of this process.
+        receive_loop: the receive loop of this process.
         send: sends a message to a process.
     """
 

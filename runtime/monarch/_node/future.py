@@ -82,7 +82,7 @@ class Future(Generic[R]):
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            CallTimeoutError: the timeout expired. The call goes on, and a later ``get`` can still return its result.
+            CallTimeoutError: the timeout expired. The call continues, and a later ``get`` can still return its result.
             ActorError: the endpoint raised.
             DeviceMeshError: a process or actor of the call has died or was stopped.
             DeadlockError: the call waits for this actor, or this is the receiving thread.
@@ -392,7 +392,7 @@ def in_thread(node: NodeLike, label: str, work: Callable[[], R], promise: Promis
     """Run a function that waits for other futures in a separate thread, and return a future of its result.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         label: what the function does, for errors.
         work: the function.
         promise: the future, for a caller that an interrupt may keep from getting it as a result.

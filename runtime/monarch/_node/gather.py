@@ -66,9 +66,9 @@ class Gather(Future[R]):
     """Collects one reply from each of some actors, and is done when it has all of them.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         targets: the procs of the actors, by position in the addressed view.
-        extent: of that view.
+        extent: the extent of that view.
         mesh: name of the mesh, for errors.
         method: the endpoint, for errors.
         finish: makes the result from the values.
@@ -98,7 +98,7 @@ class Gather(Future[R]):
     _error_to_tell: UnreadError | None = None
     """The first one that has arrived; set by the receiving thread, taken by a reader."""
     goes_on = True
-    """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
+    """Whether unanswered ranks continue when a death ends the wait; set by the caller."""
     on_loss: Callable[[], None] | None = None
     """Called in the receiving thread at a death that will end the wait; set by the caller."""
     unanswered: Sequence[Peer] = ()
@@ -217,7 +217,7 @@ class Gather(Future[R]):
         """Complete, with all answers that come."""
         self._node.ports.close(self.port)
         if self.party is not None:
-            # Before the waiting callers go on.
+            # Before the waiting callers continue.
             self.party.completed()
         self._complete()
 
@@ -239,7 +239,7 @@ class Gather(Future[R]):
         return bool(self.actor) and self.watched and self._error_to_tell is None and self.method != "__init__"
 
     def forget_error(self) -> None:
-        """Do not tell its error when it is dropped: somebody reads it."""
+        """Do not report its error when it is dropped: it will be read."""
         if self._error_to_tell is not None:
             self._error_to_tell.is_read = True
 
@@ -518,11 +518,11 @@ def died(
     """Return the error of a call with dead ranks: the ranks, causes, and last lines of stderr.
 
     Args:
-        label: of the call.
+        label: the label of the call.
         mesh: the name of the mesh.
         lost: the deaths, by rank in the addressed view.
         base: the rank in the mesh of each rank in the view, by which the text names it.
-        results: of the others.
+        results: the results of the others.
     """
     total = len(base) if list(base) == list(range(len(base))) else None
     kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}

@@ -133,7 +133,7 @@ class Hosts:
             return self._contexts[place - 1]
 
     def join(self, hosts: Sequence[str]) -> None:
-        """Add hosts of which messages may go to others, once there are enough of them."""
+        """Add hosts that may forward messages to others, once there are enough of them."""
         self._joined.update(dict.fromkeys(hosts))
         joined = [host for host in self._joined if host in self.known]
         least = TREE_HOSTS()
@@ -150,7 +150,7 @@ class Hosts:
             src: the sender.
             far: connections to the hosts, with the procs of each.
             port: whose replies the agents gather; 0 for none.
-            frames: of the message.
+            frames: the frames of the message.
         """
         if len(far) > 1 and self.spreads.least:
             self.spreads.cast(far, port, frames)

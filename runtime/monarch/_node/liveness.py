@@ -51,7 +51,7 @@ class _Round:
 
     Args:
         liveness: told of each process that answers.
-        node: of this process.
+        node: the node of this process.
         peers: the ranks of the mesh, by number.
     """
 
@@ -288,7 +288,7 @@ class Liveness:
         has_run, has_waited = cpu_shares(pid)
         most = _MOST * (now - begun)
         if has_waited - waited > most:
-            return "it gets no CPU, since this machine is overloaded"
+            return "it gets no CPU time, because this machine is overloaded"
         return f"it {'computes' if has_run - ran > most else 'is'} in C code that holds the GIL"
 
     def _title(self, uid: str, ranks: list[int]) -> str:

@@ -46,7 +46,7 @@ class Owed:
     """A call whose answers are delivered one by one; fail fast watches it like a Gather.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         view: the addressed mesh.
         targets: the procs of its actors.
     """

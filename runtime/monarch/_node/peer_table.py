@@ -26,7 +26,7 @@ class PeerTable:
         proc: id of this process.
         root: proc id of the program that controls the session.
         hosts: the connections to other hosts.
-        receive_loop: of this process.
+        receive_loop: the receive loop of this process.
         ports: the open ports, whose calls fail when a peer dies.
         events: told of deaths.
         deliver: handles a message to this process itself.

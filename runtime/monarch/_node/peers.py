@@ -320,8 +320,8 @@ class Targets:
     One snapshot determines everything about a call: its receivers, its view, the awaited answers. It is immutable.
 
     Args:
-        shape: of the view.
-        version: of the roster that says which processes the members are.
+        shape: the shape of the view.
+        version: the version of the roster that says which processes the members are.
     """
 
     __slots__ = ("extent", "far", "near", "peers", "shape", "version")

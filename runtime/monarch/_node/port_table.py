@@ -93,10 +93,10 @@ class PortTable:
         """Fail pending calls to a mesh, or to its actors with a key; return how many.
 
         Args:
-            uid: of the mesh.
-            key: of the actors; empty for all.
+            uid: the uid of the mesh.
+            key: the key of the actors; empty for all.
             why: for their errors.
-            latest: the last affected port. Calls made after the failure was caught go on.
+            latest: the last affected port. Calls made after the failure was caught continue.
         """
         affected = [gather for port, gather in list(self.gathers.items()) if port <= latest and hasattr(gather, "fail")]
         return sum(gather.fail(uid, key, why) for gather in affected)

@@ -155,7 +155,7 @@ def _chain(error: BaseException) -> str:
     left_out = len(causes) - 2 * _SHOWN
     if left_out <= 0:
         return _formatted(error, None)
-    note = f"\n[{left_out} exceptions of this chain of {len(causes)} are left out]\n\n"
+    note = f"\n[{left_out} of the {len(causes)} exceptions of this chain omitted]\n\n"
     return _formatted(causes[-_SHOWN], None) + note + _formatted(error, causes[_SHOWN - 1])
 
 
@@ -233,7 +233,7 @@ def group(
 
     Args:
         failures: by rank.
-        extent: of the addressed view.
+        extent: the extent of the addressed view.
         call: its label.
         results: the values of the other ranks.
         unanswered: ranks whose answers were abandoned.

@@ -26,7 +26,7 @@ class Replies:
     """The answers of one process, and the credit that it returns to senders.
 
     Args:
-        peers: of this process.
+        peers: the peers of this process.
         bulk: its shared memory.
         place: returns the rank of this process and the name of its mesh.
     """

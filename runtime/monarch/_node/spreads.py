@@ -106,7 +106,7 @@ def _led(ordered: list[tuple[Gateway, list[str]]]) -> list[tuple[Gateway, list[s
 
 
 def is_settled(gateway: Gateway) -> bool:
-    """Return whether a host may get messages by way of others, and pass them on."""
+    """Return whether a host may get messages through others, and forward them."""
     if not gateway.arrived or gateway.arrived < gateway.due:
         return False
     return gateway.settled < time.monotonic() and not gateway.closed.is_set()
@@ -166,7 +166,7 @@ class _Way:
         """The hosts of each part, as in Spread."""
 
     def relay(self, place: int) -> str:
-        """Return the host by way of which a host gets the message."""
+        """Return the host that forwards the message to a host."""
         return self.gateways[self.ends[bisect_right(self.ends, place) - 1]].host
 
 
@@ -275,7 +275,7 @@ class Spreads:
         """How often a connection between hosts broke. Leader only writes."""
 
     def group(self, gateways: Sequence[Gateway]) -> None:
-        """Let messages to these hosts go by way of one another, in about as many groups as there are hosts in each.
+        """Send messages to these hosts through one another, in about as many groups as there are hosts in each.
 
         The groups stay, whichever hosts a message is for: a host connects to those of its group only.
         """
@@ -331,7 +331,7 @@ class Spreads:
         self._flush()
 
     def pass_on(self, far: Far, frame: bytes) -> None:
-        """Send a large message to procs of some hosts, in any order with others: once from here, by way of them.
+        """Send a large message once from here to procs of some hosts, which forward it, in any order with others.
 
         Nothing is kept. The sender sends it again if a host is lost.
         """
@@ -427,7 +427,7 @@ class Spreads:
         before.close(int(self.lease * 1000))
 
     def straighten(self, gateway: Gateway, link: Any) -> None:
-        """Let all messages to a host go by a connection again, and first what it may not have."""
+        """Send all messages to a host over a connection again, starting with those that it may not have."""
         with self._lock:
             gateway.link, gateway.keeps = link, False
             self._ways.clear()
@@ -477,7 +477,7 @@ class Spreads:
                         self._trim(gateway)
 
     def lost(self, host: str) -> None:
-        """Send what a lost host may not have passed on, and let others send what it has not passed on to here."""
+        """Send what a lost host may not have forwarded, and make others send what it has not forwarded to here."""
         with self._lock:
             for many in list(self._kept):
                 for place in range(len(many.far)):
@@ -566,13 +566,13 @@ class Spreads:
                         self._send_apart(many, place)
 
     def set_apart(self, gateway: Gateway, seconds: float) -> None:
-        """Let messages to a host go by way of others after some seconds only."""
+        """Send messages to a host through others only after some seconds."""
         with self._lock:
             gateway.settled = time.monotonic() + seconds
             self._ways.clear()
 
     def prove(self, gateway: Gateway) -> None:
-        """Let messages go by way of a host only once it has said that it has all up to now; from any thread."""
+        """Send messages through a host only once it has confirmed all so far; from any thread."""
         if gateway.spreads is not None and not gateway.closed.is_set():
             # The host says at once what it has.
             self.cast([(gateway, [f"{gateway.host}/agent"])], 0, [m.encode(m.Signal(self.proc, [], 0))])

@@ -58,7 +58,7 @@ def prod(key: str, src: str, port: int, spare: bool) -> None:
     A call that cleans up after its interrupt is left alone if ``spare`` is true.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: proc that has called.
         port: where it waits for the answer.
     """
@@ -84,7 +84,7 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
     """Service: return the state of a call's code; None if it has ended.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: proc that has called.
         port: where it waits for the answer.
         name: what the cell's frames call their file.

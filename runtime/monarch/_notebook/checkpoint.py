@@ -31,8 +31,8 @@ def take(namespace: Namespace, names: list[str]) -> dict[str, Any]:
     """Return the state of variables, to be saved.
 
     Args:
-        namespace: of the rank.
-        names: of variables; none for all of the cells that are tensors, have a state or are plain values.
+        namespace: the namespace of the rank.
+        names: names of variables; none for all of the cells that are tensors, have a state or are plain values.
 
     Raises:
         NameError: this rank has no such variable.
@@ -77,9 +77,9 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
     """Bring variables back from a version.
 
     Args:
-        namespace: of the rank.
+        namespace: the namespace of the rank.
         folder: the path of the version.
-        names: of variables; none for all that the version has.
+        names: names of variables; none for all that the version has.
 
     Returns:
         How each restored variable came back; why each other one did not, and is unchanged; and why some came back in

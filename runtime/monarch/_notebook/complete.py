@@ -27,7 +27,7 @@ def complete_here(text: str, key: str) -> list[str]:
 
     Args:
         text: the code up to the cursor.
-        key: of the actors that the cell runs in; empty for the namespace.
+        key: the key of the actors that the cell runs in; empty for the namespace.
     """
     return complete(text, _variables(key))
 

@@ -21,7 +21,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
     """Pack variables on their rank, together so that shared objects stay shared.
 
     Args:
-        namespace: of this rank.
+        namespace: the namespace of this rank.
         names: the variables; none for all that cells made and that can be copied.
 
     Raises:

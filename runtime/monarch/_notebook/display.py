@@ -73,7 +73,7 @@ class Display:
         self._show(UPDATE, value, display_id, raw)
 
     def clear(self, wait: bool = False) -> None:
-        """Remove what this rank has printed and displayed in the cell."""
+        """Remove the output of this rank from the cell."""
         self._send(Shown(CLEAR, {}, "", wait))
 
     def publish(
@@ -180,7 +180,7 @@ def update_display(value: object, *, display_id: str, **options: Any) -> None:
 
 
 def clear_output(wait: bool = False) -> None:
-    """Remove what this rank has printed and displayed in the cell."""
+    """Remove the output of this rank from the cell."""
     current_display().clear(wait)
 
 

@@ -23,8 +23,8 @@ def evaluate_here(source: str, level: int) -> tuple[bool, str]:
 
     Args:
         source: the expression.
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller. An idle rank has only its
-            variables.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller. An idle rank has
+            only its variables.
     """
     return look(level, lambda scope: str(bundle_of(scope.value_of(source))["text/plain"]))
 
@@ -41,7 +41,7 @@ def evaluated(procs: Procs, ranks: Iterable[int], expression: str, up: int = 0, 
 
     Args:
         procs: the processes of the ranks.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         expression: in Python.
         up: callers to go outward from the innermost frame of the user's code.
         force: whether to call functions that wait for other ranks.

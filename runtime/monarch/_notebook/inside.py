@@ -18,7 +18,7 @@ from monarch._notebook.magics.shell import offer
 def run_in_actor(
     instance: Any, source: str, name: str, sink: Any, typed: str = ""
 ) -> CellResult | Coroutine[Any, Any, CellResult]:
-    """Run a cell; on an event loop its ``await`` lets other messages of the actor go on."""
+    """Run a cell; on an event loop its ``await`` lets other messages of the actor continue."""
     here = current.get()
     assert here is not None
     variables = sys.modules["__main__"].__dict__

@@ -23,7 +23,7 @@ def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module
 
     Args:
         tree: the code; it is changed.
-        name: of the cell, as in ``cell [3]``; another is not marked.
+        name: the name of the cell, as in ``cell [3]``; another is not marked.
         variables: the namespace that it runs in.
     """
     found = _CELL.fullmatch(name)

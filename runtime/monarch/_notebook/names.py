@@ -29,6 +29,6 @@ def names_here() -> list[str]:
 
 @service("names.values_here", "threaded")
 def values_here() -> list[str]:
-    """Service: return those of them that are no modules, functions or classes."""
+    """Service: return those of them that are not modules, functions or classes."""
     variables = sys.modules["__main__"].__dict__
     return [name for name in names_here() if not issubclass(type(variables.get(name)), _CODE)]

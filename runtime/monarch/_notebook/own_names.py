@@ -64,9 +64,7 @@ class OwnNames:
         self._reported.update(replaced)
         if replaced:
             names = ", ".join(replaced)
-            print(
-                f"monarch: this cell has replaced {names} of the mesh; del {names} brings back its own", file=sys.stderr
-            )
+            print(f"monarch: this cell has replaced {names} of the mesh; del {names} restores its own", file=sys.stderr)
 
 
 _of_cells: list[OwnNames] = []
@@ -88,7 +86,7 @@ class _Deletions(ast.NodeTransformer):
     """Puts a call below each ``del`` of a name of the mesh, save in functions and classes.
 
     Args:
-        names: of the mesh.
+        names: the names of the mesh.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

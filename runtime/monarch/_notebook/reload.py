@@ -19,9 +19,9 @@ def reload_here(number: int, name: str, path: str, source: str) -> bool:
     """Run the new text of a module in it; what is not in the text any more stays, as with importlib.reload.
 
     Args:
-        number: of this reload, to put it back by.
-        name: of the module.
-        path: of its file, for tracebacks.
+        number: the number of this reload, to put it back by.
+        name: the name of the module.
+        path: the path of its file, for tracebacks.
         source: its new text.
 
     Returns:

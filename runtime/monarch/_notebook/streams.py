@@ -170,8 +170,8 @@ def tell_replaced() -> None:
     """Say in the running cell that user code has replaced a descriptor of this rank, once."""
     for number, path in replaced():
         print(
-            f"note: descriptor {number} of this rank was replaced by {path}, which has what this cell has printed "
-            f"since: prints of later cells are shown, output of C code and child processes is not",
+            f"note: descriptor {number} of this rank was replaced by {path}, which has the output of this cell since "
+            f"then: prints of later cells are shown, but output of C code and child processes is not",
             file=note_file(),
         )
 

@@ -37,7 +37,7 @@ def whereabouts(key: str, src: str, port: int) -> Whereabouts | None:
     """Service: return where a call is; None if it does not run here.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: proc that has called.
         port: where it waits for the answer.
     """

@@ -87,7 +87,7 @@ class LauncherJob(JobTrait):
     def late_hosts(self) -> HostMesh | None:
         """Return the hosts that have joined since ``state()`` or the last call; None if none has.
 
-        With ``at_least``, a job goes on waiting for its other hosts. ``procs.resize(late, hosts=8)`` grows onto them.
+        With ``at_least``, a job keeps waiting for its other hosts. ``procs.resize(late, hosts=8)`` grows onto them.
         They end with the job.
         """
         return self._launched.late_hosts() if self._launched is not None else None

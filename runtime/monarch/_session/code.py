@@ -48,7 +48,7 @@ def code_files(folder: str, again: bool = False) -> dict[str, str]:
 
     Args:
         folder: the working directory.
-        again: look into it also if it had too many before.
+        again: look into it even if it had too many before.
 
     Raises:
         ArgumentError: there are too many, or too many other files among them.
@@ -165,7 +165,7 @@ def keep_code(contents: dict[str, bytes], key: str) -> None:
 
     Args:
         contents: by name.
-        key: of the request, which may come again after newer files.
+        key: the key of the request, which may come again after newer files.
     """
     if not is_first(key):
         return

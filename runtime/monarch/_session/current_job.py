@@ -19,7 +19,7 @@ def set_current_job(module_path: str) -> None:
         module_path: where the job is, as ``module.name``.
 
     Raises:
-        ArgumentError: this is no such path.
+        ArgumentError: ``module_path`` is not such a path.
     """
     _split(module_path)
     file = _spec_file()
@@ -32,7 +32,7 @@ def load_current_job() -> JobTrait:
 
     Raises:
         FileNotFoundError: no job was set in this folder.
-        ArgumentError: what ``set_current_job`` was given has no such name, or it is not a job; a ValueError.
+        ArgumentError: the path given to ``set_current_job`` does not exist, or is not a job; a ValueError.
     """
     file = _spec_file()
     try:

@@ -31,7 +31,7 @@ _paces: WeakValueDictionary[int, Pace] = WeakValueDictionary()
 
 
 def cost_of(bundle: Mapping[str, Any]) -> int:
-    """Return what a display, or a clear, which shows a page again, counts for."""
+    """Return the cost of a display, or of a clear, which shows a page again."""
     if not bundle:
         return _CLEAR
     return 1 + sum(len(value) for value in bundle.values() if isinstance(value, (str, bytes))) // _UNIT
@@ -89,7 +89,7 @@ def taken(port: int, total: int) -> None:
 
 
 def tell_taken(proc: str, port: int, total: int) -> None:
-    """Tell a rank what the notebook has taken of its displays, without waiting."""
+    """Tell a rank which of its displays the notebook has taken, without waiting."""
     node = current_node()
     node.peers.get(proc).send(ask_frame(node, request(taken, port, total), 0))
 

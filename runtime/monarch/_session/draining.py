@@ -75,8 +75,8 @@ class Preemption:
     """The notices of the hosts of one launch, with what to do about them.
 
     Args:
-        node: of this program.
-        names: of the hosts, by id; more are added when hosts join later.
+        node: the node of this program.
+        names: the names of the hosts, by id; more are added when hosts join later.
         tell: shows a line, and is told that it still matters later.
     """
 

@@ -47,7 +47,7 @@ class Growth:
         """Watch for the hosts that are missing, in a thread.
 
         Args:
-            node: of this program.
+            node: the node of this program.
             joined: the number of hosts that have joined.
             failed: the hosts that have failed, by name.
         """
@@ -70,7 +70,7 @@ class Growth:
                 elif isinstance(each, Failed):
                     missing -= not retries
                     if each.host not in told:
-                        again = "; it is tried again every few seconds" if retries else ""
+                        again = "; retrying every few seconds" if retries else ""
                         self._say(f"failed: {each.host}: {each.reason}{again}")
                     told.add(each.host)
                 elif isinstance(each, Environment):

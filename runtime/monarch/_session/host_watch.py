@@ -23,7 +23,7 @@ class HostWatch:
     """Watches the connections to all hosts, in one thread. Any thread may use it.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         lost: called with the id of a host whose connection broke, in the receiving thread.
     """
 

@@ -88,7 +88,7 @@ class JobTrait:
         """Start the hosts, unless they run.
 
         Args:
-            client_script: for ``_create`` of a job of your own; must be None for jobs of this package, which end with
+            client_script: for ``_create`` of your own job; must be None for jobs of this package, which end with
                 the program that started them.
 
         Raises:

@@ -22,10 +22,10 @@ class LastSteps:
     """The steps of Python at the end of a process, with bounds: each is interrupted when it is late.
 
     Args:
-        node: of the rank.
+        node: the node of the rank.
         main: the executor of its main thread, where ``run`` is called.
         since: the time of the wish that the process ends, by the monotonic clock.
-        give_up: called in the receiving thread, with a line for the user, if a step goes on all the same.
+        give_up: called in the receiving thread, with a line for the user, if a step continues all the same.
     """
 
     def __init__(self, node: Node, main: Executor, since: float, give_up: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class LastSteps:
         """The newest step that was interrupted. Written by the receiving thread."""
 
     def run(self) -> None:
-        """Wait for threads that are no daemons, and run the functions of ``atexit``."""
+        """Wait for non-daemon threads, and run the ``atexit`` functions."""
         most = time.monotonic() - self._since + _STEPS * (STOP_CLEANUP() + (_PRESSES + 1) * STOP_CANCEL())
         self._node.peers.to_agent(self._node.host, m.Stop(self._node.proc, [self._node.proc], most))
         for number, (step, text) in enumerate(((join_threads, _of_threads), (run_functions, _of_functions))):
@@ -75,8 +75,8 @@ class LastSteps:
 def _of_threads() -> str:
     names = ", ".join(repr(name) for name in left_threads())
     return (
-        f"the process ends without these threads, which are no daemons and did not end within {STOP_CLEANUP():g} s: "
-        f"{names}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
+        f"the process exits without waiting for these non-daemon threads, which did not end within "
+        f"{STOP_CLEANUP():g} s: {names}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
     )
 
 
@@ -84,8 +84,8 @@ def _of_functions() -> str:
     children = ", ".join(repr(name) for name in left_children())
     if children:
         return (
-            f"the process ends with these child processes, which did not end within {STOP_CLEANUP():g} s: {children}; "
-            f"start them with daemon=True, or set {STOP_CLEANUP.variable}"
+            f"the process exits without waiting for these child processes, which did not end within "
+            f"{STOP_CLEANUP():g} s: {children}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
         )
     return (
         f"the exit functions of the process did not end within {STOP_CLEANUP():g} s and were interrupted; set "

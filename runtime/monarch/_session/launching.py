@@ -56,9 +56,9 @@ class Launched:
     Attributes:
         meshes: the hosts of each part, along the axis ``hosts``.
         launch: what the launcher holds of them.
-        ids: of the hosts.
-        keys: of this program.
-        names: of the hosts, in the order of ``ids``.
+        ids: the ids of the hosts.
+        keys: the keys of this program.
+        names: the names of the hosts, in the order of ``ids``.
         growth: the hosts that may join later.
         preemption: the notices that hosts are taken back.
     """
@@ -105,9 +105,9 @@ def launch_hosts(
         count: the number of hosts; 0 for all that the launcher names.
         name: the name of the mesh of hosts.
         parts: several meshes of hosts, with the number of hosts of each; None for one mesh of all.
-        at_least: go on with this many hosts, if the others fail or take longer; they are attached when they come, see
-            ``Launched.late_hosts``. None for all. For one mesh only.
-        keys: of this program; None for new ones.
+        at_least: continue with this many hosts, if the others fail or take longer; they are attached when they come,
+            see ``Launched.late_hosts``. None for all. For one mesh only.
+        keys: the keys of this program; None for new ones.
         interface: the address of this machine at which the hosts reach it; None for the one on the route to the first.
         timeout: the most seconds to wait for hosts that do not join; None for the launcher's own limits.
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
@@ -177,7 +177,7 @@ class _Release:
     """The end of hosts that several meshes share: the launch ends with the last of them.
 
     Args:
-        session: of this program.
+        session: the session of this program.
         launch: that of the hosts.
         growth: the hosts that may join later, which end with the others.
         parts: the number of meshes.
@@ -210,7 +210,7 @@ class Reminder:
     """Warnings before the hosts' time ends.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         is_over: returns whether the hosts have ended.
         launch: that of the hosts.
         tell: shows a line.
@@ -260,7 +260,7 @@ def wait_for_hosts(
     """Return the hosts that have joined, in their order, and those that have failed, by name.
 
     Args:
-        session: of this program.
+        session: the session of this program.
         launch: that of the hosts.
         at_least: see ``launch_hosts``.
         timeout: likewise.
@@ -336,9 +336,9 @@ class _Attachment:
     """The attachment of hosts that have joined.
 
     Args:
-        session: of this program.
+        session: the session of this program.
         launch: that of the hosts.
-        keys: of this program.
+        keys: the keys of this program.
         interface: the address of this machine for them, if known.
         patience: seconds for a worker to answer.
     """

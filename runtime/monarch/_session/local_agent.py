@@ -56,8 +56,8 @@ class LocalAgent:
     """The agent of this host, which is started when it is needed. Any thread may use it.
 
     Args:
-        node: of this program.
-        folder: of the session.
+        node: the node of this program.
+        folder: the folder of the session.
         lost: called when the agent has died, before another one can be started; in the receiving thread.
     """
 

@@ -25,7 +25,7 @@ def end_processes(node: Node, seconds: float, hosts: Container[str], reason: str
     """Stop the meshes on some hosts and wait until their processes have ended; those that are late are killed later.
 
     Args:
-        node: of the program.
+        node: the node of the program.
         seconds: the longest wait.
         hosts: ids of the hosts; meshes that have processes elsewhere are left alone.
         reason: for later callers.

@@ -55,7 +55,7 @@ class Outbox:
     before its answer. If the program does not take it, all but its end is dropped.
 
     Args:
-        node: of this rank.
+        node: the node of this rank.
         ranks: the size of the mesh.
         busy: returns the running call, for output in the middle of it.
     """

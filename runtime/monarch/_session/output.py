@@ -168,9 +168,9 @@ class OutputView:
         """Show the last output of a mesh before the result of its end is read.
 
         Args:
-            uid: of the mesh.
+            uid: the uid of the mesh.
             procs: processes that are ending.
-            port: of the future of their end.
+            port: the port of the future of their end.
         """
         self._put(partial(self._stops.__setitem__, port, _Stop(uid, procs)))
         self._printing.add(port)
@@ -385,7 +385,7 @@ class OutputView:
                 folder.add(source, rank, stream, decoder.decode(b"", True), now)
                 decoder.reset()
                 folder.end_line(source, rank, stream, now)
-                note = f"[{count:,} bytes of output{in_units(count)} left out here]\n"
+                note = f"[{count:,} bytes of output{in_units(count)} omitted here]\n"
                 # Outside the folding: different numbers would keep later lines from folding.
                 self._due += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
                 self.on_left_out(source, rank, count)

@@ -19,7 +19,7 @@ class Partitions:
     by the program itself, within the silence timeout.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         host_lost: called with the host to give up, in the receiving thread.
         parted: called with two hosts that have lost each other, in the receiving thread; returns whether one hung on
             the other, and gets what may have been lost.

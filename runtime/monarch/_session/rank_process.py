@@ -133,7 +133,7 @@ class Rank:
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
-        """Whether an actor was given up while its code goes on; set once under ``_halt_lock``."""
+        """Whether an actor was given up while its code continues; set once under ``_halt_lock``."""
         self._halt_lock = threading.Lock()
         self._halted_at = 0.0
         """The time of the owner's wish that this process ends; receiving thread only."""
@@ -310,7 +310,7 @@ class Rank:
             except Exception as error:
                 # No thread can be started; the calls that come before the caller hears of it get the reason.
                 actors_of(self.node).gone[create.actor] = (
-                    f"its process could start no thread for it ({error}; see ulimit -u)"
+                    f"its process could not start a thread for it ({error}; see ulimit -u)"
                 )
                 raise
             executor.awake = use_own_gpu

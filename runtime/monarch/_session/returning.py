@@ -24,7 +24,7 @@ _tasks: set[asyncio.Task[None]] = set()
 def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Future[R]]:
     """Decorate an async function so that it returns a Future: sync code calls ``get()``, and async code awaits it.
 
-    The function runs once somebody looks at the future, once: as a task of the event loop that awaits it first, or
+    The function runs once, when the future is first used: as a task of the event loop that awaits it first, or
     with an event loop of its own, in another thread, if a ``get()`` or a callback comes first. It sees the context
     variables and the actor of its caller. A ``get()`` whose timeout expires does not end it.
 

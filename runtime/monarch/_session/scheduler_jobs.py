@@ -116,8 +116,9 @@ class RayJob(SchedulerJob):
 
     Args:
         meshes: the number of hosts of each mesh, by name.
-        address: of the cluster: ``"auto"`` for the one of this machine or of ``RAY_ADDRESS``, and a new one if there is
-            none; ``"head:6379"`` from a node; ``"ray://head:10001"`` from elsewhere; or ``"local"`` for a new one here.
+        address: the address of the cluster: ``"auto"`` for the one of this machine or of ``RAY_ADDRESS``, and a new
+            one if there is none; ``"head:6379"`` from a node; ``"ray://head:10001"`` from elsewhere; or
+            ``"local"`` for a new one here.
         cpus_per_host: CPUs to reserve on each host.
         gpus_per_host: GPUs to reserve on each host.
         resources: further resources to reserve on each host, by name.
@@ -169,9 +170,9 @@ class KubernetesJob(SchedulerJob):
 
     Args:
         meshes: the number of hosts of each mesh, by name.
-        image: of the containers: a Python with torch and the runtime's other dependencies.
-        namespace: of the job; by default that of kubectl's configuration.
-        context: of kubectl's configuration; by default the current one.
+        image: the image of the containers: a Python with torch and the runtime's other dependencies.
+        namespace: the namespace of the job; by default that of kubectl's configuration.
+        context: the context of kubectl's configuration; by default the current one.
         kubeconfig: the file of kubectl's configuration; empty for its default.
         python_exe: the Python in the image.
         resources: requests and limits of each pod, such as ``{"nvidia.com/gpu": 8, "memory": "64Gi"}``.
@@ -180,7 +181,7 @@ class KubernetesJob(SchedulerJob):
         volumes: volumes of the pods, as in a pod.
         volume_mounts: where the container has them, as in a pod.
         labels: further labels of the job and its pods.
-        service_account: of the pods.
+        service_account: the service account of the pods.
         pod_template: a pod template with anything else, as a mapping; its first container is the host's.
         job_name: the name of the job, before a number.
         jobset: whether to create a JobSet; None for yes if the cluster has them.

@@ -180,7 +180,7 @@ class Session:
         """Listen for agents of other hosts with allowed keys.
 
         Args:
-            keys: of this program; ignored if it already listens, since it has one pair.
+            keys: the keys of this program; ignored if it already listens, since it has one pair.
             interface: address of this machine.
             allowed: public keys.
         """
@@ -206,7 +206,7 @@ class Session:
         """Listen for agents of other hosts, and let the agent of this host do so; return the addresses of both.
 
         Args:
-            keys: of this program, unless it has a pair.
+            keys: the keys of this program, unless it has a pair.
             interface: address of this machine.
             allowed: public keys of the other agents.
         """
@@ -232,7 +232,7 @@ class Session:
 
         Args:
             hosts: their addresses.
-            keys: of this program, unless it has a pair.
+            keys: the keys of this program, unless it has a pair.
             interface: address of this machine at which they reach it.
             own: whether to start the agent of this host for it.
             joins: whether they pass messages on to others.
@@ -266,7 +266,7 @@ class Session:
         """Connect to an address, whose agent has this program's key pair, and return the agent's answer.
 
         Args:
-            address: of the agent.
+            address: the address of the agent.
             keys: the pair.
             timeout: seconds.
             way: the address of this program as the agent connects to it; empty for the one that others use.

@@ -16,7 +16,7 @@ BOTH = "state_dict and load_state_dict, or __getstate__ and __setstate__"
 
 
 def pair_of(cls: type, *order: Pair) -> Pair | None:
-    """Return the first of some pairs of which a class defines both methods; None if it defines no pair.
+    """Return the first pair of methods that a class defines; None if it defines no pair.
 
     Python gives each class a ``__getstate__``, which does not count.
     """

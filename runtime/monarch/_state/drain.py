@@ -62,7 +62,7 @@ def drain(mesh: ProcMesh, hosts: HostMesh, *, onto: HostMesh | None = None, time
 
     Args:
         mesh: the processes.
-        hosts: the hosts that go.
+        hosts: the hosts that are going away.
         onto: other hosts, on which the mesh does not run.
         timeout: seconds for the running calls of the actors to end and for their state.
 
@@ -114,8 +114,7 @@ def drain_hosts(
         return drained
     if fewer >= len(before):
         raise ShapeError(
-            f"{mesh.name} has no hosts but those that are being taken back ({axes_text(mesh.extent)}); pass onto= with "
-            f"other hosts"
+            f"all hosts of {mesh.name} are being taken back ({axes_text(mesh.extent)}); pass other hosts as onto="
         )
     if fewer and procs.host_axes != 1:
         raise ShapeError(f"{mesh.name} has several axes of hosts ({axes_text(mesh.extent)}), so it cannot shrink")

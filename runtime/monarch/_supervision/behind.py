@@ -33,7 +33,7 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     """Return what an actor of this process runs while a call is queued, and for how many seconds it has run.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
 

@@ -35,10 +35,10 @@ def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: i
     """Tell all ranks of some meshes, before later calls, that a generation of groups is broken.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         meshes: meshes whose ranks may have left a collective half way.
         reason: for the errors of ranks that still wait in one.
-        number: of the generation; ranks with a newer one keep it.
+        number: the number of the generation; ranks with a newer one keep it.
     """
     ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
     Answers(node, ranks, request(spoil_generation, reason, number)).close()

@@ -54,7 +54,7 @@ class Escalation:
 
         Args:
             made: makes the failure for some of the ranks.
-            uid: of the process mesh; empty if unknown here.
+            uid: the uid of the process mesh; empty if unknown here.
             actor: key of the failed actors; empty for processes.
             ranks: base ranks.
             owner: key of the actor that owns the mesh, or empty.

@@ -45,7 +45,7 @@ def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
     """Return the actor of this process that is handling a call, and the call; None if none is.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc; empty for any.
         port: the port at which the caller waits; 0 for a broadcast.
     """
@@ -84,7 +84,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     """Return where a call stands among this rank's process groups.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
     """
@@ -150,7 +150,7 @@ def _outside_check(frame: FrameType | None) -> FrameType | None:
 
 
 def _outside_receive(frame: FrameType | None) -> FrameType | None:
-    """Return the frame outside a wait for a message from any rank, which goes on in steps."""
+    """Return the frame outside a wait for a message from any rank, which continues in steps."""
     waiting = sys.modules.get("monarch._tensors.collectives.waiting")
     return waiting.outside_receive(frame) if waiting is not None and frame is not None else frame
 
@@ -183,7 +183,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
     """Prepare for the freeing of other ranks, which may close connections of this rank's collectives.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
         reason: for the error of its collectives.
@@ -197,10 +197,10 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
 def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = False) -> Freed:
     """Abort the waits of a call of this rank: collectives, a socket, a condition.
 
-    The call goes on with an error or with its pending interrupt.
+    The call continues with an error or with its pending interrupt.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
         reason: for the error of its collectives.

@@ -37,8 +37,8 @@ def heal(
     """Replace dead processes and failed actors.
 
     Args:
-        shared: of the mesh.
-        node: of this process, which owns it.
+        shared: the state of the mesh.
+        node: the node of this process, which owns it.
         timeout: seconds for the whole heal.
         hosts: ids of hosts that may replace lost ones.
 

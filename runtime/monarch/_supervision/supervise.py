@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None) -> Supervisor:
     """Handle the failures of a mesh during a ``with`` block: ``with supervise(mesh, heal): ...``.
 
-    A handled failure goes no further, and calls to living ranks go on. A call that waited for a dead rank still raises,
-    since nobody can answer it. A call made while ``on_failure`` runs waits for its end, so a mesh that it heals can be
-    used as if nothing had happened.
+    A handled failure goes no further, and calls to living ranks continue. A call that waited for a dead rank still
+    raises, since nobody can answer it. A call made while ``on_failure`` runs waits for its end, so a mesh that it
+    heals can be used as if nothing had happened.
 
     Args:
         mesh: a mesh of processes or actors, or a slice of one.

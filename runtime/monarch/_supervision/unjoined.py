@@ -34,7 +34,7 @@ def waits(key: str, src: str, port: int) -> Waits | None:
     """Service: return the collective that a call waits in here.
 
     Args:
-        key: of the actor's mesh.
+        key: the key of the actor's mesh.
         src: the calling proc.
         port: the port at which the caller waits.
 
@@ -71,7 +71,7 @@ class UnjoinedCollectives:
         """By uid of the mesh, while calls to it run; a look ends once all is reported, and this outlives it."""
 
     def tick(self, now: float) -> None:
-        """Look at meshes of which some ranks have finished; about every second."""
+        """Check meshes where some ranks have finished, about every second."""
         latest, self._latest = self._latest, self._node.ports.last
         # Without calls since the last look: a loop of short calls waits for nothing long.
         under_way = _under_way(self._node, latest)
@@ -222,7 +222,7 @@ def _under_way(node: Node, latest: int) -> dict[str, dict[str, Gather[Any]]]:
     """Return, by process mesh, the procs that owe an answer to an actor call, and the oldest such call of each.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         latest: the port of the last call that counts.
     """
     found: dict[str, dict[str, Gather[Any]]] = {}

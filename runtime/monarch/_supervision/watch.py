@@ -29,7 +29,7 @@ class Watch:
     """The call groups of a process with failures, by process mesh.
 
     Args:
-        node: of this process.
+        node: the node of this process.
     """
 
     def __init__(self, node: Node) -> None:

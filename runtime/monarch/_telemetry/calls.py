@@ -73,7 +73,7 @@ class Calls:
 
     Args:
         lives: by uid, of the meshes with a log.
-        ports: of the process.
+        ports: the ports of the process.
     """
 
     def __init__(self, lives: Mapping[str, Lives], ports: PortTable) -> None:

@@ -304,7 +304,7 @@ def telemetry_of(mesh: ProcMeshLike | ActorMeshLike) -> MeshTelemetry:
     state = state_of(mesh)
     log = node_of(mesh).part(Collector).log_of(state.procs.uid)
     if log is None:
-        raise MonarchError(f"{state.procs.name} has no events here: they are where it was spawned")
+        raise MonarchError(f"{state.procs.name} has no events here; read them in the process that spawned it")
     return log
 
 

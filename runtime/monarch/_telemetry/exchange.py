@@ -28,7 +28,7 @@ class Request(msgspec.Struct):
     known: dict[str, int]
     """By uid of a mesh, the number of the newest entry that the asker has."""
     debug: bool = False
-    """Whether to open a session of the debugger instead, which goes on in lines of JSON."""
+    """Whether to open a session of the debugger instead, which continues in lines of JSON."""
 
 
 class News(msgspec.Struct):

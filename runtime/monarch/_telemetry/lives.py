@@ -30,8 +30,8 @@ class Lives:
     """Which process is which rank. Used by one thread at a time; see ``Collector``.
 
     Args:
-        log: of the mesh.
-        procs: of the mesh.
+        log: the log of the mesh.
+        procs: the procs of the mesh.
         name_of: returns the name of a host by its id.
     """
 

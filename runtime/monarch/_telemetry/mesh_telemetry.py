@@ -20,8 +20,8 @@ class MeshTelemetry:
     """The events of a mesh and the state that follows from them. Thread-safe.
 
     Args:
-        uid: of the mesh.
-        name: of the mesh.
+        uid: the uid of the mesh.
+        name: the name of the mesh.
         settle: takes in what has happened so far.
         wake: makes the thread that calls subscribers start.
     """
@@ -72,7 +72,7 @@ class MeshTelemetry:
             return copy_of(self._model)
 
     def read(self, reader: Callable[[MeshModel], T]) -> T:
-        """Return what a function takes from the state, which is cheaper than a copy of it for a large mesh.
+        """Return the result of a function of the state, which is cheaper than copying the state of a large mesh.
 
         Args:
             reader: quick; does not change the model, keep parts of it, wait or run user code.

@@ -15,7 +15,7 @@ class Instrument:
     """Logs its values as metrics, one for each combination of attributes; for any thread.
 
     Args:
-        name: of the metric.
+        name: the name of the metric.
     """
 
     def __init__(self, name: str) -> None:

@@ -22,9 +22,9 @@ def log_metric(name: str, value: Any, step: int | None = None) -> None:
     asynchronously, and nothing waits for it but the end of the call that logs it.
 
     Args:
-        name: of the metric, such as ``loss``.
+        name: the name of the metric, such as ``loss``.
         value: a number, or a tensor with one element.
-        step: its place on the axis of steps; None for the one after the last.
+        step: the step of the value; None for the one after the last.
 
     Raises:
         ArgumentError: an argument is of a wrong type.

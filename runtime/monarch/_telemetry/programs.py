@@ -41,7 +41,7 @@ class Copy:
         return self._model.number
 
     def read(self, reader: Callable[[MeshModel], T]) -> T:
-        """Return what a quick function takes from the state, which it does not keep or change."""
+        """Return the result of a quick function of the state, which it must not keep or change."""
         with self._lock:
             return reader(self._model)
 
@@ -56,7 +56,7 @@ class Copy:
             self._callbacks = tuple(each for each in self._callbacks if each is not callback)
 
     def change(self, changer: Callable[[MeshModel], MeshModel]) -> None:
-        """Replace the state by what a quick function makes of it, and tell the subscribers if it is newer."""
+        """Replace the state by the result of a quick function, and notify the subscribers if it is newer."""
         with self._lock:
             before = self._model.number
             self._model = changer(self._model)
@@ -69,8 +69,8 @@ class Program:
     """A program that runs, and its meshes at the last look. One thread looks; any may read ``meshes``.
 
     Args:
-        folder: of its session.
-        pid: of its process.
+        folder: the folder of its session.
+        pid: the pid of its process.
     """
 
     def __init__(self, folder: str, pid: int) -> None:

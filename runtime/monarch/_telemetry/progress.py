@@ -22,7 +22,7 @@ def track(iterable: Iterable[T], description: str = "", total: float | None = No
     microsecond. Without a mesh this only yields.
 
     Args:
-        iterable: of the work.
+        iterable: the items to process.
         description: name of the bar; equal on all ranks.
         total: the number of items; None for the length of the iterable, if it has one.
 

@@ -47,7 +47,7 @@ class Reporter:
     """Sends the reports of this rank.
 
     Args:
-        node: of this rank.
+        node: the node of this rank.
         running: returns the actor that runs a call; None if none does.
     """
 

@@ -55,8 +55,8 @@ class Sampler:
         """Return what the rank does.
 
         Args:
-            mailbox: of the actor that runs a call; None if none does.
-            rank: of this process.
+            mailbox: the mailbox of the actor that runs a call; None if none does.
+            rank: the rank of this process.
         """
         if mailbox is None:
             self._forget()

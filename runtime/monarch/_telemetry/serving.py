@@ -65,7 +65,7 @@ class Server:
     """Answers the requests of other programs until it is closed.
 
     Args:
-        folder: of the session.
+        folder: the folder of the session.
         logs: returns the logs of the meshes that run, up to date.
 
     Raises:
@@ -149,7 +149,7 @@ def news_of(log: MeshTelemetry, known: int) -> News:
     """Return what an asker lacks of a mesh.
 
     Args:
-        log: of the mesh.
+        log: the log of the mesh.
         known: number of the newest entry that the asker has; 0 for none.
     """
     if 0 < known <= log.number:

@@ -20,10 +20,10 @@ def span(name: str) -> AbstractContextManager[Any]:
     """Return a context manager that marks a block in the traces of ``torch.profiler``: ``with span("load"): ...``.
 
     Args:
-        name: of the range.
+        name: the name of the range.
 
     Raises:
-        ArgumentError: the name is no string.
+        ArgumentError: the name is not a string.
     """
     if not is_a(name, str):
         raise ArgumentError(f"span: expected a name, got {name!r}")
@@ -41,7 +41,7 @@ def traced(function: Any = None, /, *, name: str | None = None) -> Any:
 
     Args:
         function: the function.
-        name: of the spans; None for the name of the function.
+        name: the name of the spans; None for the name of the function.
     """
     if function is None:
         return functools.partial(_traced, name)

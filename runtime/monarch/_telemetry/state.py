@@ -11,7 +11,7 @@ def state_of(mesh: ProcMeshLike | ActorMeshLike) -> MeshModel:
     """Return the present state of a mesh: of its ranks, calls, metrics and progress.
 
     Args:
-        mesh: of processes or actors, spawned by this program.
+        mesh: a mesh of processes or actors, spawned by this program.
 
     Raises:
         MonarchError: the mesh was spawned elsewhere.

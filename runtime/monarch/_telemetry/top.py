@@ -26,7 +26,7 @@ def top(mesh: ProcMeshLike | ActorMeshLike, seconds: float | None = None) -> Non
     """Show the ranks of a mesh in the terminal, live, until Ctrl-C or the end of the mesh.
 
     Args:
-        mesh: of processes or actors, spawned by this program.
+        mesh: a mesh of processes or actors, spawned by this program.
         seconds: how long at most; None without a limit.
 
     Raises:
@@ -40,7 +40,7 @@ def top(mesh: ProcMeshLike | ActorMeshLike, seconds: float | None = None) -> Non
     try:
         with Live(picture(log.model()), refresh_per_second=10) as live:
             while not state_of(mesh).stopped and (until is None or time.monotonic() < until):
-                # Durations go on although nothing changes.
+                # Durations grow although nothing changes.
                 changed.wait(1.0 if until is None else min(1.0, max(0.0, until - time.monotonic())))
                 changed.clear()
                 live.update(picture(log.model()))

@@ -21,7 +21,7 @@ _AROUND = 5
 _ENDED = 3
 """Programs that have ended that are named."""
 _NONE = (
-    "no program of this user runs a mesh on this machine; start one with %mesh up in a notebook, or with "
+    "none of your programs is running a mesh on this machine; start one with %mesh up in a notebook, or with "
     "this_host().spawn_procs() in a program"
 )
 

@@ -95,7 +95,7 @@ def make_group(
         backend: as ``dist.new_group`` takes it.
         store: for the rendezvous of the members.
         name: the same on all members.
-        timeout: of its collectives.
+        timeout: the timeout of its collectives.
     """
     c10d = _c10d()
     group, _ = c10d._new_process_group_helper(
@@ -371,7 +371,7 @@ def uses_default(frame: FrameType | None) -> bool:
 
 
 def only_asks(frame: FrameType) -> bool:
-    """Return whether code asks whether there is a default group, rather than torch for one that it needs."""
+    """Return whether code only asks if there is a default group, rather than for a group that it needs."""
     before = frame.f_back.f_code.co_name if frame.f_back is not None else ""
     return frame.f_code.co_name == "is_initialized" and before != "_get_default_group"
 
@@ -454,7 +454,7 @@ def recorded_collectives() -> list[str]:
 
 
 def records_collectives(device: str) -> bool:
-    """Return whether this version of torch tells of the last collectives on a type of device."""
+    """Return whether this version of torch records the last collectives on a type of device."""
     return any(device == "cuda" or "nccl" not in dump.__name__ for dump in _dumps())
 
 
@@ -567,7 +567,7 @@ def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[i
 
 
 def hasten_loaders(module: Any, is_left_behind: Callable[[], bool]) -> None:
-    """Wait no more than a moment for workers that nobody needs: torch waits 5 s for one in the middle of an item.
+    """Wait only briefly for workers that are no longer needed: torch waits 5 s for one in the middle of an item.
 
     Args:
         module: ``torch.utils.data.dataloader``.

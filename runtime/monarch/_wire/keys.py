@@ -59,9 +59,9 @@ class CurveAuthenticator:
         """Bind a socket on a free port with CURVE; return the address with the port. ZMQError if that fails.
 
         Args:
-            socket: of the context.
+            socket: the socket of the context.
             address: without a port, or with one that must be free.
-            keys: of this process.
+            keys: the keys of this process.
             domain: whose keys may connect.
             lease: seconds of silence after which a peer counts as lost.
             heartbeats: as in ``over_network``.

@@ -187,9 +187,9 @@ class Link:
 
         Args:
             context: for the socket.
-            address: of the process.
+            address: the address of the process.
             hello: the first message.
-            keys: of this process, for tcp.
+            keys: the keys of this process, for tcp.
             server: public key of the other one, for tcp.
             lease: seconds of silence after which the other end counts as lost.
             heartbeats: as in ``over_network``.

@@ -14,7 +14,7 @@ from zmq.backend import zmq_poll
 def pending_in(socket: zmq.Socket[bytes]) -> Callable[[], list[tuple[Any, int]]]:
     """Return a function that returns an empty list if there is nothing to receive; for the thread that uses the socket.
 
-    It is no function of Python: at each message to an idle process its code is cold, and others take up to twice as
+    It is not a Python function: at each message to an idle process its code is cold, and others take up to twice as
     long.
     """
     return partial(zmq_poll, [(socket, int(zmq.POLLIN))], 0)

@@ -22,7 +22,7 @@ def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = Tru
     Args:
         socket: its options are set before it connects or binds.
         lease: seconds of silence after which the other end counts as lost.
-        heartbeats: whether this end sends ZeroMQ's own heartbeats, which go on while Python is busy. Their cost in a
+        heartbeats: whether this end sends ZeroMQ's own heartbeats, which continue while Python is busy. Their cost in a
             thread of ZeroMQ grows with the square of its connections, as each message walks a list of timers; so of
             two connections between the same processes, one has them. The kernel's keepalive is enough for the other.
     """

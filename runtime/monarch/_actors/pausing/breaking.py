@@ -32,7 +32,7 @@ def take_breakpoints() -> None:
 
 
 def break_here(*_: Any, **__: Any) -> None:
-    """Pause in the line that calls this. Where nobody could resume it, say so and go on."""
+    """Pause in the line that calls this. Where nobody could resume it, say so and continue."""
     where = ""
     if user_forks.is_child:
         where = "in a process that the rank has forked"

@@ -31,7 +31,7 @@ class Failed:
             gate.stop_at_error(error, [frame for frame, _ in self.frames()])
 
     def forget(self) -> bool:
-        """Let the frames go, and all that they hold; return whether there were any."""
+        """Release the frames and all that they hold; return whether there were any."""
         with letting_go():
             had, self._error = self._error is not None, None
         return had

@@ -45,7 +45,7 @@ def tell_stopped(stop: Stop, frame: FrameType) -> None:
 
 @declared("telling.tell_left")
 def tell_left(step: bool) -> None:
-    """Tell it that the rank goes on: for a step, or for good."""
+    """Tell it that the rank continues: for a step, or for good."""
     raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ def tell_paused(frame: FrameType, parked: bool) -> None:
 
 @declared("telling.tell_resumed")
 def tell_resumed() -> None:
-    """Tell it that the rank goes on from there."""
+    """Tell it that the rank continues from there."""
     raise NotImplementedError
 
 
@@ -205,7 +205,7 @@ class PauseGate:
         return self.frame if ident == self._holder else along[0] if along is not None else None
 
     def resume(self) -> bool:
-        """Resume the main thread; return whether it was paused, or was to be."""
+        """Resume the main thread; return whether it was paused, or about to be."""
         self.parked = False
         asked, self.asked = self.asked, False
         self._gate.open()
@@ -214,7 +214,7 @@ class PauseGate:
         return asked
 
     def cancel_step(self) -> bool:
-        """Let a thread that is in a step run on without an end; return whether there was one. Receiving thread."""
+        """Let a thread that is in a step continue without stopping; return whether there was one. Receiving thread."""
         if not self._stands or self.is_paused():
             return False
         self._canceled += 1
@@ -234,7 +234,7 @@ class PauseGate:
     def end(self) -> None:
         """Abort the code that is paused, and stop at no breakpoint any more, since the process ends."""
         self.busy = lambda: False
-        # First, so that no thread that is held goes on.
+        # First, so that no thread that is held continues.
         self.ends = True
         self.resume()
 
@@ -243,7 +243,7 @@ class PauseGate:
         return ident in self._along or (self._holder == ident and self.is_paused())
 
     def go(self, step: Step) -> bool:
-        """Let the main thread go on until the end of a step; return whether it was paused."""
+        """Let the main thread continue until the end of a step; return whether it was paused."""
         if not self.is_paused():
             return False
         self.step = step
@@ -272,7 +272,7 @@ class PauseGate:
         """Pause this thread, which has come to a breakpoint or to the end of a step.
 
         Args:
-            frame: of the code that is paused.
+            frame: the frame of the code that is paused.
             stop: why.
         """
         if not self.busy() or self.leads() or self._is_holder():
@@ -294,7 +294,7 @@ class PauseGate:
         """Pause this thread, whose call has failed, if that is asked for.
 
         Args:
-            error: of the call.
+            error: the error of the call.
             frames: that it has left, innermost first.
         """
         if UNCAUGHT in self.points.others:

@@ -19,11 +19,11 @@ def at_next_line(
     is_own: Callable[[Any], bool] = lambda trace: False,
     may_stop: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Call a function once, when this thread comes to a line of user code.
+    """Call a function once, when this thread reaches a line of user code.
 
     Args:
-        frame: the innermost frame of the thread; tracing of the frames outside it goes on after they are returned to.
-        wanted: tells whether to go on looking; tracing ends when it does not.
+        frame: the innermost frame of the thread; tracing of the frames outside it continues after they are returned to.
+        wanted: tells whether to keep looking; tracing ends when it does not.
         reached: called there with the frame. It may raise, as the line itself may.
         may_stop: tells at a line whether the thread may stop there; otherwise at a later one.
         is_own: tells whether a trace function is the one of breakpoints, which is replaced until then.

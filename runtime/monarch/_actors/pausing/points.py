@@ -70,11 +70,11 @@ class Points:
         """The kinds of the others."""
 
     def take(self, packed: Iterable[Packed]) -> None:
-        """Have these breakpoints and no others; those that there were go on counting.
+        """Replace the breakpoints; those that stay keep their hit counts.
 
         Raises:
             SyntaxError: a condition is not an expression.
-            ValueError: of some hits, it is not known which they are.
+            ValueError: the hit condition of one is invalid.
         """
         known = {each.packed(): each for each in self.now}
         found = [known.get(each) or _unpacked(each) for each in packed]

@@ -60,7 +60,7 @@ class Tracer:
 
     Args:
         points: the breakpoints of the process.
-        reached: called at such a place, with the frame and the reason; it returns when the code may go on, and may
+        reached: called at such a place, with the frame and the reason; it returns when the code may continue, and may
             raise, as the line itself may.
         over: called when a step ends without a stop, since its call has ended.
         busy: tells whether calls run.
@@ -256,7 +256,7 @@ class Tracer:
             return
         is_coroutine = bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
         if _suspends(frame) and (is_coroutine or step.how != FINISH):
-            # The step goes on when it is continued.
+            # The step resumes with the rank.
             return
         if step.how == FINISH:
             self._left = None if _suspends(frame) else frame

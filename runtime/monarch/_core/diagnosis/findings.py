@@ -106,7 +106,7 @@ def diagnose(facts: Sequence[RankFacts]) -> Diagnosis:
     """Find out why ranks wait.
 
     Args:
-        facts: of all ranks that may be concerned.
+        facts: the facts about all ranks that may be concerned.
     """
     parties = parties_of(facts)
     cycles = [each for each in _components(parties) if len(each) > 1]
@@ -221,7 +221,7 @@ def _of_missing(waiting: Sequence[Party], missing: Sequence[Party]) -> Finding:
 
 
 def _level(doing: Doing) -> Level:
-    """Return how sure it is that a rank that others wait for does not go on."""
+    """Return how sure it is that a rank that others wait for does not continue."""
     if doing.kind in (Kind.IDLE, Kind.DEAD, Kind.SUSPENDED) or doing.is_deadlock:
         return Level.STUCK
     if doing.kind is Kind.PAUSED:

@@ -38,7 +38,7 @@ def is_array(value: object) -> bool:
 
 
 def is_plain_array(value: object) -> bool:
-    """Return whether a value is an array of numpy or a tensor of torch itself, not of a subclass of theirs."""
+    """Return whether a value is exactly a NumPy array or a torch tensor, not one of a subclass."""
     numpy = sys.modules.get("numpy")
     plain = type(value) in _plain_tensors(sys.modules.get("torch")) or is_nested(value)
     return plain or type(value) is getattr(numpy, "ndarray", None)

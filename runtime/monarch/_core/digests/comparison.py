@@ -84,7 +84,7 @@ class Comparison(NamedTuple):
             lines = [f"{self.expression} differs: {_of_groups(self.groups)}"]
             lines += _detailed(self.differences, describe_ranks(self.groups[0]))
         if self.unread:
-            lines.append(f"{self.unread:,} parts were not compared, since their contents cannot be read")
+            lines.append(f"{self.unread:,} parts were not compared, because their contents cannot be read")
         failed: dict[str, list[int]] = {}
         for rank, text in sorted(self.failed.items()):
             failed.setdefault(text, []).append(rank)

@@ -50,7 +50,7 @@ class Sentry:
 
     Args:
         watch: the name of the watched value.
-        count: of the ranks.
+        count: the number of ranks.
     """
 
     def __init__(self, watch: str, count: int) -> None:
@@ -151,7 +151,7 @@ class Sentry:
         return kind != SHARD and (kind != RANDOM or name in (self._random_state or ()))
 
     def _before(self) -> str:
-        return f" (step {self.last} was fine)" if self.compared else " (the first step that was compared)"
+        return f" (step {self.last} was fine)" if self.compared else " (the first step compared)"
 
 
 def _title(name: tuple[str, str]) -> str:

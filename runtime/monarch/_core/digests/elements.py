@@ -40,11 +40,11 @@ class Elements(NamedTuple):
 
 
 def differing(count: int, kind: str, hashes: Hashes, data: Data) -> Elements:
-    """Compare two arrays of which only hashes and small parts are read.
+    """Compare two arrays by hashes, reading only small parts of them.
 
     Args:
-        count: of their elements.
-        kind: of an element; see ``values_in``.
+        count: the number of their elements.
+        kind: the kind of an element; see ``values_in``.
         hashes: returns hashes of both.
         data: returns bytes of both.
     """
@@ -87,7 +87,7 @@ def values_in(data: bytes, kind: str) -> Sequence[float | int | complex]:
     """Return the numbers in bytes of this machine's order; none for an unknown kind.
 
     Args:
-        data: of consecutive elements.
+        data: the data of consecutive elements.
         kind: as in ``struct``: ``d``, ``f``, ``e``, ``b``, ``B``, ``h``, ``H``, ``i``, ``I``, ``q``, ``Q``, ``?``; and
             ``bf`` for bfloat16, ``F`` and ``D`` for complex numbers of two ``f`` and ``d``.
     """

@@ -95,7 +95,7 @@ class Region(Frozen):
             raise ShapeError(f"region: expected 4 fields (labels, offset, sizes, strides), got {len(packed)}") from None
 
     def pack(self) -> Packed:
-        """Return labels, offset, sizes and strides, which is all there is to send."""
+        """Return labels, offset, sizes and strides: everything that is sent."""
         return self.labels, self.offset, self.sizes, self.strides
 
     @property

@@ -87,7 +87,7 @@ class ValueMesh(MeshView, Generic[R]):
         """Return the mesh of values known to fill the extent; nothing is checked or copied.
 
         Args:
-            extent: of the mesh.
+            extent: the extent of the mesh.
             values: in rank order.
             ranks: returns the rank that each value came from, which is shown where it differs from its rank here.
         """

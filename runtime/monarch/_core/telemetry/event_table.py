@@ -35,8 +35,8 @@ class EventTable(Sequence[Entry]):
     """Events of a mesh, oldest first.
 
     Args:
-        name: of the mesh.
-        entries: of its log.
+        name: the name of the mesh.
+        entries: the entries of its log.
     """
 
     def __init__(self, name: str, entries: Iterable[Entry]) -> None:

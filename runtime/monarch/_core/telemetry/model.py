@@ -107,7 +107,7 @@ class BarModel:
     started: float = 0.0
     ended: set[int] = field(default_factory=set[int])
     over: float = 0.0
-    """When the last rank ended; 0 while one goes on."""
+    """When the last rank ended; 0 while one continues."""
     changed: int = 0
 
 

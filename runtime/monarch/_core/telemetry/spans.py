@@ -27,7 +27,7 @@ def follow(model: MeshModel, rank: int, state: RankState, title: str, begin: flo
     if last is not None:
         if last.state is state and last.title == title:
             return
-        # A state that lasts while another call begins goes on from here.
+        # A state that lasts while another call begins continues from here.
         begin = begin if last.state is not state and begin >= last.begin else entry.time
         last.end, last.changed = max(last.begin, begin, _FIRST), entry.number
         del model.open_spans[rank]

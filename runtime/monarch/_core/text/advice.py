@@ -14,7 +14,7 @@ class Advice:
         """Return what to do after deaths in a call.
 
         Args:
-            uid: of the process mesh.
+            uid: the uid of the process mesh.
             dead: ranks, at least one.
             alive: the other ranks that were called.
         """
@@ -27,7 +27,7 @@ class Advice:
         """Return what to do after an actor has failed in a living process.
 
         Args:
-            uid: of the process mesh.
+            uid: the uid of the process mesh.
         """
         return "heal_mesh recreates failed actors; their state is lost"
 

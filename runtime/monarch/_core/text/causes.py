@@ -83,7 +83,7 @@ def _of(cause: c.Cause) -> str:
 def _signaled(cause: c.Signaled) -> str:
     text = f"was killed by {signal_text(cause.signal)}"
     if cause.out_of_memory:
-        text += ", while the kernel was out of memory and killing processes (OOM killer)"
+        text += ", while the OS was out of memory and killing processes (OOM killer)"
     if cause.full_shm:
         text += (
             f" while /dev/shm, of {cause.full_shm}, was full; make it larger (docker run --shm-size=8g, or "

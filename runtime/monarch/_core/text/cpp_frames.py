@@ -14,7 +14,7 @@ _FRAMES = re.compile(
 
 
 def without_cpp_frames(text: str) -> str:
-    """Return output without the C++ frames of torch's warnings, in place of which a line gives their number."""
+    """Return output with the C++ frames of torch's warnings replaced by a line with their number."""
     if "frame #" not in text:
         return text
     return _FRAMES.sub(_replaced, text)
@@ -22,4 +22,4 @@ def without_cpp_frames(text: str) -> str:
 
 def _replaced(match: re.Match[str]) -> str:
     count = match[0].count("frame #")
-    return f"  ({count} C++ frames are left out; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"
+    return f"  ({count} C++ frames omitted; TORCH_SHOW_CPP_STACKTRACES=1 shows them)\n"

@@ -14,7 +14,7 @@ def crash_lines(lines: Sequence[str], is_hidden: Callable[[str], bool]) -> list[
     """Return the kind of the crash and the frames of the thread that crashed; nothing if the lines have no such dump.
 
     Args:
-        lines: of stderr.
+        lines: lines of stderr.
         is_hidden: tells of the file of a frame whether to leave it out.
     """
     current = max((number for number, line in enumerate(lines) if line.startswith(_CURRENT)), default=None)

@@ -31,7 +31,7 @@ def describe_calls(calls: Mapping[int, CollectiveCall], members: Sequence[int], 
 
 def _advice(calls: Mapping[int, CollectiveCall]) -> str:
     several = list(calls.values())
-    ended = "none of them has begun, and the group still works"
+    ended = "none of them has started, and the group still works"
     if len({each.kind for each in several}) > 1:
         return f"call the same one on all of them; {ended}"
     if len({each.root for each in several}) > 1 or len({each.reduction for each in several}) > 1:
@@ -57,11 +57,11 @@ def describe_late_message(sends: bool, peer: int | None, group: str, seconds: fl
         seconds: the timeout.
     """
     if sends:
-        what, do = f"{describe_ranks([peer or 0])} has not received a message of {group}", "receive it there"
+        what, do = f"{describe_ranks([peer or 0])} has not received a message in {group}", "receive it there"
     elif peer is None:
-        what, do = f"no rank has sent a message of {group}", "send it on one of its ranks"
+        what, do = f"no rank has sent a message in {group}", "send it on one of its ranks"
     else:
-        what, do = f"{describe_ranks([peer])} has not sent a message of {group}", "send it there"
+        what, do = f"{describe_ranks([peer])} has not sent a message in {group}", "send it there"
     return f"timed out after {seconds:g} s: {what}; {do}, or use a longer timeout"
 
 

@@ -33,14 +33,14 @@ _OTHERWISE = {
 }
 _RELEASE = "release the lock before others are needed, or take it on one rank only"
 _STATES = {
-    Kind.IDLE: "idle after the end of the call",
+    Kind.IDLE: "idle after finishing the call",
     Kind.DEAD: "dead",
     Kind.SUSPENDED: "suspended by a signal (SIGSTOP)",
     Kind.PAUSED: "paused by the debugger",
     Kind.SILENT: "not answering",
     Kind.GIL: "in C code that holds the GIL",
     Kind.GPU: "waiting for its GPU",
-    Kind.C_CODE: "in C code without the GIL",
+    Kind.C_CODE: "in C code that has released the GIL",
     Kind.PYTHON: "running Python",
     Kind.SLEEP: "asleep",
     Kind.LOCK: "waiting for a lock",
@@ -66,7 +66,7 @@ def describe_diagnosis(diagnosis: Diagnosis, names: Mapping[str, str] | None = N
 
     Args:
         diagnosis: to describe.
-        names: of process meshes, by uid, if there are several.
+        names: the names of process meshes, by uid, if there are several.
     """
     lines = [line for each in diagnosis.findings[:_FINDINGS] for line in _lines(each, names or {})]
     if len(diagnosis.findings) > _FINDINGS:
@@ -86,7 +86,7 @@ def describe_finding(finding: Finding, names: Mapping[str, str] | None = None, l
 
     Args:
         finding: to describe.
-        names: of process meshes, by uid, if there are several.
+        names: the names of process meshes, by uid, if there are several.
         label: what the heading begins with; empty for how sure the finding is.
     """
     return "\n".join(_lines(finding, names or {}, label))
@@ -152,7 +152,7 @@ def _advice(finding: Finding) -> str:
     is_message = any(each.entered.is_message for each in finding.waiting if each.entered is not None)
     call = f"{operation}()" if operation else "this collective"
     if is_message:
-        return f"no rank makes the matching call of {call}; make it on {describe_ranks(missing)}"
+        return f"no rank makes the call that matches {call}; make it on {describe_ranks(missing)}"
     if finding.cause is Cause.IDLE:
         return f"{describe_ranks(missing)} ended without calling {call}; call it on all ranks of the group"
     return ""

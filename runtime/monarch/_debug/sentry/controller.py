@@ -61,10 +61,10 @@ class Sentries:
         """Take a sample of a rank.
 
         Args:
-            proc: of the rank.
-            key: of the watch; one that is begun again has another.
-            name: of what is watched.
-            count: of the ranks that are compared.
+            proc: the proc of the rank.
+            key: the key of the watch; one that is begun again has another.
+            name: the name of what is watched.
+            count: the number of ranks that are compared.
             sent: the sample.
         """
         uid, rank = split_proc(proc)

@@ -27,11 +27,11 @@ class Watch:
     """Watches a module or an optimizer of this rank.
 
     Args:
-        key: of the watch, the same on all ranks.
-        name: of the value, for people.
+        key: the key of the watch, the same on all ranks.
+        name: the name of the value, for people.
         value: the module or optimizer.
         every: steps of the optimizer between two samples.
-        count: of the ranks that are compared.
+        count: the number of ranks that are compared.
     """
 
     def __init__(self, key: str, name: str, value: Any, every: int, count: int) -> None:
@@ -62,7 +62,7 @@ class Watch:
         self._hook.remove()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        # The training goes on, whatever happens here.
+        # The training continues, whatever happens here.
         try:
             if self._value() is None:
                 self.end()
@@ -263,7 +263,7 @@ def watch(value: Any, every: int = 10, name: str = "") -> None:
         MonarchError: no mesh runs this code.
     """
     if not has_node() or current_node().config is None:
-        raise MonarchError("watch() compares the ranks of a mesh, and runs in a cell or an endpoint there")
+        raise MonarchError("watch() compares the ranks of a mesh; call it in a cell or an endpoint on them")
     called, extent = name or type(value).__name__, context().actor_instance.rank.extent
     _begun[called] = _begun.get(called, 0) + 1
     begin(f"{extent}-{called}-{_begun[called]}", called, value, every, extent.nelements)

@@ -36,7 +36,7 @@ def explain(node: Node, procs: Sequence[str]) -> Explanation:
     """Return why processes wait, together with those that they wait for.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         procs: processes of ranks.
     """
     inquiry = _Waited(node)

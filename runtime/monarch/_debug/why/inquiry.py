@@ -37,7 +37,7 @@ class Inquiry:
     Its methods are called in one thread at a time; answers come in the receiving thread.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         heard: called in the receiving thread when all that were asked have answered.
     """
 
@@ -134,7 +134,7 @@ class Inquiry:
             return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"resume it with kill -CONT {pid}")
         known = self._known.get(proc)
         frames = known.doings[0].frames if known is not None and known.doings else ()
-        # One that computes, or gets no CPU on an overloaded machine, goes on.
+        # One that computes, or gets no CPU on an overloaded machine, continues.
         cores = 1.0 if state and process_runs(pid) else -1.0
         return Doing(Kind.GIL if state else Kind.SILENT, "", self._marked(proc, frames), seconds, cores)
 

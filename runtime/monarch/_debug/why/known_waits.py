@@ -49,7 +49,7 @@ def _of_thread(values: Values) -> str:
 
 
 def of_child(values: Values) -> str:
-    """Return the child process that ``subprocess`` waits for: its command, and what that waits in."""
+    """Return the child process that ``subprocess`` waits for: its command, and the call that it is in."""
     child = values.get("self")
     args, pid = getattr(child, "args", None), getattr(child, "pid", None)
     return _command(args, pid) + doing_of(pid)

@@ -27,7 +27,7 @@ def of_future(values: Mapping[str, Any]) -> str:
     while future is not None and len(parts) < _LONGEST_CHAIN:
         running = _thread_of(future)
         if running is None:
-            parts.append("work that its pool has not begun" if not future.running() else "work in a pool")
+            parts.append("work that its pool has not started" if not future.running() else "work in a pool")
             break
         thread, frame = running
         at = line_of(frame)

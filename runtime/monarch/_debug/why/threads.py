@@ -60,7 +60,7 @@ _CALLED = {
 }
 
 
-_STORE = "the answer of a store of torch.distributed"
+_STORE = "a reply from a torch.distributed store"
 _OWN_FILE_LOCK = Look(
     Kind.LOCK, "a lock on a file, held by this process through another descriptor", is_deadlock=True,
     advice="lock the file once, or unlock it before it is locked through another descriptor",
@@ -77,11 +77,11 @@ _INODES = {
 
 
 def look_at(ident: int, rank: int) -> Look:
-    """Return what a thread does.
+    """Return the activity of a thread.
 
     Args:
-        ident: of the thread.
-        rank: of this process.
+        ident: the ident of the thread.
+        rank: the rank of this process.
     """
     ran, begun = ran_on_cpu(ident), time.monotonic()
     # The frame is not kept meanwhile: its code may end, and what it holds would be released in this thread.
@@ -114,8 +114,8 @@ def collective_beside(ident: int, rank: int) -> tuple[Look, list[FrameType]] | N
     """Return the collective that another thread of this rank is in, which the user's code has started, and its frames.
 
     Args:
-        ident: of the thread that waits for others.
-        rank: of this process.
+        ident: the ident of the thread that waits for others.
+        rank: the rank of this process.
     """
     for each in threading.enumerate():
         other = each.ident

@@ -30,19 +30,19 @@ def load(
     plan: Any = "replicate",
     version: str | int | None = None,
 ) -> Any:
-    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Sizes of meshes and specs may differ
-    from those that wrote it.
+    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Mesh sizes and specs may
+    differ from those that it was written with.
 
     Args:
         path: a folder of ``monarch.save`` or ``monarch.checkpoint``, a version in one, or a folder of
             ``torch.distributed.checkpoint``; visible to all hosts of the mesh.
-        state: a dict as for ``monarch.save``. Its tensors are read in place, other values are replaced, and objects get
-            theirs by ``load_state_dict``; only what it has is read. An optimizer without a state gets one, and one
+        state: a dict as for ``monarch.save``. Its tensors are read in place, other values are replaced, and objects are
+            restored by ``load_state_dict``; only its keys are read. An optimizer without a state gets one, and one
             that had none when it was saved loses its own. Tensors whose values were lost with a rank, or by an op that
             failed, have values again.
         mesh: for new tensors: a Mesh, or a mesh of processes or a slice of one.
-        plan: of new tensors: ``"replicate"``, ``"shard"``, ``"auto"``, or specs by pattern of their names, such as
-            ``{"model.*.weight": ["dp", None]}``; see ``monarch.module_to_mesh``.
+        plan: the plan of new tensors: ``"replicate"``, ``"shard"``, ``"auto"``, or specs by pattern of their names,
+            such as ``{"model.*.weight": ["dp", None]}``; see ``monarch.module_to_mesh``.
         version: the name or the number of a version; None for the latest.
 
     Returns:
@@ -59,7 +59,7 @@ def load(
     if mesh is not None:
         return _load_new(where, tensor_mesh_of(mesh), plan, version)
     if not is_a(plan, str) or plan != "replicate":
-        raise ArgumentError("load: plan= is for new tensors, of mesh=; those of a state keep their specs")
+        raise ArgumentError("load: plan= applies only to new tensors, with mesh=; tensors of a state keep their specs")
     return _load_into(where, state, version)
 
 
@@ -67,7 +67,7 @@ def _load_new(path: str, mesh: TensorMesh, plan: Any, version: str | int | None)
     check_real([mesh], "load")
     specs, styles = split_plan(plan)
     if styles:
-        raise ArgumentError("load: plan= takes specs by pattern of names, no parallel styles")
+        raise ArgumentError("load: plan= takes specs by name pattern, not parallel styles")
     contents = _contents(mesh, path, version)
     known = {key: each for key, each in contents.tensors.items() if each is not None}
     check_patterns(specs, list(known), "tensor of the checkpoint")

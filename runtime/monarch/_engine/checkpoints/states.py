@@ -28,15 +28,15 @@ def parts_in(state: Any, what: str) -> dict[str, tuple[Path, Any]]:
     found: dict[str, tuple[Path, Any]] = {}
     for name, (path, value) in leaves_of(state):
         if name in found:
-            raise ArgumentError(f"{what}: two values have the name {name!r}; use other keys")
+            raise ArgumentError(f"{what}: two values have the name {name!r}; use different keys")
         if isinstance(value, RankTensor):
             raise ArgumentError(
-                f"{what}: {name!r} is a rank-local tensor, of which each rank has another value; use one that is "
-                f"divided, as monarch.from_local(tensor, mesh, spec) makes it"
+                f"{what}: {name!r} is a rank-local tensor, which has a different value on each rank; use one that is "
+                f"divided over the mesh, as monarch.from_local(tensor, mesh, spec) returns"
             )
         if not isinstance(value, Tensor) and any(isinstance(each, Tensor) for each in _inside(value)):
             raise ArgumentError(
-                f"{what}: {name!r}, of type {type(value).__name__}, has tensors of a mesh in it; use a dict or a list"
+                f"{what}: {name!r}, of type {type(value).__name__}, contains tensors of a mesh; use a dict or a list"
             )
         found[name] = path, value
     return found
@@ -94,6 +94,6 @@ def check_real(meshes: list[TensorMesh], what: str) -> None:
             raise ArgumentError(f"{what}: a simulated mesh has no values; leave checkpoints out of a simulation")
     if len({state_of(mesh.procs).procs.uid for mesh in meshes}) > 1:
         raise ArgumentError(
-            f"{what}: the tensors are on different meshes of processes, {', '.join(map(repr, meshes))}; use a path "
-            f"for each"
+            f"{what}: the tensors are on different meshes of processes, {', '.join(map(repr, meshes))}; use a "
+            f"separate path for each"
         )

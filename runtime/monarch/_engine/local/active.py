@@ -110,7 +110,7 @@ def _activated(mesh: Any) -> Generator[Any]:
 
 
 def own_devices(mesh: Any) -> AbstractContextManager[Any]:
-    """Return a block in which ``device="cuda"`` asks for the GPUs of the ranks, also if the program has none."""
+    """Return a block in which ``device="cuda"`` asks for the GPUs of the ranks, even if the program has none."""
     return devices.OwnDevices(lambda: active_mesh() is mesh) if mesh.kind == "cuda" else nullcontext()
 
 
@@ -138,7 +138,7 @@ def get_active_mesh() -> Any:
     """Return the mesh that is active in the calling thread.
 
     Raises:
-        ArgumentError: none is.
+        ArgumentError: no mesh is active.
     """
     found = active_mesh()
     if found is None:

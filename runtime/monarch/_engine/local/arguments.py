@@ -59,8 +59,8 @@ class _OnActor:
 
     Args:
         actors: the whole mesh of actors.
-        name: of the endpoint.
-        flags: of the endpoint; ``as_endpoint`` sets them.
+        name: the name of the endpoint.
+        flags: the flags of the endpoint; ``as_endpoint`` sets them.
     """
 
     def __init__(self, actors: Any, name: str, flags: int) -> None:

@@ -32,12 +32,12 @@ def check_local(op: str, tensors: Any) -> None:
     for each in tree_leaves(tensors):
         if isinstance(each, Tensor):
             raise MeshOpError(
-                f"{op}: takes rank-local tensors, and a tensor is divided over {each.monarch_layout.mesh!r}; "
+                f"{op}: expected rank-local tensors, got one that is divided over {each.monarch_layout.mesh!r}; "
                 f"tensor.to_local() gives its parts, and tensor.replicate() combines and gathers them"
             )
     if isinstance(tensors, torch.Tensor) and not isinstance(tensors, RankTensor):
         raise MeshOpError(
-            f"{op}: takes rank-local tensors, and the tensor is the program's; use "
+            f"{op}: expected rank-local tensors, got a tensor of the program; use "
             f"monarch.distribute(tensor, mesh).to_local()"
         )
 

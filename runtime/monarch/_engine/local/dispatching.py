@@ -185,7 +185,7 @@ def _check_write(op: Any, tensor: RankTensor) -> None:
     loan = tensor.monarch_loan
     if loan is not None and not loan.mutable:
         raise MeshOpError(
-            f"{op} would change a tensor that is borrowed to read; borrow it with borrow(..., mutable=True)"
+            f"{op} would change a tensor that is borrowed read-only; borrow it with borrow(..., mutable=True)"
         )
 
 

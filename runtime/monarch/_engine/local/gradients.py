@@ -15,7 +15,7 @@ from monarch.exceptions import ArgumentError
 
 
 def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
-    """Return a function with a gradient of its own.
+    """Return a function with a custom gradient.
 
     Args:
         function: returns its result, and a function from the gradients of the tensors of the result to those of the
@@ -38,7 +38,7 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 result, backward = function(*given, **named)
                 if not callable(backward):
                     raise ArgumentError(
-                        f"grad_function: {function.__name__} must return its result and a function for gradients"
+                        f"grad_function: {function.__name__} must return its result and a gradient function"
                     )
                 ctx.continuation = backward
                 ctx.stream = streams.active
@@ -55,8 +55,8 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 given: list[Any] = list(found) if is_tuple(found) or is_list(found) else [found]
                 if len(given) != len(places):
                     raise ArgumentError(
-                        f"grad_function: {function.__name__} has {len(places)} tensors as arguments, and got "
-                        f"{len(given)} gradients"
+                        f"grad_function: {function.__name__} has {len(places)} tensors as arguments, but "
+                        f"its gradient function returned {len(given)} gradients"
                     )
                 return tuple(given)
 

@@ -53,11 +53,11 @@ def rank_plan(
     """Return what an op does.
 
     Args:
-        mesh: of its tensors.
-        op: of torch.
+        mesh: the mesh of its tensors.
+        op: a torch op.
         args: with Inputs and Values; nested in lists.
         kwargs: likewise.
-        layouts: of the tensors.
+        layouts: the layouts of the tensors.
         stream: number of the stream that runs it; 0 for the main one.
 
     Raises:

@@ -90,13 +90,13 @@ class _Move(torch.autograd.Function):
 def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
     """Return copies of tensors on another mesh: each rank gets what the rank at the same place has.
 
-    The copy has the values of this moment; ops on both meshes go on meanwhile. Gradients flow back the same way.
+    The copy has the values of this moment; ops on both meshes continue meanwhile. Gradients flow back the same way.
 
     Args:
         tensors: a rank-local tensor or one that is divided over a mesh, or nested lists, tuples and dicts with some.
         mesh: a Mesh, a mesh of processes or a slice of one, of the same sizes. If it has more axes, all ranks along
             them get the same rank-local tensor.
-        stream: of the results, for rank-local tensors; that of the tensor without one.
+        stream: the stream of the results, for rank-local tensors; that of the tensor without one.
 
     Raises:
         ShapeError: the meshes have different sizes.
@@ -108,7 +108,7 @@ def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
         if isinstance(each, RankTensor | Tensor):
             return _moved(each, target, stream)
         if isinstance(each, torch.Tensor):
-            raise ArgumentError("to_mesh: a tensor is the program's; use monarch.distribute(tensor, mesh, spec)")
+            raise ArgumentError("to_mesh: a tensor is on no mesh; use monarch.distribute(tensor, mesh, spec)")
         return each
 
     return tree_map(moved, tensors)

@@ -36,7 +36,7 @@ def reduce(
             with the tensors of all ranks along the axis.
         scatter: whether each rank gets only its part: that of the first dim, whose size must be that of the axis. With
             "stack", ranks exchange parts (all-to-all).
-        mesh: must be None; move the result by ``to_mesh``.
+        mesh: must be None; move the result with ``to_mesh``.
 
     Returns:
         The same structure with new tensors, the same on all ranks along the axes unless ``scatter`` is set.
@@ -71,7 +71,7 @@ def _reduced(tensor: RankTensor, dims: Any, reduction: str, scatter: bool, other
     mesh: TensorMesh = tensor.monarch_layout.mesh
     axes = _axes(mesh, dims)
     if other is not None:
-        raise MeshOpError("reduce: mesh= is not possible; reduce, then move the result with tensor.to_mesh(mesh)")
+        raise MeshOpError("reduce: mesh= is not supported; reduce, then move the result with tensor.to_mesh(mesh)")
     if reduction not in REDUCTIONS:
         raise ArgumentError(f"reduction: expected one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     if torch.is_grad_enabled() and tensor.requires_grad:
@@ -82,7 +82,7 @@ def _reduced(tensor: RankTensor, dims: Any, reduction: str, scatter: bool, other
         if shape != tuple(tensor.shape):
             raise ArgumentError(f"reduce_: the result has shape {shape} instead of {tuple(tensor.shape)}; use reduce")
         if loan is not None and not loan.mutable:
-            raise MeshOpError("reduce_ would change a tensor that is borrowed to read")
+            raise MeshOpError("reduce_ would change a tensor that is borrowed read-only")
         mesh.issue(
             "reduce", (Input(0), axes, reduction, scatter, True, _number(tensor)), cast("Any", (tensor,)), writes=(0,)
         )

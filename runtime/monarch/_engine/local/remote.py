@@ -63,7 +63,7 @@ class Remote:
         """Structure and metadata of results by those of arguments; likewise."""
 
     def with_propagate(self, propagate: Any) -> Remote:
-        """Return the same function, of which the program learns the results in another way."""
+        """Return the same function with another way to infer its results."""
         if propagate is self._propagate or (isinstance(propagate, str) and propagate == self._propagate):
             return self
         made = Remote(self.function, propagate)
@@ -279,7 +279,7 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
             ``"inspect"``: from each call; ``"mocked"``: from the function itself, called with fake tensors.
 
     Raises:
-        ArgumentError: it is no function, or ``propagate`` is something else.
+        ArgumentError: it is not a function, or ``propagate`` is something else.
     """
     if function is None:
         return functools.partial(Remote, propagate=propagate)

@@ -102,9 +102,9 @@ class Stream:
             raise ArgumentError(f"borrow: expected a rank-local tensor, got {type(given).__name__}")
         check_input("borrow", tensor)
         if mutable and tensor.requires_grad:
-            raise MeshOpError("borrow: a tensor that requires grad cannot be borrowed to change it; use detach()")
+            raise MeshOpError("borrow: a tensor that requires grad cannot be borrowed with mutable=True; use detach()")
         if mutable and tensor.monarch_loan is not None and not tensor.monarch_loan.mutable:
-            raise MeshOpError("borrow: a tensor that is borrowed to read cannot be lent to change it")
+            raise MeshOpError("borrow: a tensor that is borrowed read-only cannot be borrowed with mutable=True")
         result = RankTensor(tensor.monarch_ref, tensor.monarch_layout, None if self is main else self)
         loan = Borrow(tensor, result, mutable)
         result.monarch_loan = loan

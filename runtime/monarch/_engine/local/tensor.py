@@ -162,15 +162,13 @@ class RankTensor(OnRanks, torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise MeshOpError(
-            "a rank-local tensor cannot be pickled, since each rank has a value of its own; save the one of a rank, as "
-            "in torch.save(monarch.inspect(tensor), file)"
+            "a rank-local tensor cannot be pickled, because each rank has its own value; save that of one rank, as in "
+            "torch.save(monarch.inspect(tensor), file)"
         )
 
 
 def _refuse_value(what: str) -> NoReturn:
-    raise MeshOpError(
-        f"{what}: each rank has a value of its own; choose one, as in monarch.inspect(tensor, gpus=0).{what}"
-    )
+    raise MeshOpError(f"{what}: each rank has its own value; choose one, as in monarch.inspect(tensor, gpus=0).{what}")
 
 
 def described(tensor: RankTensor) -> str:

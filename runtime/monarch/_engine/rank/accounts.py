@@ -21,7 +21,7 @@ class Row(NamedTuple):
         line: number of the line that issued the op it comes from; 0 for none.
         flops: floating point operations.
         size: bytes that it reads and writes.
-        axis: of the mesh, for a collective.
+        axis: the axis of the mesh, for a collective.
         sent: bytes that a collective takes in.
     """
 

@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         key: in the checkpoint.
-        shape: of the whole tensor.
+        shape: the shape of the whole tensor.
         stride: likewise.
         dtype: likewise.
         placements: likewise.
@@ -49,7 +49,7 @@ class Contents(NamedTuple):
     """The contents of a checkpoint.
 
     Attributes:
-        folder: of the version.
+        folder: the folder of the version.
         tensors: size and dtype by key; None for a value that is not a tensor.
         paths: keys of dicts and indices of lists that lead to each.
     """
@@ -64,7 +64,7 @@ def take(executor: HasTensors, state: dict[Any, Any], writes_values: bool, first
     """Return a state with the tensors of this rank.
 
     Args:
-        executor: of the rank.
+        executor: the executor of the rank.
         state: nested dicts, with a Part for each tensor of a mesh.
         writes_values: whether there are values of the program, which one rank writes.
         first: that rank.

@@ -146,7 +146,7 @@ class Executor(Actor):
 
     @endpoint
     def fetch(self, numbers: list[int], rank: int) -> Report:
-        """Return the tensors that a rank has; the others tell whether they have failed."""
+        """Return the tensors that a rank has; the other ranks report whether they have failed."""
         if self.halted:
             return Report(True)
         failure = self._failure_for(numbers)
@@ -398,7 +398,7 @@ class Executor(Actor):
             if not (isinstance(error, GroupError) or broke(error)):
                 raise
             # Others may have made theirs, or wait for this rank.
-            give_up_attempt(attempt, f"rank {self.rank} could not make its process groups: {error}")
+            give_up_attempt(attempt, f"rank {self.rank} could not create its process groups: {error}")
             return False
         finally:
             attempts.running = 0

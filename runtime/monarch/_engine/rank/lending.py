@@ -31,7 +31,7 @@ class _Lent:
         """The failures of the executor, which alone writes it."""
 
     def put(self, number: int, value: torch.Tensor) -> None:
-        """Keep a value, and forget those that nobody has taken."""
+        """Keep a value, and drop those that no call has taken."""
         now = time.monotonic()
         with self._changed:
             for each in [each for each, (_, since) in self._values.items() if now - since > _KEPT_S]:
@@ -55,11 +55,11 @@ class _Lent:
                     raise error_of(failure, "its mesh")
                 if self._halted:
                     raise TensorError(
-                        "an argument has no value yet, since an op has failed on some ranks; look at the tensor by "
-                        "monarch.inspect, which tells what has failed, and call again"
+                        "an argument has no value, because an op has failed on some ranks; call "
+                        "monarch.inspect(tensor) to see what failed, then call this again"
                     )
                 if time.monotonic() > deadline:
-                    raise TensorError(f"an argument did not come from the ops of this rank within {_KEPT_S:.0f} s")
+                    raise TensorError(f"the ops of this rank did not produce an argument within {_KEPT_S:.0f} s")
                 self._changed.wait(_TURN_S)
             return self._values.pop(number)[0]
 

@@ -64,11 +64,11 @@ def draw(
 
     Args:
         fill: fills a tensor with random numbers.
-        seed: of the whole tensor.
-        shape: of the whole tensor.
-        sizes: of the part.
-        offsets: of the part.
-        dtype: of the numbers.
+        seed: the seed of the whole tensor.
+        shape: the shape of the whole tensor.
+        sizes: the sizes of the part.
+        offsets: the offsets of the part.
+        dtype: the dtype of the numbers.
     """
     out = torch.empty(tuple(sizes), dtype=dtype)
     if out.numel() == 0 or is_fake(out):

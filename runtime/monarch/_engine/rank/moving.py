@@ -94,7 +94,7 @@ class _Exports:
         """The first reference since a rank of this mesh has died: ops with older ones do not come any more. Written
         while the executor waits for the program."""
         self.lost_sources: frozenset[str] = frozenset()
-        """Meshes with dead ranks, which go on after they are healed. Thread of the executor only."""
+        """Meshes with dead ranks, which continue after they are healed. Thread of the executor only."""
 
     def put(self, number: int, tensor: torch.Tensor, takers: int, target: str) -> None:
         """Keep the present value of a tensor for some ranks of a mesh."""
@@ -122,7 +122,7 @@ class _Exports:
         if found is not None:
             port.send(found.buffer)
         elif failure is None and number < self.lost_before:
-            port.send(_lost("a rank of the mesh that sends it died before all of them had; move it again"))
+            port.send(_lost("a rank of the source mesh died before all ranks there had sent it; move it again"))
         else:
             port.send(failure if failure is not None else _HALTED)
 
@@ -143,7 +143,7 @@ class _Exports:
         return found.failure
 
     def fail(self, number: int, failure: Failure) -> None:
-        """Tell those who wait for a value that it has failed; the executor has noted that already."""
+        """Tell the ranks that wait for a value that it has failed; the executor has noted that already."""
         with self._lock:
             ports = self._waiting.pop(number, [])
         for port in ports:
@@ -179,7 +179,7 @@ class _Exports:
             found.buffer.drop()
 
     def drop(self, numbers: list[int]) -> None:
-        """Forget values that nobody reads any more."""
+        """Drop values that no rank reads any more."""
         for number in numbers:
             with self._lock:
                 found = self._ready.pop(number, None)
@@ -199,14 +199,14 @@ class _Exports:
             for number, each in found.items():
                 del self._ready[number]
                 # For an op that another thread of the program has issued meanwhile.
-                failure = _lost("a rank of the mesh that reads it died before all of them had; move it again")
+                failure = _lost("a rank of the target mesh died before all ranks there had read it; move it again")
                 self._refused[number] = _Refusal(failure, each.takers)
         for each in found.values():
             if each.buffer is not None:
                 each.buffer.drop()
 
     def halt(self, halted: bool) -> None:
-        """Tell those who wait that the executor has halted."""
+        """Tell the ranks that wait that the executor has halted."""
         with self._lock:
             self._halted = halted
         if halted:
@@ -298,7 +298,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
         answer = mover.want.call_one(number).get(_WAIT_S)
         if answer == _HALTED:
             if uid in exports.lost_sources:
-                raise SourceFailedError(_lost("ranks of the mesh that sends it died; heal that mesh first"))
+                raise SourceFailedError(_lost("ranks of the source mesh died; heal that mesh first"))
             raise SourceHaltedError("the rank that sends a value waits for others of its mesh")
         if isinstance(answer, Failure):
             raise SourceFailedError(answer)
@@ -307,7 +307,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
     except (SourceHaltedError, SourceFailedError):
         raise
     except (DeviceMeshError, TransferError) as error:
-        raise SourceFailedError(_lost(f"the rank that sends it has died: {error}")) from error
+        raise SourceFailedError(_lost(f"the sending rank has died: {error}")) from error
     mover.taken.broadcast(number)
     return value
 

@@ -39,10 +39,10 @@ class Program:
     """The ops of a recorded step.
 
     Attributes:
-        uid: of the recording.
-        name: of the function.
+        uid: the uid of the recording.
+        name: the name of the function.
         backend: "eager" or "inductor".
-        templates: of its ops.
+        templates: the templates of its ops.
         steps: in the order of the program.
         inputs: how many tensors it takes; they have the first slots.
         examples: the numbers of the call that was recorded, which stand in for new ones while the graph is made.

@@ -1,4 +1,4 @@
-"""How far this rank is in the ops of each mesh. After a failure, ranks that are behind go on up to the op that failed.
+"""How far this rank is in the ops of each mesh. After a failure, ranks that are behind run up to the op that failed.
 
 The rank that failed has taken part in the collectives of all ops before. If others were cut in one of these, they would
 have to run it again without the ranks that have completed it. So the connections are cut once all ranks are there.
@@ -195,8 +195,8 @@ class BehindMode(DispatchMode):
             return NotImplemented
         if "c10d" in str(func) and any(rank not in self._pending for arg in args for rank in _ranks_of(arg)):
             raise CompletedElsewhereError(
-                "another op failed while this one was exchanging data; some ranks have completed it, so that it cannot "
-                "run again"
+                "another op failed while this one was exchanging data; some ranks have completed it, so it cannot run "
+                "again"
             )
         return func(*args, **(kwargs or {}))
 

@@ -45,9 +45,9 @@ class Restored(NamedTuple):
     Attributes:
         number: its reference.
         region: its mesh or slice.
-        shape: of the whole tensor.
+        shape: the shape of the whole tensor.
         stride: likewise.
-        placements: of the whole tensor.
+        placements: the placements of the whole tensor.
     """
 
     number: int

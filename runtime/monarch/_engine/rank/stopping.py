@@ -20,7 +20,7 @@ def stop_function(key: str, src: str, port: int, reason: str) -> bool:
     """Interrupt the function of the user that a batch of ops runs.
 
     Args:
-        key: of the executors.
+        key: the key of the executors.
         src: the calling proc.
         port: the port at which the caller waits for the batch.
         reason: for the error of a collective.

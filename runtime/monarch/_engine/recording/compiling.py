@@ -30,11 +30,11 @@ wiring.wire()
 
 
 def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
-    """Return a function that is recorded once for each combination of shapes, and is one message from then on.
+    """Return a function that is recorded once for each combination of shapes, and sent as one message afterwards.
 
-    The first call runs as without recording. The ranks turn its ops into a graph of ops on their parts and collectives.
-    A later call sends only the references of its tensors. Tensors that the function changes in place, such as
-    parameters, the state of optimizers and buffers, are changed in each call; random numbers are new in each call. A
+    The first call runs as it would without recording. The ranks turn its ops into a graph of ops on their parts and
+    collectives. A later call sends only the references of its tensors. Tensors that the function changes in place, such
+    as parameters, the state of optimizers and buffers, are changed in each call; random numbers are new in each call. A
     function with a step count in Python, such as that of AdamW, is recorded in its second and third call.
 
     Python in the function runs only while it is recorded. Its results are detached from autograd: call
@@ -43,11 +43,11 @@ def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
     Args:
         function: a step, such as forward, backward and ``optimizer.step()``. It returns tensors of a mesh, in lists,
             tuples and dicts.
-        backend: ``"eager"`` runs the graph op by op, ``"inductor"`` compiles what is between collectives.
+        backend: ``"eager"`` runs the graph op by op, ``"inductor"`` compiles the ops between collectives.
 
     Raises:
-        ArgumentError: the backend is not known. Calls raise it if the function looks at a value, or depends on what
-            cannot be repeated; the text has the line.
+        ArgumentError: the backend is not known. Calls raise it if the function looks at a value, or depends on
+            something that cannot be repeated; the error names the line.
     """
     if backend not in ("eager", "inductor"):
         raise ArgumentError(f'backend: expected "eager" or "inductor", got {backend!r}')
@@ -158,8 +158,8 @@ class Compiled(Generic[P, R]):
             changed = differences(known[0].captured)
             what = f"{changed[0]} has different values" if changed else "something that it uses changes"
             raise ArgumentError(
-                f"{self._name} was recorded {_MOST} times for arguments of the same shapes, since {what} in each call. "
-                f"Pass what changes as a tensor of the mesh."
+                f"{self._name} was recorded {_MOST} times for arguments of the same shapes, because {what} in each "
+                f"call. Pass what changes as a tensor of the mesh."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(

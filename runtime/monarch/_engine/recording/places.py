@@ -13,7 +13,7 @@ class Place(NamedTuple):
 
     Attributes:
         holder: a dict, list, tuple, deque, or an object with attributes, such as a cell, a class or a module.
-        key: of a dict or sequence; an attribute otherwise.
+        key: the key in a dict or sequence; an attribute otherwise.
         text: how the program would write it.
     """
 

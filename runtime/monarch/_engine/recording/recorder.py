@@ -49,7 +49,7 @@ class Recorder:
     """Watches one call of a step, in the thread that makes it.
 
     Args:
-        name: of the function.
+        name: the name of the function.
     """
 
     def __init__(self, name: str) -> None:

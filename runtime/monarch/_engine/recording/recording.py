@@ -141,7 +141,7 @@ class Recording:
                 return
         op = next(op for op in self.ops if left[0] in op.outputs)
         self.recorder.refuse(
-            f"the program keeps a tensor that the step makes at {lines[op.line]}\nLater calls would not renew it. "
+            f"the program keeps a tensor that the step makes at {lines[op.line]}\nLater calls would not update it. "
             f"Return it, or keep its value only after the call."
         )
 

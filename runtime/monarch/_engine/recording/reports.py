@@ -17,7 +17,7 @@ class Graph:
     """The graph of a recorded step on one rank.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         code: a line of Python for each op on the parts of the rank.
         ops: how many there are.
         collectives: how many of them are collectives.
@@ -38,11 +38,11 @@ class CostRow:
 
     Attributes:
         op: the name of the op.
-        line: of the program.
+        line: the line of the program.
         count: how many.
         flops: floating point operations of all of them.
         bytes: read and written; for a collective, taken in.
-        axis: of the mesh, for a collective.
+        axis: the axis of the mesh, for a collective.
     """
 
     op: str
@@ -58,9 +58,9 @@ class Cost:
     """The cost of one call of a recorded step on one rank.
 
     Attributes:
-        name: of the function.
+        name: the name of the function.
         rows: by op and line, those with most bytes first.
-        flops: of all ops.
+        flops: the flops of all ops.
         bytes: that ops read and write.
         collectives: bytes that collectives take in, by axis.
     """

@@ -17,7 +17,7 @@ class Execution:
     """A function on its way to some ranks. One that has halted keeps it, and is asked once it has run it.
 
     Args:
-        stream: of the mesh; what it has not sent is sent before.
+        stream: the stream of the mesh; what it has not sent is sent before.
         view: the executors of the ranks.
         function: or its name.
         args: with a Part for each tensor.
@@ -28,7 +28,7 @@ class Execution:
         self._stream = stream
         self._view = view
         self.number = -new_number()
-        """Under which a halted rank keeps it; negative, as it is no tensor."""
+        """Under which a halted rank keeps it; negative, as it is not a tensor."""
         self.title = f"the function {name_of(function)}"
         """For errors."""
         self.line = lines.here()

@@ -28,17 +28,17 @@ _WAIT_S = 600.0
 def heal_tensors(
     meshes: Sequence[TensorMesh], whole: Any, shape: Region, replaced: Sequence[int], found: dict[int, Failure]
 ) -> bool:
-    """Let the ranks of some meshes go on after some of them were replaced.
+    """Let the ranks of some meshes continue after some of them were replaced.
 
     Args:
         meshes: all that hold tensors on these processes.
         whole: the executors of the whole mesh of processes.
-        shape: of the whole mesh.
+        shape: the shape of the whole mesh.
         replaced: base ranks of the new processes.
         found: what is known to have failed.
 
     Returns:
-        Whether all ranks go on.
+        Whether all ranks continue.
     """
     with ExitStack() as stack:
         for mesh in meshes:
@@ -67,7 +67,7 @@ class _Healing:
         """By title and line of a cancelled op: references of its results, and of tensors that it would have changed."""
 
     def run(self) -> bool:
-        """Let all ranks go on; return False if an op has failed meanwhile, or if groups break again and again."""
+        """Let all ranks continue; return False if an op has failed meanwhile, or if groups break again and again."""
         reports = self._round()
         for _ in range(_ROUNDS - 1):
             # No op is issued meanwhile, so that none is taken for one from before the death.

@@ -23,8 +23,8 @@ class CollectiveRow:
 
     Attributes:
         op: name of the collective.
-        axis: of the mesh.
-        line: of the program.
+        axis: the axis of the mesh.
+        line: the line of the program.
         count: how many.
         bytes: that a rank contributes to them.
         seconds: estimated.
@@ -125,7 +125,7 @@ class Forecast:
         """Write a trace for chrome://tracing or Perfetto: ops, collectives, and memory over time.
 
         Args:
-            path: of the file, such as ``"trace.json"``.
+            path: the path of the file, such as ``"trace.json"``.
         """
         found: list[dict[str, Any]] = []
         for each in self.events:

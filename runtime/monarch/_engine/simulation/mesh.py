@@ -25,7 +25,7 @@ class SimulatedProcs:
     Args:
         simulation: to which they belong.
         axes: names.
-        sizes: of the axes.
+        sizes: the sizes of the axes.
     """
 
     name = "simulated"
@@ -127,7 +127,7 @@ class NoValues:
         self._mesh = mesh
 
     def look(self, number: int, what: str, region: Any) -> list[Any]:
-        """Return NaN or zeros, so that the program goes on."""
+        """Return NaN or zeros to let the program continue."""
         value = self._mesh.stream.values[number]
         if what == "item":
             return [float("nan") if value.dtype.is_floating_point else 0]

@@ -42,13 +42,13 @@ class Event:
     """An op on the rank.
 
     Attributes:
-        name: of the op.
+        name: the name of the op.
         line: number of the line that issued it.
         begin: seconds since the start of the simulation.
         seconds: estimated.
         flops: floating point operations.
         size: bytes that it reads and writes; of a collective, those it takes in.
-        axis: of the mesh, for a collective.
+        axis: the axis of the mesh, for a collective.
         memory: bytes in use after it.
     """
 
@@ -211,9 +211,9 @@ def gloo_buffers(name: str, size: int, ranks: int) -> int:
     """Return the bytes that torch's gloo backend allocates while a collective runs, next to its result.
 
     Args:
-        name: of the collective.
+        name: the name of the collective.
         size: bytes that the rank gives to it.
-        ranks: of the group.
+        ranks: the ranks of the group.
     """
     # A ring has two segments, each a part of the share of a rank and at most 1 MiB.
     ring = 2 * min(-(-size // (2 * ranks)), 1 << 20)

@@ -20,10 +20,10 @@ def _giving(value: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def pretend_gpus(count: int, memory: Any) -> None:
-    """Let ``torch.cuda`` tell of GPUs in this process, which is for one simulation only.
+    """Make ``torch.cuda`` report GPUs in this process, which runs only one simulation.
 
     Args:
-        count: of the host.
+        count: the count of the host.
         memory: has ``memory`` and ``peak``, in bytes.
     """
     cuda: Any = torch.cuda

@@ -48,8 +48,8 @@ class NotSimulated(NamedTuple):
     Attributes:
         needs_values: whether it does something that shapes are not enough for.
         kind: class of the error.
-        text: of the error.
-        line: of the program.
+        text: the text of the error.
+        line: the line of the program.
     """
 
     needs_values: bool
@@ -79,8 +79,8 @@ class ProgramSimulation:
         """Run a program.
 
         Args:
-            source: of the program.
-            name: of the program in tracebacks.
+            source: the source of the program.
+            name: the name of the program in tracebacks.
             load: returns its variables, made in the world.
         """
         self._prepare()

@@ -60,7 +60,7 @@ class simulate:
 
     def __enter__(self) -> simulate:
         if current.simulation is not None:
-            raise ArgumentError("simulate: another simulation runs; end its block first")
+            raise ArgumentError("simulate: another simulation is running; leave its with block first")
         if dist.is_initialized():
             raise ArgumentError("simulate: the program has a process group; call destroy_process_group() first")
         dist.init_process_group("fake", store=fake_store(), rank=0, world_size=self.hosts * self.gpus)

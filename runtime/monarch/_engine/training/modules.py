@@ -43,11 +43,11 @@ def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str |
             by the ``reset_parameters`` of their modules; those of lazy modules move at the first call.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         plan: ``"replicate"``: each rank has all parameters. ``"shard"``: each parameter is divided over all ranks, and
-            gathered when its module runs. ``"auto"``: ``"shard"`` for parameters from 65,536 elements on. A dict: specs
-            as for ``monarch.distribute``, or one of these names, by pattern of names of parameters, such as
-            ``{"*.up.weight": ["mp", None]}``; or styles of ``torch.distributed.tensor.parallel`` by pattern of names of
-            modules, such as ``{"*.up": ColwiseParallel()}``. Others are replicated.
-        axis: that along which parallel styles divide; the last one of the mesh by default.
+            gathered when its module runs. ``"auto"``: ``"shard"`` for parameters of 65,536 elements or more. A dict:
+            specs as for ``monarch.distribute``, or one of these names, by pattern of parameter names, such as
+            ``{"*.up.weight": ["mp", None]}``; or styles of ``torch.distributed.tensor.parallel`` by pattern of module
+            names, such as ``{"*.up": ColwiseParallel()}``. Others are replicated.
+        axis: the axis along which parallel styles divide; by default the last one of the mesh.
 
     Raises:
         ArgumentError: the plan does not fit the module, or a module on ``meta`` has no ``reset_parameters``.

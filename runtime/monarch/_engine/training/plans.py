@@ -33,8 +33,8 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
 
     Args:
         plan: a name, or specs by pattern of names of parameters.
-        mesh: of the parameter.
-        name: of the parameter in the module.
+        mesh: the mesh of the parameter.
+        name: the name of the parameter in the module.
         tensor: the parameter.
 
     Raises:
@@ -54,8 +54,7 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
     if plan in NAMES:
         return placements_of(None, mesh.axes, tensor.dim()), False
     raise ArgumentError(
-        f"plan: expected one of {', '.join(NAMES)}, or a dict of specs or parallel styles by pattern of names, "
-        f"got {plan!r}"
+        f"plan: expected one of {', '.join(NAMES)}, or a dict of specs or parallel styles by name pattern, got {plan!r}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Arrays, tensors and tables of Arrow as arrays of numpy. Arrow itself is not imported here."""
+"""Arrow arrays, tensors and tables as NumPy arrays. Arrow itself is not imported here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_of_arrow(value: Any) -> bool:
 
 
 def array_of_arrow(value: Any) -> Any:
-    """Return the numbers of an object of Arrow.
+    """Return the numbers of an Arrow object.
 
     The columns of a table, or of a record batch, are the columns of the result. Lists of a fixed size and tensors of a
     fixed shape are further dims. Missing floating point numbers are NaN.
@@ -25,7 +25,7 @@ def array_of_arrow(value: Any) -> Any:
         return _of_table(value)
     if not hasattr(value, "type") or not hasattr(value, "to_numpy"):
         raise ArgumentError(
-            f"distribute: expected an array, a tensor or a table of Arrow, got {type(value).__name__}; convert it "
+            f"distribute: expected an Arrow array, tensor or table, got {type(value).__name__}; convert it "
             f"first, for example with read_all(), to_table() or as_py()"
         )
     if not hasattr(value, "null_count"):
@@ -99,7 +99,7 @@ def _of_chunk(array: Any, where: str) -> Any:
     found = array.to_numpy(zero_copy_only=False)
     if found.dtype.kind not in "biufc":
         raise ArgumentError(
-            f"distribute: expected numbers of Arrow, got values of type {given}{where}; convert them with cast(), for "
+            f"distribute: expected Arrow numbers, got values of type {given}{where}; convert them with cast(), for "
             f"example lists of one length to pyarrow.list_(pyarrow.float32(), 2) and times to pyarrow.int64()"
         )
     return found.reshape(length, *sizes) if sizes else found

@@ -19,7 +19,8 @@ class Held(NamedTuple):
     """The tensors of one name.
 
     Attributes:
-        name: of a variable or a module; ``(no name)`` for all others, such as gradients and states of optimizers.
+        name: the name of a variable or a module; ``(no name)`` for all others, such as gradients and states of
+            optimizers.
         tensors: their number.
         size: bytes of the whole tensors.
         most: bytes on the rank that holds most of them.
@@ -35,7 +36,7 @@ def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
     """Return the memory that tensors of a mesh hold, the most first; asks no rank.
 
     Args:
-        mesh: of the tensors.
+        mesh: the mesh of the tensors.
         names: variables of the program.
     """
     owners = named_numbers(names)

@@ -91,7 +91,7 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, _values)
 
     def call_each(self, values: Sequence[Any] | ValueMesh[Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
-        """Send to every actor of the mesh, each with a first argument of its own.
+        """Send to every actor of the mesh, each with its own first argument.
 
         Args:
             values: one for each actor, in the order of the mesh.
@@ -126,8 +126,8 @@ class Endpoint(Generic[P, R]):
 
         Calls are made as results are taken, two ahead for each actor; behind a slow item, 16 results for each actor
         wait at most. An item that fails raises when its result is taken, and ends the iterator: then, and after
-        ``close()``, items that have not begun are not handled, those that have begun go on, and no further items are
-        taken. To go on after a failed item, return the error as a value.
+        ``close()``, items that have not begun are not handled, those that have begun continue, and no further items are
+        taken. To continue after a failed item, return the error as a value.
 
         Args:
             items: arguments, one for each call.

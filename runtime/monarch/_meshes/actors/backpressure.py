@@ -55,10 +55,10 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh:
     """Reserve room for one message at every receiver, or at none, after ``take_all`` has found one without.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         peers: the receivers.
         full: the place of the one without room.
-        cost: of the message.
+        cost: the cost of the message.
         mesh: the addressed mesh, for errors.
         method: the endpoint, for errors.
 
@@ -74,7 +74,7 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh:
 
 
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
-    """Wait until one receiver has room, or until an actor may go on without."""
+    """Wait until one receiver has room, or until an actor may continue without."""
     here = current.get()
     window = peer.window
     finished, begun = window.statistics().finished, time.monotonic()

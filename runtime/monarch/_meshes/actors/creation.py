@@ -34,12 +34,12 @@ class Creation(Gather[None]):
     since that call has the error too. Constructors that end after this future is done are handled as well.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         targets: the processes of the actors.
         ranks: their base ranks.
-        extent: of the mesh.
-        name: of the mesh, for errors.
-        key: of the actors.
+        extent: the extent of the mesh.
+        name: the name of the mesh, for errors.
+        key: the key of the actors.
         coming: by base rank, the dead processes that are being replaced; the replacement creates their actors.
         unwanted: whether the result no longer matters: the mesh was stopped, or a heal has recreated its actors.
         everyone: the proc ids of the whole process mesh.
@@ -317,11 +317,11 @@ class Booting(Creation):
     An error that nobody reads, here or from an actor spawned there, becomes a fault too.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         targets: the processes, by base rank.
-        extent: of the mesh.
-        name: of the mesh, for errors.
-        uid: of the mesh.
+        extent: the extent of the mesh.
+        name: the name of the mesh, for errors.
+        uid: the uid of the mesh.
         unwanted: whether errors no longer matter.
     """
 

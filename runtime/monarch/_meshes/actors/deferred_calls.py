@@ -90,7 +90,7 @@ def send_later(
 
     def act() -> None:
         try:
-            # Outside the actor's context, since the actor goes on meanwhile.
+            # Outside the actor's context, since the actor continues meanwhile.
             check_alive(mesh, method)
             result = here.run(send)
         except BaseException as error:

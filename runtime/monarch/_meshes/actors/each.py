@@ -72,7 +72,7 @@ def map_items(mesh: ActorMeshLike, name: str, items: Iterable[Any]) -> Iterator[
 
     Args:
         mesh: the actors.
-        name: of the endpoint.
+        name: the name of the endpoint.
         items: taken as needed, so there may be any number.
     """
     if is_a(items, str, bytes) or not is_a(items, Iterable):

@@ -40,7 +40,7 @@ class SpawnAbort:
     """Tells the ranks of a failed spawn; runs in the receiving thread without waiting there.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         creation: the spawn.
         then: called once, when all ranks have confirmed or after a bounded time.
     """

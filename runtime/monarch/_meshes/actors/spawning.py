@@ -100,5 +100,5 @@ def check_names(cls: type) -> None:
     taken = [name for name in methods_of(cls) if not name.startswith("_") and hasattr(ActorMesh, name)]
     if taken:
         raise ArgumentError(
-            f"{cls.__name__} has an endpoint named {taken[0]!r}, which every mesh has already; give it another name"
+            f"{cls.__name__} has an endpoint named {taken[0]!r}, which every mesh already has; give it another name"
         )

@@ -64,7 +64,7 @@ def stop_soon(node: Node, peers: Sequence[Peer], react: float | None = None) -> 
     """Tell the agents of some processes that those are about to end, and to kill those that do not.
 
     Args:
-        node: of the owner.
+        node: the node of the owner.
         peers: the processes.
         react: seconds of silence after which they are killed; None for the setting.
     """

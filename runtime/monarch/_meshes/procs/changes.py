@@ -1,4 +1,4 @@
-"""One heal or resize of a mesh at a time: the next one waits for its turn; calls go on."""
+"""One heal or resize of a mesh at a time: the next one waits for its turn; calls continue."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Gener
     """Make other heals and resizes of a mesh wait while the block runs. No lock is held: see ``ProcsState.lock``.
 
     Args:
-        shared: of the mesh.
-        node: of its owner.
+        shared: the state of the mesh.
+        node: the node of its owner.
         what: the change, such as ``healed``.
         timeout: seconds to wait for a running change.
 

@@ -18,11 +18,11 @@ def progress(mesh: ProcMeshLike | ActorMeshLike, bar: str, done: float, total: f
     """Report how far long work on a mesh has come, for its views; from any thread, and cheap.
 
     Args:
-        mesh: of processes or actors.
+        mesh: a mesh of processes or actors.
         bar: name of the work, the same in each report of it.
         done: so much of the total.
         total: not positive if it is not known.
-        unit: of both.
+        unit: the unit of both.
         ended: whether the work has ended.
     """
     raise NotImplementedError

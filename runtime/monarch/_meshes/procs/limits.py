@@ -43,7 +43,7 @@ def check_room(node: Node, counts: Mapping[str, int]) -> None:
     Agents of other hosts check for themselves.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         counts: the number of ranks to start, by host id.
     """
     count = counts.get(node.host, 0)

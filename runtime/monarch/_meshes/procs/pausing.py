@@ -29,7 +29,7 @@ class HasPauses:
         return _pause(self)
 
     def resume(self) -> ValueMesh[bool]:
-        """Let paused ranks continue where they are; return for each rank whether it was paused, or was to be."""
+        """Let paused ranks continue where they are; return for each rank whether it was paused, or about to be."""
         return _resume(self)
 
     def where(self) -> ValueMesh[Position]:

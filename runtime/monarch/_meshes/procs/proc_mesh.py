@@ -238,7 +238,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         """End the processes after their actors have handled earlier messages and cleaned up.
 
         It begins at once; the returned future is done when the processes have ended. Actors end as with
-        ``ActorMesh.stop``, with the same bounds. Then threads that are no daemons, and functions of ``atexit``, get 5 s
+        ``ActorMesh.stop``, with the same bounds. Then non-daemon threads, and ``atexit`` functions, get 5 s
         each. A process is killed if its actor ignores two interrupts, or if it is silent for 3 s. `monarch.config` has
         the bounds.
 

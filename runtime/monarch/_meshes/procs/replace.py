@@ -36,8 +36,8 @@ def replace(
     """End the processes of some ranks, start new ones, and construct their actors with the original arguments.
 
     Args:
-        shared: of the process mesh.
-        node: of its owner.
+        shared: the state of the process mesh.
+        node: the node of its owner.
         ranks: the ranks to replace.
         hosts: replacements of lost hosts, by lost host.
 

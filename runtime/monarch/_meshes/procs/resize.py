@@ -180,9 +180,9 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
         raise ShapeError(f"{mesh.name} runs only on the host of its owner and cannot move; spawn it on attached hosts")
     if len(free) < missing:
         raise ShapeError(
-            f"{mesh.name} is on all of its hosts ({axes_text(mesh.extent)}); to grow along {axes[0]!r} it needs "
-            f"{missing} more: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh of other hosts, for "
-            f"example from attach_to_workers"
+            f"{mesh.name} already runs on all of its hosts ({axes_text(mesh.extent)}); to grow along {axes[0]!r} it "
+            f"needs {missing} more: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh of other hosts, "
+            f"for example from attach_to_workers"
         )
     return (*procs.hosts, *free[:missing])
 

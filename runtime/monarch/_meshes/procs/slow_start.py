@@ -23,13 +23,13 @@ _SLOW = 5
 
 
 def watch_start(node: Node, host: str, mesh: str, names: Sequence[str], bound: float) -> None:
-    """Look now and then whether processes have started, and tell once why not.
+    """Check now and then whether processes have started, and report once why not.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         host: where they start.
         mesh: name of their mesh.
-        names: of the processes.
+        names: the names of the processes.
         bound: seconds after which the caller gives up.
     """
     start = _Start(node, host, mesh, names, bound)
@@ -63,8 +63,8 @@ class _Start:
                 return
         elif self._asked is not None:
             self._tell(
-                f": the agent of host {self._host} has not answered for {FIRST:g} s; it is suspended, or the host does "
-                f"not run or cannot be reached"
+                f": the agent of host {self._host} has not answered for {FIRST:g} s; it is suspended, or the host is "
+                f"down or unreachable"
             )
             return
         else:

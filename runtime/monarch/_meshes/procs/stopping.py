@@ -15,8 +15,8 @@ def begin_stop(node: Node, state: ProcsState, reason: str, react: float, drain: 
     """Let the processes of a mesh end, unless they do already; return a future that is done when they have ended.
 
     Args:
-        node: of the owner.
-        state: of the mesh.
+        node: the node of the owner.
+        state: the state of the mesh.
         reason: for later callers.
         react: seconds of silence after which their agents kill them.
         drain: seconds for messages sent before; None for the limit of the processes.

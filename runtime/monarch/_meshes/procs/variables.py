@@ -47,7 +47,7 @@ class HasVariables:
         """Return the variable of each rank.
 
         Args:
-            name: of a variable that ``%%mesh`` cells have defined.
+            name: the name of a variable that ``%%mesh`` cells have defined.
 
         Raises:
             KeyError: ranks have no such variable.
@@ -65,7 +65,7 @@ class HasVariables:
         """Split a value along its first dimension, and set a variable of the cells to a part on each rank.
 
         Args:
-            name: of the variable.
+            name: the name of the variable.
             value: a list, tuple, range, dense tensor, array, Series or DataFrame. The sizes of the parts differ by 1 at
                 most.
 

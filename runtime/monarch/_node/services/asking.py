@@ -52,7 +52,7 @@ class Answers:
     """Asks processes for a service and handles answers one by one, even if some never come.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         procs: the processes.
         asked: the service with its arguments.
         heard: called with each answer in the receiving thread; an error is a Failure.

@@ -17,7 +17,7 @@ def ask_frame(node: NodeLike, asked: Request, port: int, view: bytes = b"") -> b
     """Return the request message for a service, for one or more processes.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         asked: the service with its arguments.
         port: the port for the answer; 0 for none.
         view: the packed view whose positions the answers name.
@@ -31,7 +31,7 @@ def send_to_all(node: NodeLike, peers: Iterable[Peer], frame: bytes, port: int =
     Those on other hosts get it by one message for each host or, with many hosts, share of hosts.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         peers: the processes.
         frame: the message.
         port: that they answer to; 0 for none.
@@ -51,7 +51,7 @@ def ask_ranks(node: NodeLike, asked: Request, port: int, peers: Iterable[Peer]) 
     """Ask processes for a service: ranks of one mesh on other hosts by one message, which goes from host to host.
 
     Args:
-        node: of this process.
+        node: the node of this process.
         asked: the service with its arguments.
         port: the port for the answers.
         peers: the processes. Answers that were folded on their way name a rank of the mesh in place of a process.

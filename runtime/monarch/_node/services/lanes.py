@@ -33,7 +33,7 @@ class Lanes:
         """Queue an action on a lane.
 
         Args:
-            name: of the lane.
+            name: the name of the lane.
             action: what to run.
             threads: how many threads the lane may have. With more than one, an action that takes longer than
                 ``STUCK_S`` no longer delays later ones.

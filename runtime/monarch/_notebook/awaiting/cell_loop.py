@@ -1,4 +1,4 @@
-"""The event loop of the cells of a rank: it lives as long as the rank, so tasks of a cell go on in later ones."""
+"""The event loop of the cells of a rank: it lives as long as the rank, so tasks of a cell continue in later ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class CellLoop:
             if task.done():
                 raise
             interrupt = error
-        # The awaited coroutine is canceled, and runs its finally; tasks beside it go on later.
+        # The awaited coroutine is canceled, and runs its finally; tasks beside it continue later.
         task.cancel()
         try:
             with contextlib.suppress(Exception, asyncio.CancelledError):

@@ -40,9 +40,9 @@ def pack(namespace: Namespace, source: str, name: str) -> Packed:
     """Return the variables of this rank that a cell uses.
 
     Args:
-        namespace: of the rank.
+        namespace: the namespace of the rank.
         source: code of the cell.
-        name: of the cell.
+        name: the name of the cell.
     """
     used = _names_in(compile(source, name, "exec"))
     variables = {key: value for key, value in namespace.variables.items() if key in used and not key.startswith("__")}
@@ -120,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):
         if obj.layout is not torch.strided:
             raise TypeError(f"tensors of layout {obj.layout} are not simulated")
         if obj.grad_fn is not None:
-            raise TypeError("autograd has computed it; use detach()")
+            raise TypeError("autograd has computed it, so it is not a leaf tensor; use detach()")
         storage = obj.untyped_storage()
         key = storage.data_ptr() or id(storage)
         return _made, (

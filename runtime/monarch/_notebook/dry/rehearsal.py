@@ -28,7 +28,7 @@ class Rehearsed(NamedTuple):
         forecast: its figures; None if it was not simulated.
         failure: why not, as a NotSimulated.
         output: what it has printed.
-        lines: of the program, by the numbers in the forecast.
+        lines: the lines of the program, by the numbers in the forecast.
     """
 
     forecast: Any
@@ -55,7 +55,7 @@ class Rehearsal(Actor):
 
         Args:
             source: code of the cell.
-            name: of the cell.
+            name: the name of the cell.
             packed: the variables that it uses.
             world: the devices.
         """

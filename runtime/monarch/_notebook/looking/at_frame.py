@@ -18,8 +18,8 @@ from monarch._procs.zygote.user_forks import leave_if_forked
 PATIENCE = 5.0
 """Seconds for what runs in a frame."""
 MOST_CALLERS = 1000
-LATE = "the expression has not ended after 5 s and still runs; %mesh interrupt ends it"
-_LATE_BESIDE = "the expression has not ended after 5 s and still runs, beside the code of the rank"
+LATE = "the expression is still running after 5 s; %mesh interrupt ends it"
+_LATE_BESIDE = "the expression is still running after 5 s, alongside the code of the rank"
 _BUSY = "an earlier expression still runs here"
 RESUMED = "the rank was resumed before it could evaluate this"
 
@@ -43,7 +43,7 @@ def scope_of(level: int, frame: FrameType | None) -> Scope:
     """Return the variables of a frame.
 
     Args:
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
         frame: the innermost one of a stack.
 
     Raises:
@@ -52,7 +52,7 @@ def scope_of(level: int, frame: FrameType | None) -> Scope:
     frames = users_frames(frame)
     if level and level >= len(frames):
         callers = max(0, len(frames) - 1)
-        raise LookupError(f"the code has {callers} caller{'s' * (callers != 1)} here, so --up takes up to {callers}")
+        raise LookupError(f"the code has {callers} caller{'s' * (callers != 1)} here, so --up takes at most {callers}")
     if not frames:
         names = sys.modules["__main__"].__dict__
         return Scope(names, names, None)
@@ -71,7 +71,7 @@ def look(level: int, read: Callable[[Scope], Any]) -> tuple[bool, Any]:
     """Run something in a frame; return whether it has ended well, and what it returns, or the error as text.
 
     Args:
-        level: of the frame; see ``scope_of``.
+        level: the level of the frame; see ``scope_of``.
         read: runs there, with its variables.
     """
     looking = _Look(level, read)
@@ -137,7 +137,7 @@ class _Look:
             # SystemExit too: it is of the expression, not of the paused code.
             self.answer = text_of(error)
         finally:
-            # A fork that the expression has made would go on with the code.
+            # A fork that the expression has made would continue with the code.
             leave_if_forked()
 
 

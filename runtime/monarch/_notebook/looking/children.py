@@ -105,7 +105,7 @@ def replace_child(value: Any, name: str, new: Any) -> None:
 
     Args:
         value: the whole.
-        name: of the part, as ``children_of`` gives it.
+        name: the name of the part, as ``children_of`` gives it.
         new: the new part.
 
     Raises:

@@ -29,9 +29,9 @@ def begin(name: str, source: str, level: int) -> tuple[bool, Begun | str]:
     """Service: evaluate an expression, and return a hash of its value; or the error.
 
     Args:
-        name: of the comparison; the value is held until ``end``.
+        name: the name of the comparison; the value is held until ``end``.
         source: the expression.
-        level: of the frame in which it is evaluated; see ``scope_of``.
+        level: the level of the frame in which it is evaluated; see ``scope_of``.
     """
     ok, value = look(level, lambda scope: scope.value_of(source))
     if not ok:

@@ -40,7 +40,7 @@ def compared(procs: Procs, ranks: Iterable[int], expression: str, up: int = 0, f
 
     Args:
         procs: the processes of the ranks.
-        ranks: of the mesh.
+        ranks: the ranks of the mesh.
         expression: in Python.
         up: callers to go outward from the innermost frame of the user's code.
         force: whether to call functions that wait for other ranks.
@@ -73,7 +73,7 @@ class _Asking:
 
     Args:
         procs: the processes of the ranks.
-        name: of the comparison.
+        name: the name of the comparison.
     """
 
     def __init__(self, procs: Procs, name: str) -> None:
@@ -81,7 +81,7 @@ class _Asking:
         self.name = name
 
     def difference(self, first: list[int], other: list[int]) -> Difference:
-        """Return how two groups of ranks differ, of which each agrees."""
+        """Return how two groups of ranks differ; the ranks of each group agree."""
         pair = first[0], other[0]
         try:
             ours, theirs = ([Part(*each) for each in some] for some in self._both(pair, request(parts_here, self.name)))

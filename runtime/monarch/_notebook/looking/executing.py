@@ -18,7 +18,7 @@ def execute_here(source: str, level: int) -> tuple[bool, str]:
 
     Args:
         source: the statements.
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
     """
     if not gate.is_paused() and failed.frame() is None:
         return False, NOT_PAUSED

@@ -39,7 +39,7 @@ Row = tuple[str, str, str, int, int, "tuple[str, Any] | None", str]
 expression of the whole in an expression for it."""
 
 _kept: OrderedDict[int, Any] = OrderedDict()
-"""Values of expressions whose parts may be asked for, until the rank goes on. Single operations, by any thread."""
+"""Values of expressions whose parts may be asked for, until the rank continues. Single operations, by any thread."""
 _numbers = count(1)
 
 
@@ -63,11 +63,11 @@ def children_here(
     """Service: return the parts of a value, or an error.
 
     Args:
-        level: of the frame; see ``scope_of``.
+        level: the level of the frame; see ``scope_of``.
         root: LOCALS or GLOBALS of the frame, or KEPT for the value of an expression.
-        key: of that value.
+        key: the key of that value.
         path: the steps from there to the value; empty for the variables themselves.
-        start: of the parts with an index, the first one.
+        start: the index of the first part, for parts with an index.
         most: how many; 0 for the first 500.
         kind: INDEXED or NAMED for the parts that have an index or a name; empty for both.
     """
@@ -93,7 +93,7 @@ def evaluate_here(level: int, source: str, context: str, raw: bool = False) -> t
     """Service: evaluate an expression, or run statements; return the value and its key, or the error.
 
     Args:
-        level: of the frame; see ``scope_of``.
+        level: the level of the frame; see ``scope_of``.
         source: the code.
         context: ``repl`` runs statements too; ``clipboard`` gives the whole text of a value.
         raw: whether the text of a string is the string itself, and whole.
@@ -124,11 +124,11 @@ def set_here(level: int, root: str, key: int, path: Path, name: str, source: str
     """Service: give a variable, or a part of a value, the value of an expression; return that, or an error.
 
     Args:
-        level: of the frame; see ``scope_of``.
+        level: the level of the frame; see ``scope_of``.
         root: as for ``children_here``, with ``key`` and ``path``.
         key: see there.
         path: to the whole; empty for a variable.
-        name: of the variable or part.
+        name: the name of the variable or part.
         source: the expression.
     """
 

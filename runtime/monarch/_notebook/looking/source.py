@@ -21,7 +21,7 @@ def lines_here(level: int, whole: bool, around: int) -> Packed | str:
     """Service: return file, current line, first line, lines and names of arguments; or why there are none.
 
     Args:
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
         whole: all lines of the function, instead of some around the current one.
         around: a line to show instead of the current one; 0 for that.
     """

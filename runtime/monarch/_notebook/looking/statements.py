@@ -27,8 +27,8 @@ def run_here(source: str, name: str, level: int, sink: Any, caller: str, typed: 
 
     Args:
         source: the code.
-        name: of its frames in tracebacks, such as ``cell [12]``.
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        name: the name of its frames in tracebacks, such as ``cell [12]``.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
         sink: a Port for what it displays; prints are sent as output of a call that waits there.
         caller: the proc of that port.
         typed: its text as typed, if that has magics.

@@ -20,8 +20,8 @@ def variables_at(level: int, patterns: list[str]) -> Packed:
     """Service: return the line of a frame, how many of its variables match, and the first of them; or an error and -1.
 
     Args:
-        level: of the frame: 0 for the innermost one of the user's code, 1 for its caller.
-        patterns: of names; all if there are none.
+        level: the level of the frame: 0 for the innermost one of the user's code, 1 for its caller.
+        patterns: patterns of names; all if there are none.
     """
     try:
         scope = scope_of(level, innermost())

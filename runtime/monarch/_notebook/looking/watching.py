@@ -12,11 +12,11 @@ def watch_here(key: str, source: str, level: int, every: int, count: int) -> tup
     """Service: watch the value of an expression; return whether it can be watched, and what it is or the error.
 
     Args:
-        key: of the watch, the same on all ranks.
+        key: the key of the watch, the same on all ranks.
         source: the expression, which is its name too.
-        level: of the frame in which it is evaluated; see ``scope_of``.
+        level: the level of the frame in which it is evaluated; see ``scope_of``.
         every: steps between two comparisons.
-        count: of the ranks that are compared.
+        count: the number of ranks that are compared.
     """
     return look(level, lambda scope: begin(key, source, scope.value_of(source), every, count))
 

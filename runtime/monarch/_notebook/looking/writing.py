@@ -18,7 +18,7 @@ def write_back(frame: FrameType, source: str, before: dict[str, Any], after: dic
     """Give the frame of a function the variables that some code has changed in a copy of them.
 
     Args:
-        frame: of the function, which is not running just now.
+        frame: the frame of the function, which is not running just now.
         source: the code, which may declare names to be global.
         before: its variables before the code has run.
         after: those afterwards.
@@ -49,7 +49,7 @@ def write_locals(frame: FrameType, changed: dict[str, Any], deleted: set[str]) -
     """Set and delete local variables; names that the function does not have are kept for later looks at the frame.
 
     Args:
-        frame: of the function, which is not running just now.
+        frame: the frame of the function, which is not running just now.
         changed: new values by name.
         deleted: names; from Python 3.13 on they are kept, since a frame cannot lose variables.
     """

@@ -60,7 +60,7 @@ def capturing(display: Display, kept: set[str]) -> Generator[Captured]:
     """Capture output in the block.
 
     Args:
-        display: of the cell.
+        display: the display of the cell.
         kept: the parts that are captured: ``stdout``, ``stderr``, ``display``.
     """
     captured = Captured()

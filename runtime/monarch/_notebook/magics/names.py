@@ -29,8 +29,8 @@ _INSTEAD = {
     "autoreload": "%mesh reload runs an edited module again on all ranks",
     "load_ext": "extensions work in notebook cells only; instead of autoreload, %mesh reload runs a module again",
     "pdb": "pause ranks with breakpoint(); after an error, run %mesh debug in a notebook cell",
-    "javascript": "it works in a cell of the notebook",
-    "js": "it works in a cell of the notebook",
+    "javascript": "use it in a cell of the notebook",
+    "js": "use it in a cell of the notebook",
     "debug": "after an error, run %mesh debug in a notebook cell",
     "run": "%mesh run FILE runs a script on the ranks",
 }
@@ -41,7 +41,7 @@ def why_missing(name: str, cell: bool = False) -> str:
     """Return why a rank does not run a magic, and what to do; empty if it does.
 
     Args:
-        name: of the magic, without percent signs.
+        name: the name of the magic, without percent signs.
         cell: whether it is a cell magic.
     """
     sign, known = ("%%", CELL) if cell else ("%", LINE)

@@ -11,7 +11,7 @@ def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
     """Return the leading options of a line, and the rest as typed.
 
     Args:
-        line: of the magic.
+        line: the line of the magic.
         known: letters of the options; a colon follows those with a number, an equals sign those with a word.
 
     Raises:

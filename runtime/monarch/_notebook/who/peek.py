@@ -1,4 +1,4 @@
-"""A look into a rank that goes on meanwhile: the stack of its main thread, and its tensors. No user code runs."""
+"""A look into a rank that continues meanwhile: the stack of its main thread, and its tensors. No user code runs."""
 
 from __future__ import annotations
 

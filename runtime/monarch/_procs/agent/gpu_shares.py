@@ -42,7 +42,7 @@ class GpuShares:
         """Return all GPUs in the order of a mesh, the least used ones first.
 
         Args:
-            uid: of the mesh; a known one with the same GPUs keeps its order.
+            uid: the uid of the mesh; a known one with the same GPUs keeps its order.
             title: its name.
             names: the GPUs that its ranks may use.
             count: how many ranks it has on this host.

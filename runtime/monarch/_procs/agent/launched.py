@@ -46,7 +46,7 @@ def main(config: bytes) -> int:
         environ=environ,
         restore=restore,
     )
-    # None from the agent of a detached mesh, which goes on in a child.
+    # None from the agent of a detached mesh, which continues in a child.
     return importlib.import_module(wanted.module).serve_fork(bytes(wanted.config), zygote) or 0
 
 

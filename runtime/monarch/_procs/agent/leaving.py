@@ -18,7 +18,7 @@ class Leaving:
     """The notice that the host is taken back.
 
     Args:
-        config: of the agent.
+        config: the config of the agent.
         host: its id.
         later: calls a function after some seconds.
         tell: sends a message to the controller; returns whether there is one.

@@ -52,7 +52,7 @@ class Ordering:
 
         Args:
             src: the sender.
-            number: of the message, from 1; 0 for a message that may be handled at any time.
+            number: the number of the message, from 1; 0 for a message that may be handled at any time.
             handle: raises nothing.
         """
         if not number:

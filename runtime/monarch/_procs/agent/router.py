@@ -22,7 +22,7 @@ class Router:
     Args:
         context: that of this process.
         proc: id of the agent, ``<host id>/agent``.
-        folder: of the ipc sockets of this host.
+        folder: the folder of the ipc sockets of this host.
         keys: its key pair, for tcp.
         lease: seconds of silence after which another host counts as lost.
     """

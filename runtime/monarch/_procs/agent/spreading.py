@@ -59,8 +59,8 @@ class Spreading:
     """The messages that an agent passes on, and the replies that it sends back.
 
     Args:
-        router: of the agent.
-        uplink: of the agent; answers do not overtake what goes by it.
+        router: the router of the agent.
+        uplink: the uplink of the agent; answers do not overtake what goes by it.
         later: runs a function after some seconds.
         handle: handles the frames of a message.
         failed: reports frames that could not be handled.

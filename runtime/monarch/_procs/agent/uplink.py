@@ -45,7 +45,7 @@ class Uplink:
     """Sends some messages of an agent to the program by way of another agent. Used by the agent's one thread.
 
     Args:
-        router: of the agent.
+        router: the router of the agent.
         later: runs a function after some seconds.
         ended: called when the program gives no word for long, after the way to it was lost.
     """
@@ -94,7 +94,7 @@ class Uplink:
 
     @property
     def via(self) -> str:
-        """The agent by way of which messages go; empty if they go straight."""
+        """The agent that forwards messages; empty if they go directly."""
         return self._next or self._via
 
     def _count(self) -> int:
@@ -145,7 +145,7 @@ class Uplink:
             self._router.post(dst, frames)
 
     def before_answers(self, via: str) -> None:
-        """Let nothing be overtaken by answers that go by way of an agent."""
+        """Keep answers that go through an agent from overtaking anything."""
         if via != self._via:
             self._settle()
 
@@ -194,7 +194,7 @@ class Uplink:
     # The way
 
     def on_uplink(self, uplink: m.Uplink) -> None:
-        """Follow the program, which has told another way."""
+        """Use the new route that the program has announced."""
         if uplink.src == self._dst and uplink.turn == self._turn and uplink.via == (self._next or self._via):
             return
         if uplink.src != self._dst:
@@ -328,7 +328,7 @@ class Uplink:
         self._settle()
 
     def reset(self) -> None:
-        """Forget the program, which is gone, and what it has not taken."""
+        """Forget the program, which has ended, and the messages that it has not taken."""
         self._dst = self._via = self._next = ""
         self._hangs = self.hung = self.orphan = False
         self._turn = self._probe = 0

@@ -43,13 +43,13 @@ def _expand(text: str) -> list[str]:
     match = _RANGE.fullmatch(text)
     if match is None:
         if "[" in text and "://" not in text:
-            raise ArgumentError(f"cannot read the host names {text!r}; expected a list such as node[01-03],login")
+            raise ArgumentError(f"cannot parse the host names {text!r}; expected a list such as node[01-03],login")
         return [text]
     names: list[str] = []
     for item in match[2].split(","):
         first, dash, last = item.partition("-")
         if not first or (dash and (not last or int(last) < int(first) or int(last) - int(first) > _MOST)):
-            raise ArgumentError(f"cannot read the host names {text!r}; expected a range such as node[01-03]")
+            raise ArgumentError(f"cannot parse the host names {text!r}; expected a range such as node[01-03]")
         for number in range(int(first), int(last or first) + 1):
             names += [f"{match[1]}{number:0{len(first)}d}{rest}" for rest in _expand(match[3])]
     return names
@@ -74,7 +74,7 @@ def read_hostfile(path: str) -> list[HostEntry]:
             options = dict(word.split("=", 1) for word in words[1:] if "=" in word)
             entries += [HostEntry(name, options.get("python", "")) for name in expand_names(words[0])]
     if not entries:
-        raise ArgumentError(f"the host file {path!r} names no host")
+        raise ArgumentError(f"the host file {path!r} lists no hosts")
     return entries
 
 
@@ -87,6 +87,6 @@ def check_hosts(entries: Sequence[HostEntry]) -> None:
     names = [entry.name for entry in entries]
     for name in names:
         if not name or name.startswith("-") or any(char.isspace() for char in name):
-            raise ArgumentError(f"{name!r} is not a name of a host")
+            raise ArgumentError(f"{name!r} is not a valid host name")
     if len({*names}) < len(names):
         raise ArgumentError(f"host {max(names, key=names.count)!r} appears twice")

@@ -66,14 +66,14 @@ class KubernetesLauncher:
     """Hosts that are pods.
 
     Attributes:
-        image: of the containers: a Python with torch and the runtime's other dependencies.
+        image: the image of the containers: a Python with torch and the runtime's other dependencies.
         count: the number of hosts if the request names none.
         namespace, context: as of kubectl; empty for those of its configuration.
         python: the Python in the image.
         resources: requests and limits of each pod, such as ``{"nvidia.com/gpu": 8}``.
         node_selector, tolerations, volumes, volume_mounts: as in a pod.
         labels: further labels of the job and its pods.
-        service_account: of the pods.
+        service_account: the service account of the pods.
         pod_template: a pod template with anything else; its first container is the host's.
         job_name: the name of the job, before a number.
         jobset: whether to create a JobSet; None for yes if the cluster has them.
@@ -219,8 +219,8 @@ class KubernetesLaunch:
             self._joined = time.monotonic()
         if self._joined and time.monotonic() > self._joined + _UNCLAIMED_S:
             raise SpawnError(
-                f"job {self.name}: fewer than {self.expected} pods run {_UNCLAIMED_S / 60:g} min after the first; "
-                f"request fewer, or set at_least to start with some of them"
+                f"job {self.name}: fewer than {self.expected} pods are running {_UNCLAIMED_S / 60:g} min after the "
+                f"first; request fewer, or set at_least to start with some of them"
             )
         return news
 

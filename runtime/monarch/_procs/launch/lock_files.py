@@ -43,7 +43,7 @@ def packages_of(path: str) -> dict[str, Any]:
         text = _of_pylock(file)
     elif file.suffix in (".yml", ".yaml"):
         raise ArgumentError(
-            f"packages: {file.name} is a lock file of conda; pack that environment with conda-pack, and pass the "
+            f"packages: {file.name} is a conda lock file; pack that environment with conda-pack, and pass the "
             f"archive: packages=env.tar.gz"
         )
     else:

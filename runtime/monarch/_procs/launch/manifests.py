@@ -47,13 +47,13 @@ def job(
     Args:
         name: its name.
         count: the number of pods.
-        image: of the container.
+        image: the image of the container.
         python: its Python.
         jobset: whether it is a JobSet.
         resources: requests of the container and equal limits, such as ``{"nvidia.com/gpu": 8}``.
         node_selector, tolerations, volumes, volume_mounts: as in a pod.
         labels: further labels of the job and its pods.
-        service_account: of the pods.
+        service_account: the service account of the pods.
         pod_template: a pod template with anything else, which the other arguments add to.
         time_limit: seconds until Kubernetes ends the job; 0 for no limit.
         parts: the number of ConfigMaps with the runtime.
@@ -154,7 +154,7 @@ def dependents(owner: Mapping[str, Any], uid: str, order: Order) -> dict[str, An
 
     Args:
         owner: the job.
-        uid: of the job.
+        uid: the uid of the job.
         order: what the pods start with.
     """
     name = owner["metadata"]["name"]

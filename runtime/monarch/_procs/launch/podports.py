@@ -33,7 +33,7 @@ code=$?
 kill $! 2> /dev/null
 exit $code
 """
-"""Runs its arguments until they end, or a line or the end comes on standard input, also if this program is killed."""
+"""Runs its arguments until they end, or a line or the end comes on standard input, even if this program is killed."""
 _FORWARDED = re.compile(r"127\.0\.0\.1:(\d+) ->")
 
 
@@ -131,7 +131,7 @@ class _Command:
             time.sleep(_LOOK_S)
 
     def error_text(self) -> str:
-        """Return the end of what it has printed on standard error."""
+        """Return the last lines that kubectl has printed on standard error."""
         return read_tail(self._errors, _TAIL).data.decode(errors="replace").strip()
 
     def hang_up(self) -> None:

@@ -82,7 +82,7 @@ class ProcessLaunch:
         self._waiting = list(range(count))
 
     def watch(self, timeout: float) -> Sequence[News]:
-        """Return what the next agent says; agents of this machine always say something."""
+        """Return the report of the next agent; agents of this machine always report."""
         if not self._waiting:
             return []
         index = self._waiting.pop(0)

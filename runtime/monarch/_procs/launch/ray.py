@@ -46,7 +46,7 @@ class RayLauncher:
 
     Attributes:
         count: the number of hosts if the request names none.
-        address: of the cluster: ``auto``, ``ray://head:10001``, or ``local`` to start one here.
+        address: the address of the cluster: ``auto``, ``ray://head:10001``, or ``local`` to start one here.
         cpus, gpus: to reserve on each host.
         resources: further resources to reserve on each host, by name.
         port: the port of each host's agent; 0 for a free one.

@@ -47,7 +47,7 @@ class Relay:
         return kind, number, await self._reader.readexactly(size)
 
     async def carry(self, number: int, reader: asyncio.StreamReader) -> None:
-        """Send what a connection says until its end."""
+        """Send the bytes of a connection until its end."""
         try:
             data = await reader.read(_CHUNK)
             while data:

@@ -114,7 +114,7 @@ class SSHLauncher:
         return [self.ssh, "-T", *(("-F", self.config) if self.config else ()), *more, *pairs]
 
     def remote_command(self, entry: HostEntry) -> str:
-        """Return what the shell of a host runs. It has no secret, since others there can read it."""
+        """Return the command for the shell of a host. It has no secret, because others there can read it."""
         python = entry.python or self.python
         candidates = [python] if python else [sys.executable, "python3"]
         names = " ".join(path for path in candidates if SAFE_PATH.fullmatch(path))

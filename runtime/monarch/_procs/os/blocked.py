@@ -61,7 +61,7 @@ def blocked(ident: int) -> Blocked:
     """Return what a thread waits in.
 
     Args:
-        ident: of the thread, as ``threading.get_ident`` returns it.
+        ident: the ident of the thread, as ``threading.get_ident`` returns it.
     """
     tid = _tid(ident)
     if tid is None or _CALLS is None:
@@ -91,7 +91,7 @@ def call_number(path: str) -> tuple[int, int]:
     """Return the number of the system call that a thread is in, and its first argument; -1 if it is in none.
 
     Args:
-        path: of its file ``syscall`` in /proc.
+        path: the path of its file ``syscall`` in /proc.
     """
     return _system_call(path)[:2]
 
@@ -232,7 +232,7 @@ def system_call(ident: int) -> Call | None:
     """Return the kind of the system call that a thread is in; None for others, or if it is in none.
 
     Args:
-        ident: of the thread, as ``threading.get_ident`` returns it.
+        ident: the ident of the thread, as ``threading.get_ident`` returns it.
     """
     return kind_of_call(call_number(f"/proc/self/task/{_tid(ident)}/syscall")[0])
 

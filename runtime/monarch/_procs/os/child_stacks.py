@@ -53,7 +53,7 @@ def _serve() -> None:
 
 
 def made(kind: Any) -> Any:
-    """Return a new object, of which this spawned process is made, and serve the stack of this process."""
+    """Return a new object that this spawned process is made from, and serve the stack of this process."""
     serve()
     return kind.__new__(kind)
 

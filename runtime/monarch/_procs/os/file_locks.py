@@ -21,8 +21,8 @@ def holders_in(lines: Iterable[str], pid: int) -> Iterator[int]:
     """Yield the pids that hold the locks that a process waits for.
 
     Args:
-        lines: of ``/proc/locks``. Waiters follow their holder, and have its number.
-        pid: of the process that waits.
+        lines: the lines of ``/proc/locks``. Waiters follow their holder, and have its number.
+        pid: the pid of the process that waits.
     """
     holder = 0
     for line in lines:

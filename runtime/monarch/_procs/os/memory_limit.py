@@ -12,7 +12,7 @@ NEED = 96 << 20
 
 
 def check_memory() -> None:
-    """Refuse to go on if this process may take too little more memory for a session; takes none.
+    """Refuse to continue if this process may not allocate enough memory for a session. Allocates none.
 
     Raises:
         LimitError: with what the limit is.
@@ -24,8 +24,8 @@ def check_memory() -> None:
         mmap.mmap(-1, NEED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError as error:
         raise LimitError(
-            f"cannot start a session: this process may take {limit >> 20} MiB of memory (ulimit -v), and less than "
-            f"{NEED >> 20} MiB of them are left; raise the limit before the program starts",
+            f"cannot start a session: this process may use {limit >> 20} MiB of memory (ulimit -v), and less than "
+            f"{NEED >> 20} MiB of it is left; raise the limit before the program starts",
             limit=limit,
             need=NEED,
         ) from error

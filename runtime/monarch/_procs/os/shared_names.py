@@ -24,7 +24,7 @@ def keep_names(folder: str, proc: str) -> None:
     """Record the names that this process and its forks register with multiprocessing's resource tracker.
 
     Args:
-        folder: of the session.
+        folder: the folder of the session.
         proc: this process.
     """
     from multiprocessing.resource_tracker import ResourceTracker
@@ -58,7 +58,7 @@ def remove_names(folder: str, living: Collection[str] = (), memory: str = FOLDER
     """Remove the leftovers of dead processes; call it when their trackers have ended.
 
     Args:
-        folder: of the session.
+        folder: the folder of the session.
         living: processes that keep theirs.
         memory: folder of the system's names.
     """

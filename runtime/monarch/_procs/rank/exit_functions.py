@@ -28,7 +28,7 @@ def begin() -> None:
 
 
 def join_threads() -> None:
-    """Wait for the threads that are no daemons, after those of thread pools were told to end; in the main thread."""
+    """Wait for the non-daemon threads, after those of thread pools were told to end; in the main thread."""
     _threading._shutdown()
 
 

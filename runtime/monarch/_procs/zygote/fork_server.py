@@ -5,7 +5,7 @@ socket, and a Setting on its standard input. It imports nothing large itself: it
 each for one connection. A connection stands for a session; when none is left the server ends.
 
 Agents are children of the server, and do not end with it. The descendants of a killed agent come to the server, which
-is its subreaper; it ends them, and removes the folder of a session whose controller is dead too, also if there was no
+is its subreaper; it ends them, and removes the folder of a session whose controller is dead too, even if there was no
 agent yet. An agent whose connection ends is ended soon, unless it was requested to stay.
 """
 

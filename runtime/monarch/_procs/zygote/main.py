@@ -233,7 +233,7 @@ def _preload(setup: Setup) -> Ready:
 def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
     if len(fds) != 2 * len(request.ranks):
         # The kernel drops descriptors at the limit of open files.
-        reason = f"{len(fds)} of {2 * len(request.ranks)} descriptors arrived; is the limit of open files too low?"
+        reason = f"{len(fds)} of {2 * len(request.ranks)} descriptors arrived; the open file limit may be too low"
         _send(agent, Failed(request.token, reason, []))
         return
     try:

@@ -27,7 +27,7 @@ class Successor:
     """The successor, as the zygote sees it.
 
     Args:
-        pid: of the fork.
+        pid: the pid of the fork.
         done: a descriptor, readable once it has imported all, or has failed.
         go: the reverse direction: a byte makes it take over.
     """

@@ -38,7 +38,7 @@ def find_files(pattern: str, values: dict[str, int]) -> list[Found]:
 
     Args:
         pattern: may begin with ``~``, and contain names in braces.
-        values: of the names, such as ``rank``.
+        values: the values of the names, such as ``rank``.
     """
     path = os.path.expanduser(filled(pattern, values))
     # A file with a name such as "a[1].pt" is no pattern.
@@ -108,7 +108,7 @@ def write_piece(path: str, offset: int, data: bytes, last: bool, key: str) -> st
         offset: in the file, in bytes.
         data: the piece.
         last: whether the file ends with it.
-        key: of the request.
+        key: the key of the request.
     """
     target = os.path.abspath(os.path.expanduser(path))
     if not is_first(key):

@@ -48,7 +48,7 @@ _CLOSING = 5.0
 def shell(host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir: str | None = None) -> int:
     """Run an interactive shell on a host, in the terminal of this program; return its exit code.
 
-    All keys go to the shell, also Ctrl-C. Enter, ``~`` and ``.`` end a shell whose host does not answer.
+    All keys go to the shell, including Ctrl-C. Enter, ``~`` and ``.`` end a shell whose host does not answer.
 
     Args:
         host_mesh: one host, such as ``hosts.slice(hosts=2)``.

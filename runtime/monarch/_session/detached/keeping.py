@@ -45,7 +45,7 @@ def keep(
         on: a launcher, such as ``slurm`` or ``ssh:node[1-4]``, as for ``%mesh up --on``; empty for this machine. A
             process on this machine then holds the hosts, until the mesh ends or its lease does.
         hosts: how many hosts of the launcher; 0 for all that it names.
-        options: of the launcher, by name.
+        options: the options of the launcher, by name.
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
         tell: called with a line at each step of the wait for the hosts, and whether it matters after it.
 
@@ -67,7 +67,7 @@ def keep(
     config.name, config.seconds, config.lease = name, seconds, node.hosts.lease
     if not on:
         if hosts or options:
-            raise ArgumentError("hosts and options are those of a launcher; expected on, such as on='slurm'")
+            raise ArgumentError("hosts and options need a launcher; pass on, such as on='slurm'")
         return _keep_here(config)
     launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:
@@ -87,7 +87,7 @@ def _hold(order: HoldOrder) -> HeldLaunch:
     try:
         msgspec.msgpack.encode(order.options)
     except TypeError as error:
-        raise ArgumentError(f"options: expected numbers, texts, lists and dicts: {error}") from error
+        raise ArgumentError(f"options: expected numbers, strings, lists and dicts: {error}") from error
     return hold(order)
 
 

@@ -198,7 +198,7 @@ def need_program() -> Session:
 
 
 def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
-    """Become the controller of a detached mesh, and return what the agents of its hosts tell of it.
+    """Become the controller of a detached mesh, and return the reports of the agents of its hosts.
 
     Args:
         record: its record.
@@ -323,7 +323,7 @@ def _greet(
         except SpawnError:
             raise SpawnError(
                 f"its agent at {host.address} is there, but has not answered for {PATIENCE_S:g} s; it may be stopped, "
-                f"or its machine busy: attach the mesh again when it is not"
+                f"or its machine busy; attach the mesh again later"
             ) from None
         listening = msgspec.structs.replace(listening, peer_address=joined.listening.peer_address)
     if host_of(listening.src) != host.id:
@@ -336,7 +336,7 @@ def _gone(record: Record, launch: HeldLaunch | None, problems: Sequence[str]) ->
     if launch is not None:
         launch.end()
         return NoDetachedMeshError(
-            f"detached mesh {record.name!r} has ended, since none of its hosts answers: {'; '.join(problems)}"
+            f"detached mesh {record.name!r} has ended, because none of its hosts answers: {'; '.join(problems)}"
         )
     return NoDetachedMeshError(
         f"the detached mesh {record.name!r} did not answer at {record.hosts[0].address} within {PATIENCE_S:g} s; its "

@@ -41,9 +41,9 @@ class KubernetesJob(JobTrait):
     """A job on pods of a Kubernetes cluster, which this package starts as a Job or a JobSet by ``kubectl``.
 
     Args:
-        namespace: of the pods.
+        namespace: the namespace of the pods.
         timeout: the most seconds to wait for them; None to wait without a limit.
-        kubeconfig: of kubectl.
+        kubeconfig: the kubeconfig of kubectl.
         attach_to: ignored: outside the cluster, kubectl forwards the ports.
     """
 
@@ -79,12 +79,12 @@ class KubernetesJob(JobTrait):
         """Add a mesh of hosts, each in a pod.
 
         Args:
-            name: of the mesh.
+            name: the name of the mesh.
             num_replicas: its number of hosts.
             label_selector: must be None, since pods of others are not supported.
             pod_rank_label: likewise the default.
             image_spec: the image of the pods; the same for all meshes of a job.
-            port: of each host's agent; likewise.
+            port: the port of each host's agent; likewise.
             pod_template: in place of an image, a template of the pods, as a mapping; likewise.
             labels: further labels of the job and its pods.
             annotations: must be None; a template has those of the pods.
@@ -94,8 +94,8 @@ class KubernetesJob(JobTrait):
         """
         if label_selector is not None or pod_rank_label != _POD_RANK or annotations is not None:
             raise ArgumentError(
-                "add_mesh: label_selector, pod_rank_label and annotations are not supported, since the job starts its "
-                "pods; give image_spec or pod_template, or run 'python -m monarch.worker' in pods of yours and use "
+                "add_mesh: label_selector, pod_rank_label and annotations are not supported, because the job starts "
+                "its pods; give image_spec or pod_template, or run 'python -m monarch.worker' in your own pods and use "
                 "monarch.actor.attach_to_workers"
             )
         if (image_spec is None) == (pod_template is None):
@@ -103,7 +103,7 @@ class KubernetesJob(JobTrait):
                 'add_mesh: expected either image_spec or pod_template, as in image_spec=ImageSpec("registry/image:tag")'
             )
         if name in self.meshes:
-            raise ArgumentError(f"add_mesh: the job has a mesh {name!r} already")
+            raise ArgumentError(f"add_mesh: the job already has a mesh {name!r}")
         if type(num_replicas) is not int or num_replicas < 1:
             raise ArgumentError(f"add_mesh: expected a number of hosts of at least 1, got {num_replicas!r}")
         pod = _pod_of(image_spec, pod_template, port)

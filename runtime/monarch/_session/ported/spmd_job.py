@@ -73,8 +73,8 @@ def serve(
     if not is_a(appdef, list) and not is_a(appdef, tuple):
         raise ArgumentError(
             f"serve: expected a torchrun command as a list of words, got {type(appdef).__name__}; for several "
-            f"machines, start hosts with monarch.job.SlurmJob, SSHJob or KubernetesJob, and run the script by "
-            f"monarch.spmd.SPMDActor"
+            f"machines, start hosts with monarch.job.SlurmJob, SSHJob or KubernetesJob, and run the script "
+            f"with monarch.spmd.SPMDActor"
         )
     return SPMDJob(appdef, env)
 
@@ -123,10 +123,10 @@ def _parse_torchrun(words: list[str]) -> tuple[list[str], int]:
     if found.nnodes not in ("1", "1:1"):
         raise ArgumentError(
             f"--nnodes={found.nnodes}: expected 1, as the job runs on this machine; for several, start hosts with "
-            f"monarch.job.SlurmJob, SSHJob or KubernetesJob and run the script by monarch.spmd.SPMDActor"
+            f"monarch.job.SlurmJob, SSHJob or KubernetesJob and run the script with monarch.spmd.SPMDActor"
         )
     if found.no_python:
-        raise ArgumentError("--no-python is not supported: the script runs in processes of Python")
+        raise ArgumentError("--no-python is not supported: the script runs in Python processes")
     if not found.nproc_per_node.isdecimal() or int(found.nproc_per_node) < 1:
         raise ArgumentError(f"--nproc-per-node: expected a number, at least 1, got {found.nproc_per_node!r}")
     return [*(["-m"] if found.module else []), found.script, *found.arguments], int(found.nproc_per_node)

@@ -46,5 +46,5 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         raise ArgumentError(f"transport {transport!r} is not available here; choose 'ipc', 'tcp' or 'tcp://HOST:PORT'")
     with _lock:
         if _chosen not in (None, chosen):
-            raise RuntimeError(f"this program has chosen transport {_chosen!r}, so {transport!r} comes too late")
+            raise RuntimeError(f"this program already uses transport {_chosen!r} and cannot switch to {transport!r}")
         _chosen = chosen

@@ -29,7 +29,7 @@ class Tree:
     """Which hosts hang on which. For the receiving thread.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         watch: watches the connection to a host.
         unwatch: watches it no more.
         straightened: called with a host to which there is a connection again.
@@ -94,7 +94,7 @@ class Tree:
             self.straighten(host)
 
     def bar(self, host: str, parent: str) -> None:
-        """Let a host not hang on another one for a while, nor get messages by way of it."""
+        """Keep a host from connecting through another one for a while, and from getting messages through it."""
         now = time.monotonic()
         until, seconds = self._barred.get((host, parent), (-_APART_LONGEST, _APART / 2))
         if until > now:

@@ -24,7 +24,7 @@ class Uplinks:
     ``arrange``.
 
     Args:
-        node: of this program.
+        node: the node of this program.
         output: takes output.
         watch: watches the connection to a host.
         unwatch: watches it no more.

@@ -47,10 +47,10 @@ def checkpoint(
     keep: int = 2,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Write the state of actors to disk as a new version in a folder, while they go on working.
+    """Write the state of actors to disk as a new version in a folder, while they continue working.
 
-    Each actor copies its state into CPU memory when it reaches this call in its queue, and goes on at once; its rank
-    writes the copy in a thread. Versions are atomic: whatever dies, earlier ones stay usable. A second checkpoint to
+    Each actor copies its state into CPU memory when it reaches this call in its queue, and continues at once; its rank
+    writes the copy in a thread. Versions are atomic: whatever fails, earlier ones stay usable. A second checkpoint to
     the same folder copies the state at once and is written after the first.
     An endpoint of these actors must not wait for it, since its own actor must copy its state meanwhile.
 
@@ -61,7 +61,7 @@ def checkpoint(
             can be pickled; of a class without ``state_dict``, ``__getstate__`` if it has ``__setstate__`` too. A key of
             several ranks counts as replicated, unless it is a DTensor: one copy is kept.
         keep: how many versions stay in the folder.
-        timeout: seconds for all of it.
+        timeout: seconds in total.
 
     Returns:
         A future of the path of the complete version. Its errors: ActorError for a state that cannot be saved or a full
@@ -95,11 +95,11 @@ def restore(
 
     Args:
         mesh: actors, all of a mesh or a slice.
-        path: of the folder.
+        path: the path of the folder.
         state: the method that returns the state.
         load: the method that takes it; ``__setstate__`` as above.
         version: the name or the number of a version; None for the latest.
-        timeout: seconds for all of it.
+        timeout: seconds in total.
 
     Returns:
         The path of the version that was read. Its errors: ArgumentError if the version lacks something that the state
@@ -125,7 +125,7 @@ def folder_of(path: str | os.PathLike[str]) -> str:
     """Return an absolute path, which is the same for all ranks.
 
     Raises:
-        ArgumentError: it is no path.
+        ArgumentError: it is not a path.
     """
     if not is_a(path, str, os.PathLike):
         raise ArgumentError(f"path: expected the path of a folder, got {path!r}")
@@ -166,11 +166,11 @@ class Save:
 
     Args:
         mesh: the actors.
-        path: of the folder.
+        path: the path of the folder.
         state: the method that returns the state, or a function as ``module:name`` that gets the actor.
         args: more arguments of it.
         keep: how many versions stay.
-        timeout: seconds for all of it.
+        timeout: seconds in total.
         by_content: whether values under one key that differ between ranks are all kept.
     """
 
@@ -269,7 +269,7 @@ def _steps(
     Args:
         mesh: its actors.
         what: the ranks do it for, in errors.
-        token: of the checkpoint.
+        token: the token of the checkpoint.
         step: its name.
         args: gives the arguments for a position.
     """

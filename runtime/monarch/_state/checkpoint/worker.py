@@ -38,7 +38,7 @@ class _Savings:
     """The part of a node with its unfinished checkpoints.
 
     Args:
-        node: of this process.
+        node: the node of this process.
     """
 
     def __init__(self, node: Node) -> None:
@@ -67,7 +67,7 @@ def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, .
     Args:
         actor: the actor.
         conductor: proc id of the coordinator.
-        token: of the checkpoint.
+        token: the token of the checkpoint.
         state: a method of the actor, or a function as ``module:name`` that gets the actor.
         args: more arguments.
     """
@@ -125,8 +125,8 @@ def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None
     Args:
         port: for the answer.
         place: position of this rank, for the answer.
-        token: of the checkpoint.
-        name: of the step.
+        token: the token of the checkpoint.
+        name: the name of the step.
         args: its arguments.
     """
 

@@ -37,12 +37,12 @@ class CopyReport:
 
 
 def copy_state(source: Any, target: Any, *, timeout: float = 60.0) -> Future[CopyReport]:
-    """Copy tensors between actors without passing the program: from a trainer to generators, or from one to all.
+    """Copy tensors directly between actors, not through the program: from a trainer to generators, or from one to all.
 
     ``copy_state(trainers.weights, generators.weights)``, where ``weights`` is a method of either class that returns the
     tensors themselves, such as ``self.model.state_dict()``. Each target gets what its own tensors hold: tensors are
     matched by name, DTensors and ``Part`` by their place in the whole, so meshes and layouts may differ. Each byte goes
-    to a host once; targets pass on what they have. Both sides should leave the tensors alone meanwhile.
+    to a host once; targets pass on what they have. Neither side should change the tensors meanwhile.
 
     Args:
         source: a method of a mesh of actors, or a state dict of the program.

@@ -21,7 +21,7 @@ class StateTransfer:
     """Copies the state of an actor to others.
 
     Args:
-        mesh: of the actors.
+        mesh: the mesh of the actors.
         new: base ranks of the receivers; ranks without an actor of the mesh are ignored.
         source: base rank of the sender; None for any not in ``new``.
     """
@@ -80,7 +80,7 @@ def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
     """Return the base rank of the sender; raise SupervisionError if no actor has survived.
 
     Args:
-        mesh: of the actors.
+        mesh: the mesh of the actors.
         new: base ranks of the receivers.
         source: the requested sender; None for any other.
     """

@@ -98,7 +98,7 @@ class RDMABuffer:
         """Return a handle of a part of the buffer.
 
         Args:
-            offset: of the first byte.
+            offset: the offset of the first byte.
             size: in bytes.
 
         Raises:

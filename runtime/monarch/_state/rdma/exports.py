@@ -26,7 +26,7 @@ class _Exports:
     """The exported tensors of a node.
 
     Args:
-        node: of this process.
+        node: the node of this process.
     """
 
     def __init__(self, node: Node) -> None:

@@ -148,8 +148,8 @@ def check_keys(
     """Check that the wanted keys can be read from a checkpoint.
 
     Args:
-        folder: of the checkpoint, for errors.
-        sizes: of its tensors by key; None for another value.
+        folder: the folder of the checkpoint, for errors.
+        sizes: the sizes of its tensors by key; None for another value.
         wanted: by key, the value to read into; anything for a value that is not a tensor.
         names: names of some keys in errors.
 

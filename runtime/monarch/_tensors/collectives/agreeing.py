@@ -34,7 +34,7 @@ _PREFIX = "monarch checks"
 on_left: list[Callable[[Any], object]] = []
 """Called with a group that a thread leaves before the other ranks have come. Set up before there is any."""
 more_time: list[Callable[[float], float]] = []
-"""Called with the timeout of a group that has ended, and returns how many seconds it goes on. Set up likewise."""
+"""Called with the timeout of a group that has ended, and returns how many seconds it continues. Set up likewise."""
 
 
 @dataclass

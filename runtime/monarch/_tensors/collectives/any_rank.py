@@ -66,7 +66,7 @@ class _Wait:
 
 
 on_left: list[Callable[[], object]] = []
-"""Called when a thread of the user leaves a wait that goes on in gloo. Set up before there is any."""
+"""Called when a thread of the user leaves a wait that continues in gloo. Set up before there is any."""
 _lock = threading.Lock()
 _open: list[_Wait] = []
 """Waits that a thread of the user is in. Under the lock; no other code runs under it."""
@@ -86,7 +86,7 @@ class AnyReceive(dist.Work):
         """Wait until a message has come.
 
         Args:
-            timeout: of the first wait; that of the group if it is zero.
+            timeout: the timeout of the first wait; that of the group if it is zero.
         """
         try:
             # An interrupt may come at any step.
@@ -111,7 +111,7 @@ class AnyReceive(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether a wait for it has ended."""
+        """Return whether a wait for this work has ended."""
         return self._wait is not None and self._wait.ended
 
     def __getattribute__(self, name: str) -> Any:

@@ -125,7 +125,7 @@ def connected_to(address: str, port: int) -> set[tuple[int, int]]:
 
     Args:
         address: numeric, or the name of a host, whose address is not compared.
-        port: of the server.
+        port: the port of the server.
     """
     is_numeric = address.replace(".", "").isdecimal() or ":" in address
     sockets: set[tuple[int, int]] = set()

@@ -20,7 +20,7 @@ def make_device_mesh(
         world: the default group, which defines the rank numbers.
         groups: this rank's, one along each axis.
         ranks: all ranks, in row-major order.
-        sizes: of the axes.
+        sizes: the sizes of the axes.
         labels: names of the axes.
     """
     device = "cuda" if world.backend(ranks) == BOTH else "cpu"

@@ -25,9 +25,9 @@ class Message(NamedTuple):
 
     Attributes:
         operation: "isend" or "irecv".
-        group: of torch.
+        group: a torch process group.
         peer: the rank at the other end, in the mesh.
-        tag: of the message.
+        tag: the tag of the message.
         tensor: that is sent or received, while it is there.
     """
 

@@ -43,7 +43,7 @@ def connect_at_once(group: Any, gpu: int) -> None:
     Otherwise the first collective does, and it can only be ended with its process: an abort waits for it.
 
     Args:
-        group: of this process; a placeholder where this process is no member.
+        group: the group of this process; a placeholder where this process is not a member.
         gpu: number of the GPU whose tensors the collectives will have.
 
     Raises:

@@ -27,7 +27,7 @@ class OpenMessage:
 
     Args:
         sends: whether this process sends it.
-        group: of torch.
+        group: a torch process group.
         peer: the rank at the other end, in the group; None for any.
         seconds: the timeout of the group.
     """
@@ -58,9 +58,9 @@ def waiting(sends: bool, group: Any, peer: int | None, timeout: timedelta) -> Ge
 
     Args:
         sends: whether this process sends it.
-        group: of torch.
+        group: a torch process group.
         peer: the rank at the other end, in the group; None for any.
-        timeout: of the caller.
+        timeout: the timeout of the caller.
 
     Yields:
         The timeout for gloo.

@@ -36,7 +36,7 @@ class ProgramGroups:
         self._held.append(group)
 
     def cut(self) -> None:
-        """Abort what the groups still do: ending them waits for work in progress."""
+        """Abort the work of the groups: ending them waits for work in progress."""
         shut_down(all_sockets(self._hosts) - self._sockets)
         abort_nccl()
 

@@ -77,7 +77,7 @@ class Formers:
         return taken
 
     def keep(self, formers: Formers, made: Container[str]) -> None:
-        """Note groups that were to get new connections, some of which have not.
+        """Note groups that should have got new connections, some of which have not.
 
         Args:
             formers: they were taken from here.

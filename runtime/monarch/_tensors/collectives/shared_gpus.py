@@ -44,7 +44,7 @@ def share(devices: Sequence[str]) -> bool:
     """Return whether ranks with GPUs share one.
 
     Args:
-        devices: of each rank, as in ``Place``.
+        devices: the devices of each rank, as in ``Place``.
     """
     return "cpu" not in devices and len(set(devices)) < len(devices)
 

@@ -45,7 +45,7 @@ def find_store(address: str, port: int, size: int, ended: Callable[[], str] = la
     """Connect to the store that another rank serves.
 
     Args:
-        address: of the machine that serves it.
+        address: the address of the machine that serves it.
         port: bound before this rank has learned of it.
         size: the number of ranks.
         ended: why the groups that need the store are broken; empty while they are not.

@@ -40,7 +40,7 @@ def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, 
         backend: as ``dist.new_group`` takes it.
         store: for the rendezvous of the members; a connection of its own.
         token: the same on all members, and unique to the default group.
-        timeout: of its collectives.
+        timeout: the timeout of its collectives.
     """
     members, name = sorted(ranks), name_of_subgroup(ranks, token)
     return make_group(members, dist.get_rank(), backend, PrefixStore(f"groups {token}", store), name, timeout)

@@ -59,7 +59,7 @@ def waits_in(
     try:
         return _waits_in(frame, rank, place, in_futex, any_peer)
     except (KeyError, ValueError, RuntimeError):
-        # Its thread goes on meanwhile, and is destroying the group.
+        # Its thread continues meanwhile, and is destroying the group.
         return None
 
 
@@ -153,7 +153,7 @@ def called_method(frame: FrameType) -> str:
 
 
 def called_object(frame: FrameType) -> Any:
-    """Return the object of which a frame is calling a method, if a variable or attribute names it; else None."""
+    """Return the object whose method a frame is calling, if a variable or attribute names it; else None."""
     if sys.version_info < (3, 11):
         return None
     done = [each for each in dis.get_instructions(frame.f_code) if each.offset <= frame.f_lasti]

@@ -111,7 +111,7 @@ class World:
             return self.groups[key]
 
     def group_apart(self, ranks: Sequence[int], purpose: str) -> Any:
-        """Return a process group of some ranks of which no other code knows; each of them must ask for it.
+        """Return a private process group of some ranks; each of them must ask for it.
 
         Args:
             ranks: including this one.
@@ -225,7 +225,7 @@ def form(place: Place, store: Store, known: Formers, ended: Callable[[], str] = 
     """Join the default process group, together with all other ranks of the mesh.
 
     Args:
-        place: of this rank.
+        place: the place of this rank.
         store: for the rendezvous.
         known: the groups of the last generation, which get the new connections; they stay there if that fails.
         ended: returns why the generation has ended; empty if it has not.
@@ -310,7 +310,7 @@ def leave(world: World, formers: Formers) -> None:
     """Destroy the groups, so that new ones can be created; a default group that the program has created since stays.
 
     Args:
-        world: of the groups.
+        world: the world of the groups.
         formers: takes note of the groups.
     """
     group = default_group()

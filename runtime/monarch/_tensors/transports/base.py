@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
     def forget(self, proc: str) -> None:
-        """Release what it holds of a dead process."""
+        """Release everything held for a dead process."""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         """Move bytes of pieces of one process, and return when all have arrived.

@@ -114,7 +114,7 @@ def bound_stream(gpu: int) -> int | None:
 def wait_for_stream(stream: int) -> None:
     """Finish what was issued on a stream; errors of earlier kernels come out here.
 
-    Work of other streams, such as a collective that waits for another rank, goes on.
+    Work of other streams, such as a collective that waits for another rank, continues.
 
     Args:
         stream: its handle; the GPU is bound to this thread.

@@ -151,7 +151,7 @@ class Segments:
         """
         awaited = Counter(receivers)
         if not awaited:
-            raise ValueError("receivers: expected at least one, since nobody else would release the data")
+            raise ValueError("receivers: expected at least one, because nobody else would release the data")
         spans: list[tuple[int, int]] = []
         end = HEADER
         for buffer in buffers:

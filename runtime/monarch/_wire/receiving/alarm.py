@@ -53,7 +53,7 @@ class Alarm:
             raise
         self._poll.register(self._timer, select.EPOLLIN)
         self._poll.register(descriptor, 0)
-        # Each message to an idle process needs both, so they are no functions of Python.
+        # Each message to an idle process needs both, so they are not Python functions.
         self.watch: Callable[[], None] = partial(self._poll.modify, descriptor, _ONCE)
         """Ring once when the descriptor is readable, immediately if it is."""
         self.unwatch: Callable[[], None] = partial(self._poll.modify, descriptor, 0)

@@ -32,7 +32,7 @@ _SOON_S = 5.0
 _END_S = 15.0
 _BEGIN_S = 180.0
 """Seconds for the process to start and for the launcher to ask; Ray takes more than a minute at most."""
-_ENDED = "the process that held its hosts has ended, and they with it"
+_ENDED = "the process that held its hosts has ended, and its hosts with it"
 _decoder = msgspec.msgpack.Decoder(h.Reply)
 _numbered = msgspec.msgpack.Decoder(tuple[int, h.Reply])
 
@@ -219,8 +219,8 @@ def _begun(process: subprocess.Popen[bytes], order: h.HoldOrder, errors: int) ->
         if not poller.poll(_BEGIN_S * 1000):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise SpawnError(f"the launcher {order.where!r} has not begun to ask for hosts within {_BEGIN_S:g} s")
-        # It prints one message, and goes on in a child.
+            raise SpawnError(f"the launcher {order.where!r} did not request hosts within {_BEGIN_S:g} s")
+        # It prints one message, and continues in a child.
         packet = process.stdout.read()
     process.wait()
     if not packet:

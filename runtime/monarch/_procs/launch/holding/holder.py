@@ -61,8 +61,8 @@ class Holder:
     """The state of the process.
 
     Args:
-        order: of the program.
-        folder: of this process.
+        order: the order of the program.
+        folder: the folder of this process.
     """
 
     def __init__(self, order: h.HoldOrder, folder: str) -> None:
