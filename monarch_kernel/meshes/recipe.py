@@ -86,7 +86,8 @@ class Recipe:
             used = hosts.sizes["hosts"] - self.spare_hosts
             if used < 1:
                 raise HeaderError(
-                    f"%mesh up: --spare-hosts {self.spare_hosts}: only {hosts.sizes['hosts']} have joined"
+                    f"%mesh up: --spare-hosts {self.spare_hosts}: only {hosts.sizes['hosts']} hosts have joined, which "
+                    f"leaves none for ranks; keep fewer, or ask for more hosts"
                 )
             self.spare = tuple(hosts_of(hosts)[used:])
             hosts = hosts.slice(hosts=slice(0, used))
@@ -147,6 +148,7 @@ class Recipe:
             name=self.name,
             at_least=self.at_least,
             silence=self.silence,
+            spare=self.spare_hosts,
             tell=step,
             advice=f"mesh {self.name!r} grows onto it before its next cell",
         )

@@ -97,6 +97,7 @@ def launch_hosts(
     silence: float | None = None,
     tell: Tell | None = None,
     advice: str = "",
+    spare: int = 0,
 ) -> Launched:
     """Ask a launcher for hosts, wait for them, and attach them. An interrupt cancels the request.
 
@@ -113,9 +114,11 @@ def launch_hosts(
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
         tell: called with a line at each step of the wait, and before the end of the hosts' time, from another thread.
         advice: follows the line about a host that joins later.
+        spare: how many of the hosts the caller leaves free; it needs more than these.
 
     Raises:
         SpawnError: a host has failed; the text names it and says what to do.
+        ArgumentError: the numbers of hosts contradict each other.
         MonarchError: this process is a rank.
     """
     if at_least is not None and at_least < 1:
@@ -129,12 +132,15 @@ def launch_hosts(
     if silence is not None:
         node.hosts.lease = silence
     keys = keys or node.hosts.keys or KeyPair.new()
+    # Before a scheduler is asked, where the number is known.
+    _check_counts(count, at_least, spare)
     agent = AgentConfig(
         "", "", node.proc, 0, 0, PRELOAD, owner_public=keys.public.decode(), lease=node.hosts.lease, later=LATER
     )
     show = tell or _say_nothing
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))
     try:
+        _check_counts(launch.expected, at_least, spare)
         joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
         attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S)
         ids = attachment.attach(joined)
@@ -248,6 +254,21 @@ class Reminder:
             )
         # It may have been extended.
         self._plan(left - 1.0)
+
+
+def _check_counts(count: int, at_least: int | None, spare: int) -> None:
+    """Compare numbers of hosts; a count of 0 is not known yet."""
+    if count and at_least is not None and at_least > count:
+        raise ArgumentError(
+            f"at least {at_least} hosts cannot join if {count} are asked for; ask for {at_least} or more, or expect at "
+            f"least {count} or fewer"
+        )
+    fewest = count if at_least is None else at_least
+    if fewest and spare >= fewest:
+        few = f"at least {fewest}" if at_least is not None else str(fewest)
+        raise ArgumentError(
+            f"{spare} spare hosts of {few} leave none for ranks; keep {fewest - 1} or fewer, or ask for more hosts"
+        )
 
 
 def _say_nothing(line: str, keep: bool) -> None:
