@@ -30,6 +30,7 @@ from monarch._procs.launch.interface import (
 )
 from monarch._procs.session_folder import host_of
 from monarch._session.draining import Notices, Preemption
+from monarch._session.greeting import Address, Refusal
 from monarch._session.growing import Growth
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._session.session import Session, session_of
@@ -379,13 +380,15 @@ class _Attachment:
         local: list[str] = []
         if self._launch.forwarded:
             local = session.open_here(keys, here, [each.listening.public for each in joined])
+        unknown = [Address(self._launch.connect(each, local).address) for each in joined if not each.listening.src]
+        greeted = iter(self._greet(unknown))
         listening: list[Listening] = []
         for each in joined:
-            route = self._launch.connect(each, local)
             known = each.listening
             if not known.src:
-                listening.append(session.greet(route.address, keys, self._patience))
+                listening.append(next(greeted))
                 continue
+            route = self._launch.connect(each, local)
             if each.host not in known.owner_address:
                 session.node.hosts.names[host_of(known.src)] = each.host
             if route.here:
@@ -394,6 +397,26 @@ class _Attachment:
         # Otherwise the agent of this host starts when something runs here, and is introduced then.
         session.attach(listening, keys, here, own=self._launch.agent_here)
         return tuple(host_of(each.src) for each in listening)
+
+    def _greet(self, workers: Sequence[Address]) -> list[Listening]:
+        """Connect to workers, which say which hosts they are; SpawnError if one does not serve this program."""
+        session, before = self._session, {*self._session.node.hosts.known}
+        answers = session.greet(workers, self._keys, self._patience)
+        served = [each for each in answers if not isinstance(each, Refusal)]
+        if len(served) == len(answers):
+            return served
+        # The others take nobody else while they belong to this program.
+        session.release([host for each in served if (host := host_of(each.src)) not in before], orderly=False)
+        refusals = [each for each in answers if isinstance(each, Refusal)]
+        raise SpawnError(
+            "\n".join(
+                f"worker at {each.address}: {each.reason}"
+                if each.final
+                else f"no worker answered at {each.address} within {self._patience:g} s: {each.reason}"
+                for each in sorted(refusals, key=lambda each: not each.final)
+                if each.final or not any(other.final for other in refusals)
+            )
+        )
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:

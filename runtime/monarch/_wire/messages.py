@@ -66,11 +66,13 @@ class Hello(_Message, tag=0):
 
 
 class Refused(_Message, tag=1):
-    """Answer to a Hello of another version."""
+    """Answer to a Hello of another version, and to Hosts with a token that an agent does not serve."""
 
     version: int
     proc: str
     reason: str
+    token: str = ""
+    """That of the Hosts that it answers; empty for a Hello."""
 
 
 class Call(_Message, tag=2):
