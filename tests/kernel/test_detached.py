@@ -142,6 +142,59 @@ def test_detached_mesh_ends_with_its_lease(books: Callable[[], Notebook]) -> Non
     assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
 
 
+@pytest.mark.parametrize("where", ["answers_of", "_take", "_mesh_of", "_add_actors"])
+def test_stop_of_an_attach_keeps_the_mesh(books: Callable[[], Notebook], where: str) -> None:
+    """At any moment: while its agent does not answer, and after this program has become its controller."""
+    first = books()
+    first.run("%mesh up m --procs 1 --keep 1h").ok()
+    first.mesh("x = 5").ok()
+    kill(first, "m")
+    second = books()
+    # Each waits there, until the Stop.
+    second.run(f"""import time
+from monarch._session.detached import attaching
+from monarch._session import session
+from monarch_kernel.verbs.detaching import Detaching
+place = next(each for each in (session, attaching, Detaching) if {where!r} in vars(each))
+usual = vars(place)[{where!r}]
+def waits(*args, **kw):
+    print('waits', flush=True)
+    while True:
+        time.sleep(0.01)
+setattr(place, {where!r}, waits)""").ok()
+    cell = second.send("%mesh attach m")
+    cell.until(lambda: "waits" in cell.stream())
+    second.interrupt()
+    assert "KeyboardInterrupt: mesh 'm' was not attached; it is kept, with its variables" in cell.wait().text
+    assert "%mesh attach m attaches it, %mesh down m ends it" in cell.text
+    second.run(f"setattr(place, {where!r}, usual)").ok()
+    assert wait_until(lambda: not find("m").user, ENDS)
+    second.run("%mesh attach m").ok()
+    assert second.mesh("x").ok().shown == "[rank 0] 5"
+    second.run("%mesh down m").ok()
+
+
+@pytest.mark.parametrize(
+    "line, outcome",
+    [
+        ("m --on process:2 --procs 1", "its hosts have been given back, and what was asked for is cancelled"),
+        ("m --on process:2 --procs 1 --keep 1h", "nothing of it is kept; its hosts have been given back"),
+    ],
+)
+def test_stop_of_a_start_says_what_became_of_hosts(books: Callable[[], Notebook], line: str, outcome: str) -> None:
+    before = processes()
+    book = books()
+    cell = book.send(f"%mesh up {line}")
+    cell.until(lambda: "joined 1 of 2" in str(cell.contents("update_display_data")))
+    book.interrupt()
+    assert f"mesh 'm' was not started; {outcome}" in cell.wait().text and "run the line again" in cell.text
+    assert not records()
+    assert "mesh 'm' is up" in book.run(f"%mesh up {line}").ok().text
+    book.run("%mesh down m").ok()
+    book.close(now=True)
+    assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
+
+
 def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()

@@ -317,6 +317,22 @@ def test_hosts_end_with_the_process_that_holds_them(run: Callable[..., Program])
     assert wait_until(lambda: not records(), ENDS)
 
 
+def test_program_that_is_late_learns_that_another_has_the_mesh(run: Callable[..., Program]) -> None:
+    """Both were connected to the process that holds the hosts; it has not ended for the one that is too late."""
+    first(run)
+    record = find("mine")
+    late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
+    soon.stay()
+    for _ in range(2):
+        with pytest.raises(DetachedMeshInUseError, match="another program has attached the mesh"):
+            late.stay()
+    late.leave()
+    os.kill(record.pid, signal.SIGKILL)
+    with pytest.raises(NoDetachedMeshError, match="the process that held its hosts has ended"):
+        soon.stay()
+    soon.leave()
+
+
 def test_one_program_at_a_time(run: Callable[..., Program]) -> None:
     program = run(FIRST, "process:2", "0", "60", "{}", "")
     program.until("ready")

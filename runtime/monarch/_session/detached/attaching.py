@@ -65,6 +65,18 @@ def attach(name: str, timeout: float = PATIENCE_S, *, tell: Tell | None = None) 
     return detached
 
 
+def has_attached(name: str) -> bool:
+    """Return whether this program has a detached mesh of this name attached."""
+    return any(mesh.name == name for mesh in list(need_program().detached.values()))
+
+
+def leave(name: str) -> None:
+    """Detach from a mesh by its name, such as after an interrupt just before it was known by another one."""
+    for mesh in {id(each): each for each in list(need_program().detached.values())}.values():
+        if mesh.name == name:
+            mesh.leave()
+
+
 def end(name: str) -> None:
     """End a detached mesh that no other program has attached.
 

@@ -276,9 +276,10 @@ def _connect(
             session.forget_peers(host_of(each.src))
         ids = [host_of(each.src) for each in known]
         pid, every = os.getpid(), [host.id for host in record.hosts]
-        claims: list[dict[str, Any]] = ask_agents(
-            node, {host: claim(pid, [other for other in every if other != host]) for host in ids}
-        )
+        requests = {host: claim(pid, [other for other in every if other != host]) for host in ids}
+        # Of two programs at the same moment, the one that gets the first host gets all.
+        claims: list[dict[str, Any]] = ask_agents(node, {ids[0]: requests.pop(ids[0])})
+        claims += ask_agents(node, requests)
         session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
         if launch is not None:
             launch.stay()
