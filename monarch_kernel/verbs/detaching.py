@@ -100,6 +100,11 @@ class Detaching:
         for actors in detached.actors:
             if actors != mesh.cells:
                 print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
+        if detached.lost_tensors:
+            print(
+                f"  {detached.lost_tensors} tensors over the mesh of the earlier notebook are lost, and their memory "
+                f"is free; monarch.save and monarch.load carry such tensors over (variables of ranks are there)"
+            )
         if detached.dropped:
             print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
 

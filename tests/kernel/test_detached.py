@@ -195,6 +195,29 @@ def test_stop_of_a_start_says_what_became_of_hosts(books: Callable[[], Notebook]
     assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
 
 
+def test_tensors_over_a_mesh_end_with_their_notebook(books: Callable[[], Notebook]) -> None:
+    """Their names were in it; the memory is free, values on ranks and process groups stay."""
+    count = "import gc\nsum(type(each) is torch.Tensor and each.numel() == 1234 for each in gc.get_objects())"
+    first = books()
+    first.run("%mesh up m --procs 2 --keep 1h").ok()
+    first.run("import monarch\nx = monarch.ones(1234, mesh=m)\ny = x + 1\ny.sum().item()").ok()
+    first.mesh("kept = torch.ones(1)\ndist.all_reduce(kept)").ok()
+    assert first.mesh(count).ok().shown != "[ranks 0-1] 0"
+    kill(first, "m")
+    second = books()
+    said = second.run("%mesh attach m").ok().stream()
+    assert re.search(
+        r"  \d tensors over the mesh of the earlier notebook are lost, and their memory is free; monarch.save", said
+    )
+    assert "Executor" not in said
+    assert second.mesh("kept.item()").ok().shown == "[ranks 0-1] 2.0"
+    assert second.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-1] 2.0"
+    assert wait_until(lambda: second.mesh(count).ok().shown == "[ranks 0-1] 0")
+    # New ones work.
+    assert second.run("import monarch\n(monarch.ones(4, mesh=m) + 1).sum().item()").ok().shown == "8.0"
+    second.run("%mesh down m").ok()
+
+
 def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()

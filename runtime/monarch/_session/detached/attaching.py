@@ -109,7 +109,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
     where: dict[str, list[str]] = {}
     for proc, answer in asked:
         try:
-            _, keys = answer.get(max(0.0, deadline - time.monotonic()))
+            _, keys, lost = answer.get(max(0.0, deadline - time.monotonic()))
         except CallTimeoutError:
             detached.problems.append(
                 f"process {proc} does not answer (it may be in C code); attach again when it is done"
@@ -119,6 +119,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
         else:
             for key in keys:
                 where.setdefault(key, []).append(proc)
+            detached.lost_tensors = max(detached.lost_tensors, lost)
     # Each host knows the processes of a mesh as they were at its last request; together they know the newest.
     orders = _orders(claims)
     for config, order, description in {each[0].procs.uid: each for each in orders}.values():

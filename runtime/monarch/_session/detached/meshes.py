@@ -62,6 +62,8 @@ class DetachedMesh:
         book: the last ``note`` of this or an earlier program.
         dropped: bytes of output that were discarded while no program was attached.
         problems: descriptions of parts that could not be attached.
+        lost_tensors: the most tensors over the mesh that a rank had of earlier programs: those are lost, since their
+            names were in the program; variables of ranks are not.
         preemption: the notices that hosts are taken back; None for a mesh on this machine.
     """
 
@@ -73,6 +75,7 @@ class DetachedMesh:
         self.book = b""
         self.dropped = 0
         self.problems: list[str] = []
+        self.lost_tensors = 0
         self.preemption: Preemption | None = None
         self.ids = tuple(hosts)
         """Of its hosts that have answered."""
