@@ -126,7 +126,7 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit
     ],
 )
 def test_numbers_of_hosts_that_disagree_are_errors(
-    host: Any, light: None, leaks: Kit, where: str, count: int, options: dict[str, int], problem: str
+    host: Any, light: None, leaks: Kit, where: str, count: int, options: dict[str, Any], problem: str
 ) -> None:
     if where.startswith("ssh") and sshd.why_none():
         pytest.skip(sshd.why_none())

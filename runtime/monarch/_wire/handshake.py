@@ -1,4 +1,4 @@
-"""What is known of an address where nobody answers: no connection, no handshake, or a handshake without an answer."""
+"""The state of an address that does not answer: no connection, no handshake, or a handshake without an answer."""
 
 from __future__ import annotations
 

@@ -26,10 +26,9 @@ from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.leaving import Leaving
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.poll_loop import PollLoop
-from monarch._procs.agent.refusing import Refusing
 from monarch._procs.agent.reports import ReportGathering
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Router
+from monarch._procs.agent.router import Refusing, Router
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
