@@ -43,11 +43,13 @@ class Refusal:
         address: that of the agent.
         reason: why, for people, with what to do.
         final: whether somebody there has refused, so that more patience does not help.
+        replaced: whether that was a process without the key, not the one that was asked for.
     """
 
     address: str
     reason: str
     final: bool
+    replaced: bool
 
 
 class _RefusedError(SpawnError):
@@ -150,6 +152,12 @@ class Greeting:
         return self._reason if self._since is not None else ""
 
     @property
+    def replaced(self) -> bool:
+        """Whether a process without the key has ended the connection."""
+        ended = self._probe is not None and self._probe.state in (Handshake.REJECTED, Handshake.FOREIGN)
+        return ended and self._since is not None
+
+    @property
     def stands(self) -> bool:
         """Whether a refusal stands."""
         return self._since is not None and time.monotonic() >= self._since + _SURE
@@ -221,6 +229,7 @@ def answers_of(
         if refused and (len(refused) == len(pending) or not patient):
             break
     return [
-        each.listening or Refusal(each.where.address, each.reason or each.why_silent(), bool(each.reason))
+        each.listening
+        or Refusal(each.where.address, each.reason or each.why_silent(), bool(each.reason), each.replaced)
         for each in greetings
     ]

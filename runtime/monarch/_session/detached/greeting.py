@@ -72,6 +72,11 @@ def greet_here(session: Session, record: Record, keys: KeyPair) -> Listening:
     (host,) = record.hosts
     (answer,) = session.greet([Address(host.address)], keys, PATIENCE_S)
     if isinstance(answer, Refusal):
+        if answer.replaced:
+            raise NoDetachedMeshError(
+                f"the detached mesh {record.name!r} did not answer at {host.address}: the process there has "
+                f"another key than its record"
+            )
         if answer.final:
             raise MonarchError(f"detached mesh {record.name!r} cannot be attached: {answer.reason}")
         raise NoDetachedMeshError(
@@ -129,6 +134,9 @@ def _sort(
         answer = answers.get(host.id)
         if isinstance(answer, Listening):
             known.append(_checked(record, host, msgspec.structs.replace(answer, peer_address=peers[host.id])))
+        elif answer is not None and answer.replaced:
+            # Its agent has ended, or the record is not that of the agent.
+            lack.unreachable.append((host, f"another process listens at {host.address}"))
         elif answer is not None and answer.final:
             lack.refusing.append((host, answer.reason))
         elif answer is not None:
