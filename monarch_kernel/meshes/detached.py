@@ -38,6 +38,10 @@ class DetachedRecipe(Recipe):
         self.take_over(self.detached)
         return self.detached.hosts, self.detached.end
 
+    def given_back(self) -> str:
+        """Say what has become of the hosts after an interrupted start."""
+        return "; ".join(part for part in ("nothing of it is kept", super().given_back()) if part)
+
     def take_over(self, detached: DetachedMesh) -> None:
         """Use the hosts of an attached mesh."""
         self.left, self.preemption = detached.left, detached.preemption

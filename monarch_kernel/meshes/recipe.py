@@ -86,7 +86,8 @@ class Recipe:
             used = hosts.sizes["hosts"] - self.spare_hosts
             if used < 1:
                 raise HeaderError(
-                    f"%mesh up: --spare-hosts {self.spare_hosts}: only {hosts.sizes['hosts']} have joined"
+                    f"%mesh up: --spare-hosts {self.spare_hosts}: only {hosts.sizes['hosts']} hosts have joined, which "
+                    f"leaves none for ranks; keep fewer, or ask for more hosts"
                 )
             self.spare = tuple(hosts_of(hosts)[used:])
             hosts = hosts.slice(hosts=slice(0, used))
@@ -139,6 +140,12 @@ class Recipe:
         # The user started these hosts, so they stay.
         return hosts, _nothing
 
+    def given_back(self) -> str:
+        """Say what has become of the hosts after an interrupted start; empty if there is nothing to say."""
+        if self.on:
+            return "its hosts have been given back, and what was asked for is cancelled"
+        return "its workers are free again" if "://" in self.hosts else ""
+
     def _launch(self, step: Step | None) -> tuple[HostMesh, Callable[[], object]]:
         count = int(self.hosts or 0)
         launched = launch_hosts(
@@ -147,6 +154,7 @@ class Recipe:
             name=self.name,
             at_least=self.at_least,
             silence=self.silence,
+            spare=self.spare_hosts,
             tell=step,
             advice=f"mesh {self.name!r} grows onto it before its next cell",
         )

@@ -82,7 +82,7 @@ class Meshes:
         try:
             hosts, release = recipe.find_hosts(names, step)
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(str(error) or f"mesh {name!r} was not started") from None
+            raise KeyboardInterrupt(str(error) or _stopped(recipe)) from None
         mesh: Mesh | None = None
         try:
             procs = recipe.spawn(hosts)
@@ -95,7 +95,7 @@ class Meshes:
             with contextlib.suppress(MonarchError, KeyboardInterrupt):
                 to_its_end(current_node(), f"end of {name}", mesh.end if mesh is not None else release)
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(f"mesh {name!r} was not started; its processes have been ended") from None
+                raise KeyboardInterrupt(_stopped(recipe, "its processes have been ended")) from None
             raise
         self.add(mesh)
         return mesh
@@ -212,3 +212,9 @@ def _outcome(name: str, change: Future[Mesh]) -> str:
         if error is None
         else f"the restart of mesh {name!r} failed: {error}"
     )
+
+
+def _stopped(recipe: Recipe, more: str = "") -> str:
+    """Say that a start was interrupted, and what became of what it had asked for."""
+    parts = [f"mesh {recipe.name!r} was not started", more, recipe.given_back()]
+    return "; ".join(part for part in [*parts, "run the line again to start it"] if part)

@@ -16,6 +16,8 @@ from monarch._kernel_api import (
     attach,
     duration_text,
     end,
+    has_attached,
+    leave,
     records,
     state_of,
 )
@@ -85,23 +87,40 @@ class Detaching:
         before = self._meshes.by_name.get(name)
         if before is not None and not is_lost(before):
             raise HeaderError(f"this notebook already has a mesh {name!r}; run cells on it with %mesh use {name}")
-        tell = self._tell()
-        detached = attach(name, tell=lambda line, _: tell(f"mesh {name!r}: {line}"))
-        for problem in detached.problems:
-            print(f"%mesh attach {name}: {problem}", file=sys.stderr)
         try:
-            mesh = self._mesh_of(detached)
-        except BaseException:
-            detached.leave()
-            raise
+            detached, mesh = self._take(name)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"mesh {name!r} was not attached; it is kept, with its variables, as it was before: %mesh attach "
+                f"{name} attaches it, %mesh down {name} ends it"
+            ) from None
         self._meshes.add(mesh)
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(detached.seconds)}")
         for actors in detached.actors:
             if actors != mesh.cells:
                 print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
+        if detached.lost_tensors:
+            print(
+                f"  {detached.lost_tensors} tensors over the mesh of the earlier notebook are lost, and their memory "
+                f"is free; monarch.save and monarch.load carry such tensors over (variables of ranks are there)"
+            )
         if detached.dropped:
             print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
+
+    def _take(self, name: str) -> tuple[DetachedMesh, Mesh]:
+        """Attach a detached mesh, and make it a mesh of this notebook; it is left again if that fails."""
+        tell, before = self._tell(), has_attached(name)
+        try:
+            detached = attach(name, tell=lambda line, _: tell(f"mesh {name!r}: {line}"))
+            for problem in detached.problems:
+                print(f"%mesh attach {name}: {problem}", file=sys.stderr)
+            return detached, self._mesh_of(detached)
+        except BaseException:
+            # By its name: an interrupt may come as the call above returns. A program may have it for itself.
+            if not before:
+                leave(name)
+            raise
 
     def down(self, words: list[str]) -> None:
         """End a mesh, or a detached mesh that no notebook is attached to."""

@@ -68,7 +68,12 @@ class Starting:
 
         mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait, step)
         self._ready(mesh, what, progress)
-        self.sync_code(mesh)
+        try:
+            self.sync_code(mesh)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"mesh {mesh.name!r} is up; its hosts lack some Python files, and get them before the next cell"
+            ) from None
         for warning in [*warnings_of(recipe), *sharing_of(mesh)]:
             print(f"note: {warning}")
 

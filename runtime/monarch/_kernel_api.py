@@ -256,6 +256,8 @@ if TYPE_CHECKING:
     from monarch._session.commands.files import write_piece as write_piece
     from monarch._session.detached.attaching import attach as attach
     from monarch._session.detached.attaching import end as end
+    from monarch._session.detached.attaching import has_attached as has_attached
+    from monarch._session.detached.attaching import leave as leave
     from monarch._session.detached.keeping import keep as keep
     from monarch._session.detached.meshes import DetachedMesh as DetachedMesh
     from monarch._session.display_pace import cost_of as cost_of
@@ -409,7 +411,7 @@ _WHERE = {
     "monarch._procs.session_folder": "host_of",
     "monarch._procs.zygote.user_forks": "leave_if_forked watch_forks",
     "monarch._session.code": "code_files keep_code lacking read_code use_code",
-    "monarch._session.detached.attaching": "attach end",
+    "monarch._session.detached.attaching": "attach end has_attached leave",
     "monarch._session.detached.keeping": "keep",
     "monarch._session.detached.meshes": "DetachedMesh",
     "monarch._session.commands.files": "FoundFile=Found find_files host_here read_piece write_piece",

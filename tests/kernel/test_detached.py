@@ -142,6 +142,82 @@ def test_detached_mesh_ends_with_its_lease(books: Callable[[], Notebook]) -> Non
     assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
 
 
+@pytest.mark.parametrize("where", ["answers_of", "_take", "_mesh_of", "_add_actors"])
+def test_stop_of_an_attach_keeps_the_mesh(books: Callable[[], Notebook], where: str) -> None:
+    """At any moment: while its agent does not answer, and after this program has become its controller."""
+    first = books()
+    first.run("%mesh up m --procs 1 --keep 1h").ok()
+    first.mesh("x = 5").ok()
+    kill(first, "m")
+    second = books()
+    # Each waits there, until the Stop.
+    second.run(f"""import time
+from monarch._session.detached import attaching
+from monarch._session import session
+from monarch_kernel.verbs.detaching import Detaching
+place = next(each for each in (session, attaching, Detaching) if {where!r} in vars(each))
+usual = vars(place)[{where!r}]
+def waits(*args, **kw):
+    print('waits', flush=True)
+    while True:
+        time.sleep(0.01)
+setattr(place, {where!r}, waits)""").ok()
+    cell = second.send("%mesh attach m")
+    cell.until(lambda: "waits" in cell.stream())
+    second.interrupt()
+    assert "KeyboardInterrupt: mesh 'm' was not attached; it is kept, with its variables" in cell.wait().text
+    assert "%mesh attach m attaches it, %mesh down m ends it" in cell.text
+    second.run(f"setattr(place, {where!r}, usual)").ok()
+    assert wait_until(lambda: not find("m").user, ENDS)
+    second.run("%mesh attach m").ok()
+    assert second.mesh("x").ok().shown == "[rank 0] 5"
+    second.run("%mesh down m").ok()
+
+
+@pytest.mark.parametrize(
+    "line, outcome",
+    [
+        ("m --on process:2 --procs 1", "its hosts have been given back, and what was asked for is cancelled"),
+        ("m --on process:2 --procs 1 --keep 1h", "nothing of it is kept; its hosts have been given back"),
+    ],
+)
+def test_stop_of_a_start_says_what_became_of_hosts(books: Callable[[], Notebook], line: str, outcome: str) -> None:
+    before = processes()
+    book = books()
+    cell = book.send(f"%mesh up {line}")
+    cell.until(lambda: "joined 1 of 2" in str(cell.contents("update_display_data")))
+    book.interrupt()
+    assert f"mesh 'm' was not started; {outcome}" in cell.wait().text and "run the line again" in cell.text
+    assert not records()
+    assert "mesh 'm' is up" in book.run(f"%mesh up {line}").ok().text
+    book.run("%mesh down m").ok()
+    book.close(now=True)
+    assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
+
+
+def test_tensors_over_a_mesh_end_with_their_notebook(books: Callable[[], Notebook]) -> None:
+    """Their names were in it; the memory is free, values on ranks and process groups stay."""
+    count = "import gc\nsum(type(each) is torch.Tensor and each.numel() == 1234 for each in gc.get_objects())"
+    first = books()
+    first.run("%mesh up m --procs 2 --keep 1h").ok()
+    first.run("import monarch\nx = monarch.ones(1234, mesh=m)\ny = x + 1\ny.sum().item()").ok()
+    first.mesh("kept = torch.ones(1)\ndist.all_reduce(kept)").ok()
+    assert first.mesh(count).ok().shown != "[ranks 0-1] 0"
+    kill(first, "m")
+    second = books()
+    said = second.run("%mesh attach m").ok().stream()
+    assert re.search(
+        r"  \d tensors over the mesh of the earlier notebook are lost, and their memory is free; monarch.save", said
+    )
+    assert "Executor" not in said
+    assert second.mesh("kept.item()").ok().shown == "[ranks 0-1] 2.0"
+    assert second.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-1] 2.0"
+    assert wait_until(lambda: second.mesh(count).ok().shown == "[ranks 0-1] 0")
+    # New ones work.
+    assert second.run("import monarch\n(monarch.ones(4, mesh=m) + 1).sum().item()").ok().shown == "8.0"
+    second.run("%mesh down m").ok()
+
+
 def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
@@ -191,7 +267,7 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     kill(second, "m")
     os.kill(int(folder.split("-")[1]), signal.SIGKILL)
     second = books()
-    assert "host 127.0.0.1 does not answer" in second.run("%mesh attach m").ok().text
+    assert re.search(r"host 127\.0\.0\.1 \(\d\) does not answer", second.run("%mesh attach m").ok().text)
     assert "%mesh resize m hosts=1 and then %mesh heal m continue" in second.run("%mesh heal m").text
     second.run("%mesh resize m hosts=1").ok()
     second.run("%mesh heal m").ok()

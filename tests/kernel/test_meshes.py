@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from kernels import Notebook
 from leaks import Kit
+from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Meshes
 from workers import Workers
 
@@ -36,11 +36,12 @@ def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
 
 
 def test_stop_while_hosts_start_names_the_mesh() -> None:
-    def find_hosts(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+    class Stopped(Recipe):
+        def find_hosts(self, names: object, step: object = None) -> NoReturn:
+            raise KeyboardInterrupt
 
-    recipe: Any = SimpleNamespace(name="far", find_hosts=find_hosts)
-    with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started"):
+    recipe = Stopped("far", {}, on="slurm")
+    with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started; its hosts have been given back"):
         Meshes({}).up(recipe, {}, lambda *_: None)
 
 

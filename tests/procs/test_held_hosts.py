@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from monarch._procs.launch.holding.holder import _CLAIM_S, Holder
 from monarch._procs.launch.holding.messages import PACKET, HoldOrder, connect
 from monarch._procs.launch.interface import HostRequest
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher
+from monarch._session import greeting, session
 from monarch._wire.keys import KeyPair
 from monarch.actor import shutdown_context
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
@@ -216,7 +218,7 @@ def test_attached_mesh_lacks_the_hosts_that_died_meanwhile(run: Callable[..., Pr
     first(run)
     os.kill(agent_of(find("mine").hosts[1]), signal.SIGKILL)
     kept = attach("mine")
-    assert len(kept.problems) == 1 and "host 127.0.0.1 does not answer" in kept.problems[0]
+    assert len(kept.problems) == 1 and re.match(r"host 127\.0\.0\.1 \(\d\) does not answer", kept.problems[0])
     workers = next(mesh for mesh in kept.actors if mesh._name == "workers")
     assert len(workers.slice(hosts=0).pid.call().get().values()) == 2
     with pytest.raises(Exception, match="lost with its host"):
@@ -242,6 +244,43 @@ def test_stopped_host_is_named_with_what_to_do(run: Callable[..., Program]) -> N
     workers = next(mesh for mesh in kept.actors if mesh._name == "workers")
     assert len(workers.pid.call().get().values()) == 4
     kept.end()
+    assert not records()
+
+
+def test_stopped_hosts_are_asked_at_the_same_time(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one wait for all, and one sentence; the mesh is kept, even if no host answers."""
+    first(run, on="process:3")
+    agents = [agent_of(host) for host in find("mine").hosts]
+    waits: list[float] = []
+    usual = greeting.answers_of
+
+    def counted(some: Sequence[greeting.Greeting], timeout: float, ended: Sequence[str], patient: bool) -> Any:
+        waits.append(timeout)
+        return usual(some, timeout, ended, patient)
+
+    monkeypatch.setattr(session, "answers_of", counted)
+    for agent in agents[1:]:
+        os.kill(agent, signal.SIGSTOP)
+    kept = attach("mine")
+    (problem,) = kept.problems
+    assert re.search(r"^hosts \S+ \(2\) at tcp://\S+ and \S+ \(3\) at tcp://\S+ do not answer: their", problem)
+    assert waits == [10]
+    kept.leave()
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    os.kill(agents[0], signal.SIGSTOP)
+    # Nothing that may come back is ended.
+    with pytest.raises(MonarchError, match=r"mesh 'mine' is kept, but cannot be attached now: hosts .* do not answer"):
+        attach("mine")
+    for agent in agents:
+        os.kill(agent, signal.SIGCONT)
+    kept = attach("mine")
+    assert not kept.problems and waits == [10, 10, 10]
+    kept.leave()
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    for agent in agents:
+        os.kill(agent, signal.SIGSTOP)
+    # An end is one, even if no host answers.
+    end("mine")
     assert not records()
 
 
@@ -276,6 +315,22 @@ def test_hosts_end_with_the_process_that_holds_them(run: Callable[..., Program])
     os.kill(find("mine").pid, signal.SIGKILL)
     assert wait_until(lambda: gone(pids), ENDS)
     assert wait_until(lambda: not records(), ENDS)
+
+
+def test_program_that_is_late_learns_that_another_has_the_mesh(run: Callable[..., Program]) -> None:
+    """Both were connected to the process that holds the hosts; it has not ended for the one that is too late."""
+    first(run)
+    record = find("mine")
+    late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
+    soon.stay()
+    for _ in range(2):
+        with pytest.raises(DetachedMeshInUseError, match="another program has attached the mesh"):
+            late.stay()
+    late.leave()
+    os.kill(record.pid, signal.SIGKILL)
+    with pytest.raises(NoDetachedMeshError, match="the process that held its hosts has ended"):
+        soon.stay()
+    soon.leave()
 
 
 def test_one_program_at_a_time(run: Callable[..., Program]) -> None:

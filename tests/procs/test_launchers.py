@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+import sshd
 from leaks import Kit
 from light import LIGHT
+from monarch._node.current import current_node
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.hostnames import HostEntry, expand_names, read_hostfile
 from monarch._procs.launch.interface import Environment, Queued
@@ -106,6 +109,41 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit
 
         WorkerHosts(2, addresses=["127.0.0.1", "192.0.2.1"])
     # This program listens for hosts from now on.
+    leaks.rebase()
+
+
+@pytest.mark.parametrize(
+    "where, count, options, problem",
+    [
+        ("process:2", 3, {}, "'process:2' names 2 hosts, but 3 are asked for; write 'process:3'"),
+        ("process:3", 2, {}, "'process:3' names 3 hosts, but 2 are asked for"),
+        ("process:2", 0, {"at_least": 5}, "at least 5 hosts cannot join if 2 are asked for; ask for 5 or more"),
+        ("process", 2, {"at_least": 3}, "at least 3 hosts cannot join if 2 are asked for"),
+        ("process:2", 0, {"spare": 2}, "2 spare hosts of 2 leave none for ranks; keep 1 or fewer"),
+        ("process:3", 0, {"spare": 2, "at_least": 2}, "2 spare hosts of at least 2 leave none for ranks"),
+        ("ssh:n1,n2", 3, {}, "ssh: 2 hosts are named, but 3 are asked for; name 3, or ask for 2 at most"),
+        ("ssh:n1,n2", 0, {"at_least": 3}, "at least 3 hosts cannot join if 2 are asked for"),
+    ],
+)
+def test_numbers_of_hosts_that_disagree_are_errors(
+    host: Any, light: None, leaks: Kit, where: str, count: int, options: dict[str, Any], problem: str
+) -> None:
+    if where.startswith("ssh") and sshd.why_none():
+        pytest.skip(sshd.why_none())
+    with pytest.raises(ArgumentError) as raised:
+        launch_hosts(make_launcher(where, count), count, **options)
+    assert problem in str(raised.value)
+
+
+def test_simulated_hosts_have_names_of_their_own(host: Any, light: None, leaks: Kit) -> None:
+    launched = launch_hosts(make_launcher("process:2"))
+    more = launch_hosts(make_launcher("process:1"))
+    names = [*launched.names, *more.names]
+    assert len({*names}) == 3 and all(re.fullmatch(r"127\.0\.0\.1 \(\d+\)", name) for name in names)
+    known = [current_node().hosts.name_of(id) for id in [*launched.ids, *more.ids]]
+    assert known == names
+    for each in (launched, more):
+        each.mesh.shutdown().get(30)
     leaks.rebase()
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from leaks import wait_until
+from monarch._wire.messages import VERSION
 from monarch.actor import attach_to_workers, new_key_file
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError, StoppedError
 from monarch.worker import main
@@ -147,7 +149,7 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     other = str(tmp_path / "other")
     new_key_file(other)
     for tries in range(2):
-        with pytest.raises(SpawnError, match=r"something listens there, but it has another key .*use the key file"):
+        with pytest.raises(SpawnError, match=r"worker at tcp:.* it has another key; use the key file of that worker"):
             attach_to_workers(ca=other, workers=[address], timeout=1)
         if not tries:
             # This program listens for hosts from now on; later attempts leave no more sockets.
@@ -175,6 +177,76 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     with pytest.raises(FileExistsError):
         new_key_file(other)
     assert process.poll() is None
+
+
+TAKES = """
+import sys
+from monarch.actor import attach_to_workers
+hosts = attach_to_workers(ca=sys.argv[1], workers=sys.argv[2:])
+print("has it", flush=True)
+sys.stdin.read()
+"""
+OTHER_VERSION = """
+import sys
+from monarch._wire import messages
+messages.VERSION += 1
+from monarch.actor import attach_to_workers
+try:
+    attach_to_workers(ca=sys.argv[1], workers=sys.argv[2:], timeout=1000)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_worker_in_use_says_by_whom_at_once(workers: Workers, tmp_path: Path, host: Any, leaks: Any) -> None:
+    """The patience of the second program would outlast the test."""
+    some = [workers.start() for _ in range(2)]
+    for process, _ in some:
+        workers.wait(process)
+    (_, taken), (free_process, free) = some
+    script = tmp_path / "takes.py"
+    script.write_text(TAKES)
+    command = [sys.executable, str(script), workers.key, taken]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "has it\n"
+        with pytest.raises(SpawnError) as raised:
+            attach_to_workers(ca=workers.key, workers=[free, taken], timeout=1000)
+        assert str(raised.value) == (
+            f"worker at {taken}: it is in use by process {first.pid} at 127.0.0.1; end the mesh or the program there, "
+            f"or use another worker"
+        )
+        # The other one serves the next program, and the first program has noticed nothing.
+        assert "waits" in workers.wait(free_process)
+        assert first.poll() is None
+        first.kill()
+    # The end of the first program is noticed, and the worker is free.
+    with attach_to_workers(ca=workers.key, workers=[free, taken], timeout=1000) as hosts:
+        assert hosts.sizes == {"hosts": 2}
+    # This program listens for hosts from now on.
+    leaks.rebase()
+
+
+def test_worker_of_another_version_says_so_at_once(workers: Workers, program: Callable[..., Any]) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    told = program(OTHER_VERSION, workers.key, address).ok()
+    assert told == (
+        f"worker at {address}: it speaks version {VERSION} of the protocol, and this program version {VERSION + 1}; "
+        f"install the same version of monarch-kernel-runtime in both places\n"
+    )
+
+
+def test_another_service_at_the_address_is_no_worker(workers: Workers, host: Any, leaks: Any) -> None:
+    """It ends the connection, and ZeroMQ does not make it again: a send there would wait without a bound."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as other:
+        address = f"tcp://127.0.0.1:{other.bind_to_random_port('tcp://127.0.0.1')}"
+        with pytest.raises(SpawnError, match=f"worker at {address}: something else than a worker listens there"):
+            attach_to_workers(ca=workers.key, workers=[address], timeout=1000)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SpawnError, match=f"no worker answered at {address} within 1 s: something accepts"):
+            attach_to_workers(ca=workers.key, workers=[address], timeout=1)
+    leaks.rebase()
 
 
 def test_killed_worker_is_a_lost_host(workers: Workers, program: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ from monarch._procs.launch.interface import (
 )
 from monarch._procs.session_folder import host_of
 from monarch._session.draining import Notices, Preemption
+from monarch._session.greeting import Address, Refusal
 from monarch._session.growing import Growth
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._session.session import Session, session_of
@@ -97,6 +98,7 @@ def launch_hosts(
     silence: float | None = None,
     tell: Tell | None = None,
     advice: str = "",
+    spare: int = 0,
 ) -> Launched:
     """Ask a launcher for hosts, wait for them, and attach them. An interrupt cancels the request.
 
@@ -113,9 +115,11 @@ def launch_hosts(
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
         tell: called with a line at each step of the wait, and before the end of the hosts' time, from another thread.
         advice: follows the line about a host that joins later.
+        spare: how many of the hosts the caller leaves free; it needs more than these.
 
     Raises:
         SpawnError: a host has failed; the text names it and says what to do.
+        ArgumentError: the numbers of hosts contradict each other.
         MonarchError: this process is a rank.
     """
     if at_least is not None and at_least < 1:
@@ -129,12 +133,15 @@ def launch_hosts(
     if silence is not None:
         node.hosts.lease = silence
     keys = keys or node.hosts.keys or KeyPair.new()
+    # Before a scheduler is asked, where the number is known.
+    _check_counts(count, at_least, spare)
     agent = AgentConfig(
         "", "", node.proc, 0, 0, PRELOAD, owner_public=keys.public.decode(), lease=node.hosts.lease, later=LATER
     )
     show = tell or _say_nothing
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))
     try:
+        _check_counts(launch.expected, at_least, spare)
         joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
         attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S)
         ids = attachment.attach(joined)
@@ -250,6 +257,21 @@ class Reminder:
         self._plan(left - 1.0)
 
 
+def _check_counts(count: int, at_least: int | None, spare: int) -> None:
+    """Compare numbers of hosts; a count of 0 is not known yet."""
+    if count and at_least is not None and at_least > count:
+        raise ArgumentError(
+            f"at least {at_least} hosts cannot join if {count} are asked for; ask for {at_least} or more, or expect at "
+            f"least {count} or fewer"
+        )
+    fewest = count if at_least is None else at_least
+    if fewest and spare >= fewest:
+        few = f"at least {fewest}" if at_least is not None else str(fewest)
+        raise ArgumentError(
+            f"{spare} spare hosts of {few} leave none for ranks; keep {fewest - 1} or fewer, or ask for more hosts"
+        )
+
+
 def _say_nothing(line: str, keep: bool) -> None:
     pass
 
@@ -358,13 +380,15 @@ class _Attachment:
         local: list[str] = []
         if self._launch.forwarded:
             local = session.open_here(keys, here, [each.listening.public for each in joined])
+        unknown = [Address(self._launch.connect(each, local).address) for each in joined if not each.listening.src]
+        greeted = iter(self._greet(unknown))
         listening: list[Listening] = []
         for each in joined:
-            route = self._launch.connect(each, local)
             known = each.listening
             if not known.src:
-                listening.append(session.greet(route.address, keys, self._patience))
+                listening.append(next(greeted))
                 continue
+            route = self._launch.connect(each, local)
             if each.host not in known.owner_address:
                 session.node.hosts.names[host_of(known.src)] = each.host
             if route.here:
@@ -373,6 +397,26 @@ class _Attachment:
         # Otherwise the agent of this host starts when something runs here, and is introduced then.
         session.attach(listening, keys, here, own=self._launch.agent_here)
         return tuple(host_of(each.src) for each in listening)
+
+    def _greet(self, workers: Sequence[Address]) -> list[Listening]:
+        """Connect to workers, which say which hosts they are; SpawnError if one does not serve this program."""
+        session, before = self._session, {*self._session.node.hosts.known}
+        answers = session.greet(workers, self._keys, self._patience)
+        served = [each for each in answers if not isinstance(each, Refusal)]
+        if len(served) == len(answers):
+            return served
+        # The others take nobody else while they belong to this program.
+        session.release([host for each in served if (host := host_of(each.src)) not in before], orderly=False)
+        refusals = [each for each in answers if isinstance(each, Refusal)]
+        raise SpawnError(
+            "\n".join(
+                f"worker at {each.address}: {each.reason}"
+                if each.final
+                else f"no worker answered at {each.address} within {self._patience:g} s: {each.reason}"
+                for each in sorted(refusals, key=lambda each: not each.final)
+                if each.final or not any(other.final for other in refusals)
+            )
+        )
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:

@@ -30,6 +30,7 @@ from monarch._procs.session_folder import (
     remove_folder,
 )
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
+from monarch._session.greeting import Address, Greeting, Greetings, Refusal, answers_of
 from monarch._session.host_watch import HostWatch
 from monarch._session.local_agent import LocalAgent
 from monarch._session.orderly_end import end_processes
@@ -41,16 +42,12 @@ from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
-from monarch._wire.links import Link
 from monarch._wire.receiving.timers import until_next
-from monarch._wire.tcp import why_unreachable
 from monarch.config import STOP_CLEANUP
-from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
+from monarch.exceptions import MonarchError
 
 _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
-_AGAIN = 0.25
-"""Seconds between requests to a worker that does not answer."""
 
 
 class Session:
@@ -97,8 +94,7 @@ class Session:
         """Address and public key by host, for all agents. Single operations only."""
         self._forwarded: dict[str, dict[str, str]] = {}
         """By host: addresses of this program and its agent as that host connects to them, through forwarded ports."""
-        self._greeted: dict[str, Promise[m.Listening]] = {}
-        """By token, the greetings that workers have not answered. Single operations only."""
+        self._greetings = Greetings(self.node)
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.dying.subscribe(self.output.ended)
@@ -112,6 +108,7 @@ class Session:
         self._uplinks = Uplinks(node, self.output, self._watch.watch, self._watch.forget)
         self._partitions = Partitions(node, self.host_lost, self._uplinks.tree.parted)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
+        node.dispatch.handle(m.Refused, self._on_refused)
         node.add_part(self)
         actors_of(node).others[CONTROLLERS] = ControllerDirectory(node)
         node.receive_loop.start()
@@ -262,57 +259,46 @@ class Session:
             table = {name: (ways.get(name, at), key) for name, (at, key) in [*self._table.items()]} if ways else {}
             self.node.peers.get(f"{host}/agent").send(m.encode(m.Hosts(table)) if table else common)
 
-    def greet(self, address: str, keys: KeyPair, timeout: float, way: str = "") -> m.Listening:
-        """Connect to an address, whose agent has this program's key pair, and return the agent's answer.
+    def greet(
+        self, agents: Sequence[Address], keys: KeyPair, timeout: float, patient: bool = False
+    ) -> list[m.Listening | Refusal]:
+        """Connect to agents that have this key pair, and return the answer of each, or why there is none.
 
         Args:
-            address: the address of the agent.
+            agents: the addresses of the agents.
             keys: the pair.
-            timeout: seconds.
-            way: the address of this program as the agent connects to it; empty for the one that others use.
-
-        Raises:
-            SpawnError: nobody answers in time.
+            timeout: seconds for all of them.
+            patient: whether to wait for the others when one has refused.
         """
-        node = self.node
-        link = Link(node.hosts.context, address, node.hosts.hello, keys, keys.public, node.hosts.lease)
+        node, own = self.node, self._table[self.node.proc]
+        greetings: list[Greeting] = []
+        answers: list[m.Listening | Refusal] = []
         try:
-            listening = self._ask_who(link, address, timeout, way)
-        except BaseException:
-            link.close()
-            raise
+            for each in agents:
+                greetings.append(Greeting(node, self._greetings, each, keys, own))
+            answers = answers_of(greetings, timeout, [f"{host}/agent" for host in self._released], patient)
+            return [
+                self._adopt(greeting, answer, keys) if isinstance(answer, m.Listening) else answer
+                for greeting, answer in zip(greetings, answers, strict=True)
+            ]
+        finally:
+            for greeting in greetings:
+                greeting.close()
+
+    def _adopt(self, greeting: Greeting, listening: m.Listening, keys: KeyPair) -> m.Listening:
+        """Use the connection of an exchange for the host, unless it has one."""
+        node, address = self.node, greeting.where.address
         # It may listen on all addresses of its machine; this one reaches it.
         machine = address.rpartition(":")[0]
         peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
         host = host_of(listening.src)
         if host in node.hosts.known and host not in self._released:
             # Already attached: keep that connection.
-            link.close()
             return m.Listening(listening.src, node.hosts.known[host][0], self._table[host][0], listening.public)
         node.hosts.known[host] = (address, listening.public)
-        node.hosts.adopt(host, link, keys)
+        greeting.adopted = True
+        node.hosts.adopt(host, greeting.link, keys)
         return m.Listening(listening.src, address, peer, listening.public)
-
-    def _ask_who(self, link: Link, address: str, timeout: float, way: str) -> m.Listening:
-        own, public = self._table[self.node.proc]
-        until = time.monotonic() + timeout
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise SpawnError(f"no worker answered at {address} within {timeout:g} s: {_why_silent(address)}")
-            token = secrets.token_hex(8)
-            answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
-            # Messages to an ending agent are lost, and the next one listens at the same address.
-            link.send(self.node.hosts.hello)
-            link.send(m.encode(m.Hosts({self.node.proc: (way or own, public)}, token)))
-            try:
-                listening = answer.get(min(_AGAIN, left))
-            except CallTimeoutError:
-                continue
-            finally:
-                del self._greeted[token]
-            if host_of(listening.src) not in self._released:
-                return listening
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """Open this host's agent to other hosts, so that ranks on all hosts reach each other."""
@@ -330,10 +316,14 @@ class Session:
                 self._table[node.host] = (listening.peer_address, listening.public)
 
     def _on_listening(self, listening: m.Listening) -> None:
-        here = host_of(listening.src) == self.node.host
-        answer = self._listening if here else self._greeted.get(listening.token)
-        if answer is not None:
-            answer.complete(lambda: listening)
+        if host_of(listening.src) != self.node.host:
+            self._greetings.listens(listening)
+        elif self._listening is not None:
+            self._listening.complete(lambda: listening)
+
+    def _on_refused(self, refused: m.Refused, more: Sequence[Any]) -> None:
+        if not self._greetings.refused(refused):
+            self.node.peers.refused(refused, more)
 
     def host_lost(self, host: str, cause: Cause) -> None:
         """Give up a host whose connection broke, since messages may be lost."""
@@ -495,14 +485,3 @@ def _at_exit() -> None:
         session = session_of(current_node())
         if session is not None and session.pid == os.getpid():
             session.close(STOP_CLEANUP() + 1)
-
-
-def _why_silent(address: str) -> str:
-    """Return why no worker answers at an address, as far as is known, and what to do."""
-    why = why_unreachable(address)
-    if why:
-        return f"{why}; start a worker there, or correct the address"
-    return (
-        "something listens there, but it has another key or version, is attached by another program, or is stopped; "
-        "use the key file and the version of the worker, or try again when that program has ended"
-    )

@@ -245,6 +245,15 @@ class Link:
         finally:
             _held.end_and_run(held)
 
+    def offer(self, frame: bytes) -> None:
+        """Send a message of one frame, unless ZeroMQ has given the connection up, as to what speaks another protocol.
+
+        There, a send would wait without a bound.
+        """
+        with self._lock, contextlib.suppress(zmq.Again):
+            if not self._closed:
+                self._socket.send(frame, zmq.NOBLOCK)
+
     def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
         lock = self._lock
         if is_owned(lock):

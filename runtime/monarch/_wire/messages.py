@@ -66,11 +66,12 @@ class Hello(_Message, tag=0):
 
 
 class Refused(_Message, tag=1):
-    """Answer to a Hello of another version."""
+    """Answer to a Hello of another version, and to Hosts with a token, which it repeats, of a program not served."""
 
     version: int
     proc: str
     reason: str
+    token: str = ""
 
 
 class Call(_Message, tag=2):
@@ -582,9 +583,8 @@ def decode(frame: bytes | memoryview) -> AnyMessage:
     try:
         return decode_raw(frame)
     except UNREADABLE as error:
-        raise ProtocolError(
-            f"invalid control message of {len(frame)} bytes for protocol version {VERSION}: {error}"
-        ) from None
+        text = f"invalid control message of {len(frame)} bytes for protocol version {VERSION}: {error}"
+        raise ProtocolError(text) from None
 
 
 def pack(value: object) -> bytes:

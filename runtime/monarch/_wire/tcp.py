@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import selectors
 import socket as sockets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import zmq
 
@@ -39,9 +45,52 @@ def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = Tru
 
 def why_unreachable(address: str) -> str:
     """Return why no connection can be made to an address such as ``tcp://node1:22222``; empty if one can."""
+    return unreachable([address]).get(address, "")
+
+
+def unreachable(addresses: Sequence[str]) -> dict[str, str]:
+    """Return the addresses to which no connection can be made, with the reasons; all are tried at the same time."""
+    problems = dict.fromkeys(addresses, "timed out")
+    with selectors.DefaultSelector() as selector, ExitStack() as opened:
+        for address in problems:
+            try:
+                for connection in _begin(address):
+                    opened.enter_context(connection)
+                    selector.register(connection, selectors.EVENT_WRITE, (address, connection))
+            except OSError as error:
+                problems[address] = error.strerror or str(error)
+        deadline = time.monotonic() + _REACH_S
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                address, connection = key.data
+                selector.unregister(connection)
+                code = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_ERROR)
+                if not code:
+                    problems.pop(address, None)
+                elif address in problems:
+                    problems[address] = os.strerror(code)
+    return problems
+
+
+def _begin(address: str) -> list[sockets.socket]:
+    """Begin a connection to each address of a machine; OSError if its name is unknown, or all fail at once."""
     machine, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        sockets.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    begun: list[sockets.socket] = []
+    code = 0
+    for family, kind, _, _, where in sockets.getaddrinfo(machine.strip("[]"), int(port), type=sockets.SOCK_STREAM):
+        try:
+            connection = sockets.socket(family, kind)
+        except OSError as error:
+            # Such as IPv6, if this machine has none.
+            code = error.errno or 0
+            continue
+        connection.setblocking(False)
+        failed = connection.connect_ex(where)
+        if failed in (0, errno.EINPROGRESS):
+            begun.append(connection)
+        else:
+            connection.close()
+            code = failed
+    if not begun:
+        raise OSError(code, os.strerror(code))
+    return begun

@@ -71,6 +71,8 @@ class Executor(Actor):
         {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
+    monarch_of_program = True
+    """Only its program has the references of the tensors; see reattach.py."""
     monarch_titles = TITLES
     """Names of its calls, for errors and for users who wait for them."""
 
@@ -79,7 +81,7 @@ class Executor(Actor):
         hide_advice()
         self.rank = current_node().rank
         self.values: dict[int, Any] = {}
-        """DTensors and plain tensors by reference."""
+        """DTensors and plain tensors by reference. Any thread may read how many there are."""
         self.failed: dict[int, Failure] = {}
         """Failures by reference of the tensor that has no value."""
         self.new_failures: dict[int, Failure] = {}

@@ -249,6 +249,8 @@ class Mover(Actor):
 
     monarch_unstopped = frozenset({"want", "taken"})
     """Calls that a Stop of the notebook leaves alone."""
+    monarch_of_program = True
+    """See reattach.py."""
     monarch_titles = dict.fromkeys(("__init__", "want", "taken"), "to_mesh()")
     """Names of its calls, for errors."""
 

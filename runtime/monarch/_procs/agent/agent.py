@@ -28,7 +28,7 @@ from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.poll_loop import PollLoop
 from monarch._procs.agent.reports import ReportGathering
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Router
+from monarch._procs.agent.router import Refusing, Router
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
@@ -90,6 +90,7 @@ class Agent:
             self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
         )
         self.owner = config.owner
+        self.refusing = Refusing(self.proc, self.router, self._later, config.lease)
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
         self._claimed_by = time.monotonic() + (config.unclaimed or float("inf"))
@@ -200,6 +201,8 @@ class Agent:
         if name == self.owner and self.uplink.hung:
             # It may have gone for good: then the agent on the way to it will, too.
             self.uplink.straight_lost()
+        elif name and self.refusing.told(name):
+            self.router.forget_address(name)
         elif name and self._may_reconnect(name):
             self._host_left(name)
             self._tell_owner(m.Parted(self.proc, self.host, name, True))
@@ -208,7 +211,8 @@ class Agent:
             self._host_lost(name)
 
     def _look_at_owner(self) -> None:
-        if self.router.owner_lost() and not (self.uplink.hung or self.uplink.orphan):
+        # Without an owner, it was a program that is not served.
+        if self.router.owner_lost() and self.owner and not (self.uplink.hung or self.uplink.orphan):
             self._owner_died()
 
     def _receive_from(self, socket: zmq.Socket[bytes]) -> None:
@@ -247,10 +251,15 @@ class Agent:
 
     def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
         if hello.version != m.VERSION:
-            reason = f"this host agent speaks protocol version {m.VERSION}, {hello.proc} speaks {hello.version}"
-            self.router.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
+            self.refusing.greeted(hello)
         elif not self.owner:
             self.owner = hello.proc
+            self.refusing.pid = hello.pid
+            if self.router.owner_monitor is not None:
+                # It may have looked with another connection before, whose end is not that of the owner.
+                self.router.owner_lost()
+                if not self.router.own():
+                    self._owner_died()
 
     def _refuses(self, spawn: m.Spawn) -> str:
         """Return why these procs cannot be started here; empty if they can."""
@@ -421,6 +430,12 @@ class Agent:
             self._parted(down.host)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
+        if hosts.token and self.owner not in hosts.hosts:
+            # The end of the owner may not be processed yet.
+            self._look_at_owner()
+            if not self.closing:
+                self.refusing.answer(hosts, self.owner)
+            return
         self.router.learn(hosts)
         self._forwarding.found(hosts.hosts)
         if self.config.one_port and self.owner in hosts.hosts:

@@ -131,6 +131,9 @@ class LeasedAgent(Agent):
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         """Identify itself to any process with the key; a claim is needed to become the controller."""
+        if hosts.token and self.refusing.is_other(hosts):
+            self.refusing.answer(hosts, "")
+            return
         self.router.learn(hosts)
         if hosts.token and self.listening is not None:
             for proc in hosts.hosts:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 from monarch._procs.agent.request import AgentConfig
 from monarch._wire.messages import Listening
+from monarch.exceptions import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,18 @@ class HostRequest:
     agent: AgentConfig
     name: str = "monarch"
     at_least: int = 0
+
+
+def count_of(launcher: str, asked: int, named: int) -> int:
+    """Return the number of hosts of a request, or else the one that the launcher has.
+
+    Raises:
+        ArgumentError: neither says how many.
+    """
+    count = asked or named
+    if count < 1:
+        raise ArgumentError(f"{launcher}: expected a number of hosts, at least 1, got {count}; for example --hosts 2")
+    return count
 
 
 @dataclass(frozen=True)

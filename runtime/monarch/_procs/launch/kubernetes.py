@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from monarch._procs.launch import manifests
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, count_of
 from monarch._procs.launch.payload import SAFE_PATH, Order
 from monarch._procs.launch.podports import PodPorts
 from monarch._procs.launch.reports import Task
@@ -127,9 +127,7 @@ class KubernetesLauncher:
         """
         if shutil.which(self.kubectl) is None:
             raise SpawnError(f"{self.kubectl!r} is not installed on this machine; install Kubernetes' client")
-        count = request.count or self.count
-        if count < 1:
-            raise ArgumentError(f"kubernetes: expected a number of hosts, at least 1, got {count}")
+        count = count_of("kubernetes", request.count, self.count)
         return KubernetesLaunch(self, count, request)
 
     def client(self) -> list[str]:

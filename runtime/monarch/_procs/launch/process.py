@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -12,13 +13,15 @@ from typing import Any
 import msgspec
 
 from monarch._procs.agent.main import UNABLE
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route, count_of
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.posix import proc_start_time
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError
 
 HERE = "127.0.0.1"
+_numbers = itertools.count(1)
+"""Tell the hosts of a program apart, which all have the address of this machine."""
 _END_S = 5.0
 
 
@@ -49,9 +52,7 @@ class ProcessLauncher:
         Raises:
             ArgumentError: no number of hosts is given.
         """
-        count = request.count or self.count
-        if count < 1:
-            raise ArgumentError(f"process: expected a number of hosts, at least 1, got {count}")
+        count = count_of("process", request.count, self.count)
         return ProcessLaunch(self, count, request)
 
 
@@ -70,6 +71,7 @@ class ProcessLaunch:
         self.agents: list[HostAgent] = []
         self._connected = False
         self._addresses = list(launcher.addresses) or [HERE] * count
+        self._names = list(launcher.addresses) or [f"{HERE} ({next(_numbers)})" for _ in range(count)]
         try:
             for index in range(count):
                 config = msgspec.structs.replace(request.agent, listen=f"tcp://{self._addresses[index]}")
@@ -86,7 +88,7 @@ class ProcessLaunch:
         if not self._waiting:
             return []
         index = self._waiting.pop(0)
-        agent, host = self.agents[index], f"{self._addresses[index]}"
+        agent, host = self.agents[index], self._names[index]
         line = agent.first_line()
         if not line or line.startswith(UNABLE.encode()):
             if not line:
@@ -129,4 +131,10 @@ def make(where: str, count: int, options: Mapping[str, Any]) -> ProcessLauncher:
     """Return the launcher of ``process:2``, or of ``process`` with a number of hosts."""
     if where and not where.isdecimal():
         raise ArgumentError(f"process: expected a number of hosts, got {where!r}")
-    return ProcessLauncher(count=int(where or count), **options)
+    named = int(where or count)
+    if count and count != named:
+        raise ArgumentError(
+            f"process: 'process:{named}' names {named} hosts, but {count} are asked for; write 'process:{count}', or "
+            f"'process:{named}' without another number"
+        )
+    return ProcessLauncher(count=named, **options)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, Starting
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, Starting, count_of
 from monarch._procs.launch.payload import BOOT, GRACE_S, order_of
 from monarch._procs.launch.reports import Reports, Task
 from monarch.exceptions import ArgumentError, SpawnError
@@ -86,9 +86,7 @@ class RayLauncher:
             SpawnError: Ray is not installed, or the cluster does not answer.
             ArgumentError: no number of hosts is given.
         """
-        count = request.count or self.count
-        if count < 1:
-            raise ArgumentError(f"ray: expected a number of hosts, at least 1, got {count}")
+        count = count_of("ray", request.count, self.count)
         try:
             ray: Any = import_module("ray")
         except ImportError as error:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._procs.launch.interface import HostRequest, Joined, News, Queued, Route
+from monarch._procs.launch.interface import HostRequest, Joined, News, Queued, Route, count_of
 from monarch._procs.launch.payload import BOOT, CONNECTED, GRACE_S, SAFE_PATH, order_of
 from monarch._procs.launch.reports import Task
 from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
@@ -98,12 +98,13 @@ class SlurmLauncher:
         for tool in ("salloc", "srun", "squeue", "scancel"):
             if shutil.which(tool) is None:
                 raise SpawnError(f"{tool!r} is not installed on this machine; run this on a login node of the cluster")
-        count = request.count or self.count
-        if count < 1:
-            raise ArgumentError(f"slurm: expected a number of hosts, at least 1, got {count}")
+        count = count_of("slurm", request.count, self.count)
         there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
         if _INSIDE in os.environ and there and count > there:
-            raise ArgumentError(f"slurm: expected at most {there} hosts, those of this allocation, got {count}")
+            raise ArgumentError(
+                f"slurm: expected at most {there} hosts, those of this allocation, got {count}; ask for {there}, or "
+                f"start Jupyter outside the allocation"
+            )
         return SlurmLaunch(self, count, request)
 
     def resources(self) -> list[str]:

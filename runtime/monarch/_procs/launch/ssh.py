@@ -103,7 +103,10 @@ class SSHLauncher:
         if shutil.which(self.ssh) is None:
             raise SpawnError(f"{self.ssh!r} is not installed on this machine; install OpenSSH's client")
         if request.count > len(self.hosts):
-            raise ArgumentError(f"ssh: expected at least {request.count} hosts, got {len(self.hosts)}")
+            raise ArgumentError(
+                f"ssh: {len(self.hosts)} hosts are named, but {request.count} are asked for; name {request.count}, or "
+                f"ask for {len(self.hosts)} at most"
+            )
         return SSHLaunch(self, self.hosts[: request.count or None], request)
 
     def client(self, more: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from monarch._node.future import Future
@@ -17,9 +19,18 @@ PATIENCE_S = 10.0
 
 def ask_agent(node: Node, host: str, asked: AgentRequest) -> Any:
     """Send a request to the agent of a detached mesh and wait for its answer."""
-    answer = _Answer(node, host, asked.name)
-    node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
-    return answer.get(PATIENCE_S)
+    return ask_agents(node, {host: asked})[0]
+
+
+def ask_agents(node: Node, requests: Mapping[str, AgentRequest]) -> list[Any]:
+    """Send requests to agents of detached meshes, by host id, and wait for all answers, in that order."""
+    answers: list[_Answer] = []
+    for host, asked in requests.items():
+        answer = _Answer(node, host, asked.name)
+        answers.append(answer)
+        node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
+    deadline = time.monotonic() + PATIENCE_S
+    return [answer.get(max(0.0, deadline - time.monotonic())) for answer in answers]
 
 
 class _Answer(Future[Any]):

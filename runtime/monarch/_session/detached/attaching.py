@@ -65,6 +65,18 @@ def attach(name: str, timeout: float = PATIENCE_S, *, tell: Tell | None = None) 
     return detached
 
 
+def has_attached(name: str) -> bool:
+    """Return whether this program has a detached mesh of this name attached."""
+    return any(mesh.name == name for mesh in list(need_program().detached.values()))
+
+
+def leave(name: str) -> None:
+    """Detach from a mesh by its name, such as after an interrupt just before it was known by another one."""
+    for mesh in {id(each): each for each in list(need_program().detached.values())}.values():
+        if mesh.name == name:
+            mesh.leave()
+
+
 def end(name: str) -> None:
     """End a detached mesh that no other program has attached.
 
@@ -97,7 +109,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
     where: dict[str, list[str]] = {}
     for proc, answer in asked:
         try:
-            _, keys = answer.get(max(0.0, deadline - time.monotonic()))
+            _, keys, lost = answer.get(max(0.0, deadline - time.monotonic()))
         except CallTimeoutError:
             detached.problems.append(
                 f"process {proc} does not answer (it may be in C code); attach again when it is done"
@@ -107,6 +119,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
         else:
             for key in keys:
                 where.setdefault(key, []).append(proc)
+            detached.lost_tensors = max(detached.lost_tensors, lost)
     # Each host knows the processes of a mesh as they were at its last request; together they know the newest.
     orders = _orders(claims)
     for config, order, description in {each[0].procs.uid: each for each in orders}.values():

@@ -9,8 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from monarch._core.causes import HostLost
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
@@ -26,15 +24,14 @@ from monarch._procs.agent.services import claim, describe_procs, listen, note
 from monarch._procs.launch.holding.held import HeldLaunch
 from monarch._procs.os.posix import outlives
 from monarch._procs.session_folder import host_of
-from monarch._session.detached.agents import PATIENCE_S, ask_agent
+from monarch._session.detached.agents import PATIENCE_S, ask_agent, ask_agents
+from monarch._session.detached.greeting import Lack, greet_here, greet_hosts
 from monarch._session.draining import Notices, Preemption
 from monarch._session.launching import LOOPBACK, Reminder, Tell, local_address
 from monarch._session.session import Session, session_of
 from monarch._wire.keys import KeyPair
-from monarch._wire.messages import Listening
 from monarch._wire.pickling import dumps_whole
-from monarch._wire.tcp import why_unreachable
-from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
+from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 
 class DetachedHosts(HostMesh):
@@ -65,6 +62,8 @@ class DetachedMesh:
         book: the last ``note`` of this or an earlier program.
         dropped: bytes of output that were discarded while no program was attached.
         problems: descriptions of parts that could not be attached.
+        lost_tensors: the most tensors over the mesh that a rank had of earlier programs: those are lost, since their
+            names were in the program; variables of ranks are not.
         preemption: the notices that hosts are taken back; None for a mesh on this machine.
     """
 
@@ -76,6 +75,7 @@ class DetachedMesh:
         self.book = b""
         self.dropped = 0
         self.problems: list[str] = []
+        self.lost_tensors = 0
         self.preemption: Preemption | None = None
         self.ids = tuple(hosts)
         """Of its hosts that have answered."""
@@ -197,22 +197,26 @@ def need_program() -> Session:
     return session
 
 
-def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
+def connect(
+    record: Record, launch: HeldLaunch | None = None, ends: bool = False
+) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     """Become the controller of a detached mesh, and return the reports of the agents of its hosts.
 
     Args:
         record: its record.
         launch: the connection to the process that holds its hosts, if there is one already.
+        ends: whether the caller ends the mesh: then hosts that do not answer end with it.
 
     Raises:
         DetachedMeshInUseError: a program has it attached, or is starting it.
-        NoDetachedMeshError: none of its hosts answers, or it has just ended.
+        NoDetachedMeshError: none of its hosts is left, or it has just ended.
+        MonarchError: none of its hosts answers.
     """
     session = need_program()
     if any(host.id in session.detached for host in record.hosts):
         raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
     if not record.holder:
-        return _connect(session, record, None)
+        return _connect(session, record, None, ends)
     if launch is None:
         if not record.hosts:
             raise DetachedMeshInUseError(f"detached mesh {record.name!r} is being started by process {record.user}")
@@ -221,7 +225,7 @@ def connect(record: Record, launch: HeldLaunch | None = None) -> tuple[DetachedM
         except NoDetachedMeshError as error:
             raise NoDetachedMeshError(f"detached mesh {record.name!r} has ended: {error}") from None
     try:
-        return _connect(session, record, launch)
+        return _connect(session, record, launch, ends)
     except BaseException:
         launch.leave()
         raise
@@ -237,7 +241,7 @@ def end_recorded(record: Record) -> None:
         (mesh for host in record.hosts if (mesh := need_program().detached.get(host.id)) is not None), None
     )
     try:
-        mesh = known or connect(record)[0]
+        mesh = known or connect(record, ends=True)[0]
     except NoDetachedMeshError:
         if record.holder:
             # None of its hosts is left, so it has ended.
@@ -246,36 +250,39 @@ def end_recorded(record: Record) -> None:
     mesh.end()
 
 
-def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tuple[DetachedMesh, list[dict[str, Any]]]:
+def _connect(
+    session: Session, record: Record, launch: HeldLaunch | None, ends: bool
+) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     node, keys = session.node, KeyPair(record.public.encode(), record.secret.encode())
     forwarded = launch is not None and launch.forwarded
     here = LOOPBACK if launch is None or forwarded else local_address(record.hosts[0].address)
     session.listen(KeyPair.new(), here, [record.public])
     assert node.hosts.keys is not None
     local = session.open_here(node.hosts.keys, here, [record.public]) if forwarded else []
-    known: list[Listening] = []
     problems: list[str] = []
-    claims: list[dict[str, Any]] = []
     missing: list[RecordedHost] = []
+    lack = Lack()
     try:
         for host in record.hosts:
             session.forget(host.id)
             if host.name and host.name not in host.address:
                 node.hosts.names[host.id] = host.name
-            try:
-                known.append(_greet(session, record, host, keys, launch, local))
-            except SpawnError as error:
-                missing.append(host)
-                problems.append(f"host {host.name} does not answer: {error}")
-        if not known:
-            raise _gone(record, launch, problems)
+        if launch is None:
+            known = [greet_here(session, record, keys)]
+        else:
+            known, lack = greet_hosts(session, record, keys, launch, local)
+            missing, problems = lack.hosts, lack.problems()
+        if launch is not None and not known:
+            raise _gone(record, launch, lack, ends)
         for each in known:
             # Ignore earlier messages from it, if this program had it attached before.
             session.forget_peers(host_of(each.src))
         ids = [host_of(each.src) for each in known]
-        for host in ids:
-            others = [other.id for other in record.hosts if other.id != host]
-            claims.append(ask_agent(node, host, claim(os.getpid(), others)))
+        pid, every = os.getpid(), [host.id for host in record.hosts]
+        requests = {host: claim(pid, [other for other in every if other != host]) for host in ids}
+        # Of two programs at the same moment, the one that gets the first host gets all.
+        claims: list[dict[str, Any]] = ask_agents(node, {ids[0]: requests.pop(ids[0])})
+        claims += ask_agents(node, requests)
         session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
         if launch is not None:
             launch.stay()
@@ -296,51 +303,17 @@ def _connect(session: Session, record: Record, launch: HeldLaunch | None) -> tup
     return detached, claims
 
 
-def _greet(
-    session: Session,
-    record: Record,
-    host: RecordedHost,
-    keys: KeyPair,
-    launch: HeldLaunch | None,
-    local: Sequence[str],
-) -> Listening:
-    """Connect to the agent of a host, and return where it listens."""
-    if launch is None:
-        listening = session.greet(host.address, keys, PATIENCE_S)
-    else:
-        joined = next(each for each in launch.joined if host_of(each.listening.src) == host.id)
-        route = launch.connect(joined, local)
-        if not route.here:
-            why = why_unreachable(route.address)
-            if why:
-                # Its agent has ended, or its host.
-                raise SpawnError(f"{route.address}: {why}")
-        else:
-            session.attach_forwarded(joined.listening, [route.here[address] for address in local])
-        way = route.here[local[0]] if route.here else ""
-        try:
-            listening = session.greet(route.address, keys, PATIENCE_S, way)
-        except SpawnError:
-            raise SpawnError(
-                f"its agent at {host.address} is there, but has not answered for {PATIENCE_S:g} s; it may be stopped, "
-                f"or its machine busy; attach the mesh again later"
-            ) from None
-        listening = msgspec.structs.replace(listening, peer_address=joined.listening.peer_address)
-    if host_of(listening.src) != host.id:
-        raise MonarchError(f"{listening.src} answered at {host.address}, not the detached mesh {record.name!r}")
-    return listening
-
-
-def _gone(record: Record, launch: HeldLaunch | None, problems: Sequence[str]) -> NoDetachedMeshError:
-    """Return the error about a mesh without hosts; what is left of it ends."""
-    if launch is not None:
+def _gone(record: Record, launch: HeldLaunch, lack: Lack, ends: bool) -> MonarchError:
+    """Return the error about a mesh of which no host answers; what is left of it ends if nothing can come back."""
+    problems = "; ".join(lack.problems())
+    if lack.ended or ends:
         launch.end()
         return NoDetachedMeshError(
-            f"detached mesh {record.name!r} has ended, because none of its hosts answers: {'; '.join(problems)}"
+            f"detached mesh {record.name!r} has ended, because none of its hosts answers: {problems}"
         )
-    return NoDetachedMeshError(
-        f"the detached mesh {record.name!r} did not answer at {record.hosts[0].address} within {PATIENCE_S:g} s; its "
-        f"agent is process {record.pid}"
+    return MonarchError(
+        f"detached mesh {record.name!r} is kept, but cannot be attached now: {problems}; %mesh down {record.name}, or "
+        f"'kill -9 {record.pid}', ends it with its hosts"
     )
 
 

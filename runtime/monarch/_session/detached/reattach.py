@@ -15,10 +15,12 @@ from monarch.exceptions import StoppedError
 
 _MOST = 64 << 20
 """The most bytes of an actor's arguments that are sent to another program."""
+OF_PROGRAM = "monarch_of_program"
+"""Attribute of classes of actors that are of no use without the program that has made them."""
 
 
 @service("reattach.adopt", "quick")
-def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
+def adopt(root: str, former: list[str]) -> tuple[Any, list[str], int]:
     """Make another program the controller of this process.
 
     Args:
@@ -26,7 +28,8 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
         former: proc ids of its former controllers.
 
     Returns:
-        The procs of its mesh, and the keys of the actors here that the program now owns.
+        The procs of its mesh, the keys of the actors here that the program now owns, and the number of tensors here
+        that only a former one could name: they end with their actor.
     """
     node = current_node()
     config = node.config
@@ -50,13 +53,18 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     if config.owner in gone:
         config.owner = config.procs.owner = root
     keys: list[str] = []
+    lost = 0
     for cell in list(actors_of(node).here.values()):
         if cell.spec is not None:
+            if cell.spec.owner in gone and getattr(cell.spec.cls, OF_PROGRAM, False):
+                lost += len(getattr(cell.instance, "values", ()))
+                cell.halt("its program has ended, and no other one knows its tensors", lambda _: None)
+                continue
             if cell.spec.owner in gone:
                 cell.spec.owner = root
             if cell.spec.owner == root:
                 keys.append(cell.key)
-    return config.procs, keys
+    return config.procs, keys, lost
 
 
 @service("reattach.spec_of", "threaded")

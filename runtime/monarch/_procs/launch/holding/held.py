@@ -19,10 +19,10 @@ import msgspec
 from monarch._procs.launch.holding import messages as h
 from monarch._procs.launch.interface import Joined, News, Route
 from monarch._procs.launch.shared import hand_over
-from monarch._procs.os.posix import memfd
+from monarch._procs.os.posix import memfd, outlives, proc_start_time
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
-from monarch.exceptions import MonarchError, NoDetachedMeshError, SpawnError
+from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
 
 _MODULE = "monarch._procs.launch.holding.holder"
 _ANSWER_S = 30.0
@@ -30,6 +30,8 @@ _ANSWER_S = 30.0
 _SOON_S = 5.0
 """Seconds for it to answer what it knows."""
 _END_S = 15.0
+_GOING_S = 1.0
+"""Seconds for the process to be gone after its connections."""
 _BEGIN_S = 180.0
 """Seconds for the process to start and for the launcher to ask; Ray takes more than a minute at most."""
 _ENDED = "the process that held its hosts has ended, and its hosts with it"
@@ -61,6 +63,8 @@ class HeldLaunch:
             raise NoDetachedMeshError(_ENDED) from None
         except OSError as error:
             raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
+        self._start = proc_start_time(self._pid())
+        """When that process started; None if it has just ended."""
         try:
             known = self._greeting()
         except BaseException:
@@ -133,7 +137,7 @@ class HeldLaunch:
             except TimeoutError:
                 raise self._silent(timeout) from None
             except OSError as error:
-                raise MonarchError(f"the process that holds the hosts is gone: {error}") from None
+                raise self._parted() from error
         if isinstance(reply, h.Problem):
             raise h.error_of(reply)
         assert isinstance(reply, h.Answer)
@@ -145,7 +149,7 @@ class HeldLaunch:
         except TimeoutError:
             raise self._silent(_ANSWER_S) from None
         except OSError as error:
-            raise NoDetachedMeshError(f"{_ENDED} ({error})") from None
+            raise self._parted() from error
         if isinstance(known, h.Problem):
             raise h.error_of(known)
         assert isinstance(known, h.Held)
@@ -158,6 +162,14 @@ class HeldLaunch:
             f"it if it is stopped, and 'kill -9 {pid}' ends it with its hosts"
         )
 
+    def _parted(self) -> MonarchError:
+        """Return the error about a connection that the process has ended, or that has ended with it."""
+        if self._start is not None and outlives(self._pid(), self._start, _GOING_S):
+            return DetachedMeshInUseError(
+                "another program has attached the mesh; attach it once that program has ended or lost its connection"
+            )
+        return NoDetachedMeshError(_ENDED)
+
     def _pid(self) -> int:
         """Return the pid of the process."""
         return struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
@@ -167,7 +179,7 @@ class HeldLaunch:
         while True:
             packet = self._connection.recv(h.PACKET)
             if not packet:
-                raise NoDetachedMeshError(_ENDED)
+                raise self._parted()
             try:
                 known, reply = _numbered.decode(packet)
             except msgspec.DecodeError as error:
