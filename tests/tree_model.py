@@ -26,7 +26,7 @@ from monarch._procs.agent import uplink as uplink_module
 from monarch._procs.agent.agent import Agent
 from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.merging import outputs_of
-from monarch._procs.agent.router import Router
+from monarch._procs.agent.router import Refusing, Router
 from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
@@ -170,6 +170,7 @@ def make_agent(world: World, proc: str) -> Any:
         has_ties=lambda _: world.ties,
     )
     agent.closing, agent.listening = False, None
+    agent.refusing = Refusing(proc, agent.router, agent._later, LEASE)
     agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
 
     def failed(frames: list[Any], error: Exception) -> None:

@@ -504,7 +504,7 @@ def test_errors_of_launchers_are_told(run: Callable[..., Program], tmp_path: Pat
         keep("mine", 60, on="process:2", options={"colour": "green"})
     with pytest.raises(ArgumentError, match="options: expected numbers"):
         keep("mine", 60, on="process:2", options={"env": object()})
-    with pytest.raises(ArgumentError, match="expected on"):
+    with pytest.raises(ArgumentError, match="hosts and options need a launcher"):
         keep("mine", 60, hosts=2)
     with pytest.raises(SpawnError, match="host nowhere"):
         keep("mine", 60, on="ssh:nowhere", options={"ssh": "false"})
