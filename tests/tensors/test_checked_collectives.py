@@ -263,7 +263,7 @@ def test_different_calls_of_each_kind_raise(procs: Callable[..., Any]) -> None:
     mesh.check_collectives()
     for name, (code, text) in DIFFERENT.items():
         said = mismatch(caller.call.call(code))
-        assert text in said and "none of them has begun" in said, (name, said)
+        assert text in said and "none of them has started" in said, (name, said)
         # The group works.
         assert values(caller.call.call("x = torch.ones(1); dist.all_reduce(x); assert x.item() == 3")) == [1.0] * 3
 
