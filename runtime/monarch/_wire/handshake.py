@@ -6,7 +6,6 @@ import time
 from enum import Enum
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from monarch._wire.keys import HANDSHAKE_MS, KeyPair
 from monarch._wire.links import RECONNECT_MS
@@ -70,6 +69,9 @@ class Probe:
 
     def look(self) -> Handshake:
         """Return what has happened so far, without waiting."""
+        # It imports asyncio, which most programs do not need.
+        from zmq.utils.monitor import recv_monitor_message
+
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
