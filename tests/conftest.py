@@ -162,7 +162,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_objects() -> None:
-    """What there is already is not looked through after each test of a module, which would take most of its time."""
+    """Leave objects from before a module out of the checks after its tests: they would take most of the time."""
     gc.collect()
     gc.freeze()
 
@@ -267,7 +267,7 @@ class Program:
         self.out, self.err, self.code, self.left = done.stdout, done.stderr, done.returncode, left
 
     def ok(self) -> str:
-        """What it printed; it ended well, and has left nothing behind."""
+        """Return its output; it must end well, and leave nothing behind."""
         assert self.code == 0, self.err
         assert not self.left
         return self.out

@@ -7,7 +7,7 @@ from leaks import wait_until
 
 
 def said(notebook: Notebook, line: str) -> str:
-    """What a line prints."""
+    """Run a line, and return its output."""
     return notebook.run(line).ok().stream("stdout")
 
 
@@ -26,7 +26,7 @@ class Dialog:
         return channel.get_msg(timeout=1)["content"]["prompt"]
 
     def shown(self) -> str:
-        """What has been shown since the last time; the next question tells that it is complete."""
+        """Return the text shown since the last time; the next question tells that it is complete."""
         self.notebook.take(lambda: len(self.cell.stream()) > self.seen, "an answer")
         text = self.cell.stream()[self.seen :]
         self.seen += len(text)

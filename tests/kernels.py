@@ -29,7 +29,7 @@ _LOOK_MS = 10
 
 
 class Cell:
-    """What one request has shown so far, in the order in which it came."""
+    """Messages that one request has shown so far, in the order in which they came."""
 
     def __init__(self, notebook: Notebook, code: str) -> None:
         self.notebook = notebook
@@ -43,7 +43,7 @@ class Cell:
         return [message["content"] for message in self.messages if message["msg_type"] in kinds]
 
     def stream(self, name: str | None = None) -> str:
-        """What went to its streams, or to one of them."""
+        """Return the text of its streams, or of one of them."""
         return "".join(each["text"] for each in self.contents("stream") if name in (None, each["name"]))
 
     def said(self, stream: str | None = None) -> dict[str, set[int]]:
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def bundles(self) -> list[dict[str, Any]]:
-        """What it has displayed and returned, with the updates of it, without the line that says who still runs."""
+        """Return the values that it has displayed and returned, updated, without the line that says who still runs."""
         found: list[dict[str, Any]] = []
         places: dict[str, list[int]] = {}
         for message in self.messages:

@@ -258,7 +258,7 @@ def live_segments() -> int:
 
 
 class Snapshot:
-    """What there is at one moment."""
+    """Processes, files and memory that exist at one moment."""
 
     def __init__(self) -> None:
         self.processes = processes()
@@ -271,7 +271,7 @@ class Snapshot:
         self.state = state.unsettled()
 
     def since(self, before: Snapshot) -> list[str]:
-        """What there is more than before, each in words."""
+        """Return each thing that did not exist before, in words."""
         found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in before.processes]
         found += [f"thread {name}" for ident, name in self.threads.items() if ident not in before.threads]
         found += state.strange_threads(before.all_threads)
@@ -293,11 +293,11 @@ class Kit:
         self.before = Snapshot()
 
     def rebase(self) -> None:
-        """What there is now was there before: something that is to be shared by tests."""
+        """Treat all that exists now as if it existed before: tests are to share it."""
         self.before = Snapshot()
 
     def left(self, seconds: float = SOON, *, opened: bool = True) -> list[str]:
-        """What a test has left behind, once what ends by itself had time to; ``opened`` includes descriptors."""
+        """Return what a test has left behind, after some time to end by itself; ``opened`` includes descriptors."""
         found: list[str] = []
 
         def nothing() -> bool:

@@ -86,7 +86,7 @@ class Log:
 
 
 class Page:
-    """What the browser shows, by the rules of the protocol."""
+    """Output as the browser shows it, by the rules of the protocol."""
 
     def __init__(self) -> None:
         self.number = -1

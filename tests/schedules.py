@@ -37,7 +37,7 @@ class Thread:
         self.ident: int | None = None
         self.go = threading.Semaphore(0)
         self.ready: Callable[[], bool] | None = None
-        """What it waits for; None while it can run."""
+        """Return the thing that it waits for; None while it can run."""
         self.until: Callable[[], float] = lambda: INFINITE
         self.over = False
         self._real = threading.Thread(target=self._run, name=name, daemon=True)
@@ -293,7 +293,7 @@ class Alarm:
 
 
 def primitives(schedule: Schedule) -> Primitives:
-    """What a receive loop needs, simulated."""
+    """The surroundings of a receive loop, simulated."""
     return Primitives(
         mutex=lambda: Mutex(schedule),
         gate=lambda: Gate(schedule),

@@ -38,7 +38,7 @@ def _node() -> Any:
 
 
 def _account(proc: str) -> tuple[int, int] | None:
-    """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
+    """Return how many messages of this process another one has finished and holds; None while that changes."""
     from monarch._node.services.asking import ask_proc
     from monarch._session.statistics import account_of
 
@@ -70,7 +70,7 @@ _BUSY = "counts while it finishes more"
 
 
 def _wrong(node: Any, proc: str) -> str:
-    """What does not add up between this process and another one; empty if it does."""
+    """Return how the counts of this process and another one differ; empty if they agree."""
     from monarch.exceptions import MonarchError
 
     peer = node.peers.known[proc]
@@ -88,7 +88,7 @@ def _wrong(node: Any, proc: str) -> str:
 
 
 def unsettled() -> list[str]:
-    """What is under way in the session of this process, in words."""
+    """Return the unfinished work in the session of this process, in words."""
     from monarch._session.statistics import statistics_of
 
     node = _node()

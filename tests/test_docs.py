@@ -42,7 +42,7 @@ def sections(text: str, mark: str) -> dict[str, str]:
 
 
 def first_column(section: str) -> list[str]:
-    """What stands in backticks in the first column of the tables of a part."""
+    """Return the names in backticks in the first column of the tables of a part."""
     return re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
 
 

@@ -31,8 +31,8 @@ from monarch._procs.agent.spreading import Spreading
 from monarch._procs.agent.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._session.partition import Partitions
-from monarch._session.ways import tree as tree_module
-from monarch._session.ways.uplinks import Uplinks
+from monarch._session.routes import tree as tree_module
+from monarch._session.routes.uplinks import Uplinks
 from monarch._wire import messages as m
 
 PROGRAM = "c/c1"

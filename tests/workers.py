@@ -42,7 +42,7 @@ class Workers:
         return pids_named("monarch-agent", before=self._before)
 
     def wait(self, process: subprocess.Popen[str]) -> str:
-        """What it says next."""
+        """Return the next line that it prints."""
         assert process.stdout is not None
         return process.stdout.readline()
 

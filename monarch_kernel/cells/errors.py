@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
 from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop import uninterrupted
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.stop_run import uninterrupted
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_number, missing_magic, show_traceback, syntax_lines
@@ -26,7 +26,7 @@ from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import most_similar
 from monarch_kernel.kernel_like import kernel_of, own_kernel, request_of
 from monarch_kernel.meshes.registry import NoMesh
-from monarch_kernel.output.render import CellStopped
+from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.source.cell import CellSyntaxError
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")

@@ -14,10 +14,10 @@ from typing import Any
 from monarch._kernel_api import ValueMesh, current_node, describe_ranks, duration_text, in_thread, when_done
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.calls.running import Run, Running, ended_from_outside
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.compat import display
 from monarch_kernel.meshes.asking import places_of
-from monarch_kernel.output.render import MeshCellError
+from monarch_kernel.output.cell_errors import MeshCellError
 from monarch_kernel.output.streams import Place
 
 

@@ -20,7 +20,7 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError
 from monarch_kernel.calls.running import Run
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
@@ -28,8 +28,8 @@ from monarch_kernel.grammar.header import Header
 from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
+from monarch_kernel.output.cell_errors import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.displays import Displays
-from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
 
 

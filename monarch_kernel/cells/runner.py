@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch._kernel_api import ActorMesh
 from monarch_kernel.calls.running import Run
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import run_nested

@@ -25,12 +25,12 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.calls.record import Ahead, Calls
 from monarch_kernel.calls.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
-from monarch_kernel.calls.stop import SUSPENDED, stop_ranks, uninterrupted
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.stop_run import SUSPENDED, stop_ranks, uninterrupted
 from monarch_kernel.calls.waits import titles_text
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.output.render import CellStopped
+from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.output.streams import Streams
 
 _MOST = 64

@@ -23,7 +23,7 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.output.render import MeshCellError
+from monarch_kernel.output.cell_errors import MeshCellError
 
 
 class Failing:

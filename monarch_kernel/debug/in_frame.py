@@ -26,8 +26,8 @@ from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.grammar.header import Header, HeaderError
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.bundles import bundles_of_ranks
+from monarch_kernel.output.cell_errors import CellStopped, MeshCellError
 from monarch_kernel.output.displays import Displays
-from monarch_kernel.output.render import CellStopped, MeshCellError
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.source.cell import Source
 

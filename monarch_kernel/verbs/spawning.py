@@ -25,8 +25,8 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop import stop_ranks, uninterrupted
-from monarch_kernel.calls.stopped import Stopped
+from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.stop_run import stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.grammar.header import HERE, HeaderError, parse, ranks_of
 from monarch_kernel.grammar.spawn import Order

@@ -387,7 +387,7 @@ class World:
         self.took(probe.request.target, self.waits[probe.request.target].receive(probe))
 
     def enabled(self, asking: bool) -> list[Callable[[], None]]:
-        """What can happen next."""
+        """Return the events that are possible next."""
 
         def of(events: list[object], do: Callable[..., None]) -> list[Callable[[], None]]:
             def take(event: object) -> None:

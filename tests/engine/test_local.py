@@ -31,7 +31,7 @@ torch: Any = torch_
 
 
 def values(mesh: Any, tensor: Any) -> list[Any]:
-    """What each rank has, in the order of ranks."""
+    """Return the value of each rank, in the order of ranks."""
     return [
         monarch.inspect(tensor, dp=dp, mp=mp).tolist() for dp in range(mesh.shape[0]) for mp in range(mesh.shape[1])
     ]

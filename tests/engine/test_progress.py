@@ -9,7 +9,7 @@ import pytest
 
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import Failure
+from monarch._engine.failures import OpFailure
 from monarch._engine.rank import progress as progress_
 from monarch._engine.rank.moving import _Exports  # pyright: ignore[reportPrivateUsage]
 from monarch._engine.rank.progress import Limit, Progress, places, ranks_behind
@@ -152,7 +152,7 @@ def test_those_who_wait_for_a_value_learn_that_it_has_failed() -> None:
     exports = _Exports()
     exports.want(7, Port())
     assert not sent
-    failure = Failure("embedding", 0, (1,), "IndexError", "out of range", "")
+    failure = OpFailure("embedding", 0, (1,), "IndexError", "out of range", "")
     exports.failed[7] = failure
     exports.fail(7, failure)
     assert sent == [failure]

@@ -33,7 +33,7 @@ class Rank(Actor):
 
     @endpoint
     def device(self) -> tuple[str, int, int]:
-        """What it sees, how many, and its current device, which is chosen when CUDA begins."""
+        """Return the GPUs that it sees, their number, and its current device, which is chosen when CUDA begins."""
         torch.ones(1, device="cuda")
         return os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.device_count(), torch.cuda.current_device()
 

@@ -96,7 +96,7 @@ BY_HAND |= {
 
 
 class Source(NamedTuple):
-    """What a file of the package does."""
+    """A file of the package, and the names that it uses."""
 
     path: Path
     reads: set[str]

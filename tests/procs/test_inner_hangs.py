@@ -18,7 +18,7 @@ from monarch._node.services.asking import send_signal
 from monarch._node.services.registry import request
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop import stop_ranks
+from monarch_kernel.calls.stop_run import stop_ranks
 
 class Sleeper(Rank):
     @endpoint

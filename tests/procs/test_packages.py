@@ -77,7 +77,7 @@ def _place_of(module: str) -> str:
 
 
 def used(hosts: sshd.SSHHosts, packages: str, *nodes: str) -> tuple[list[Any], list[str]]:
-    """What a rank of each host imports, of two if none is named, and the lines of the wait."""
+    """Return the import of a rank of each host, of two if none is named, and the lines of the wait."""
     lines: list[str] = []
     job = SSHJob({"all": [*nodes] or ["node1", "node2"]}, config=hosts.config, packages=packages)
     with job.told_by(lines.append):

@@ -149,7 +149,7 @@ class Member(Actor):
 
     @endpoint
     def spoil_before_there_are_connections(self) -> str:
-        """What a use of the group raises if a rank died when this one had only begun to join."""
+        """Return the error of a use of the group if a rank died when this one had only begun to join."""
         from monarch._groups.breaking import spoil
         from monarch.exceptions import GroupError
 
@@ -179,7 +179,7 @@ class Member(Actor):
 
     @endpoint
     def spoil_while_the_others_are_awaited(self) -> str:
-        """What a use of the group raises that waits for the other ranks, once the generation is spoiled."""
+        """Return the error of a use of the group that waits for the other ranks, once the generation is spoiled."""
         from monarch._tensors.collectives import world as worlds
         from monarch.exceptions import GroupError
 

@@ -14,7 +14,7 @@ MOST_TEXT = 20_000
 """Characters of a traceback that travel."""
 
 
-class Failure(NamedTuple):
+class OpFailure(NamedTuple):
     """An op that failed on some ranks; its results, and all that depends on them, have no value.
 
     Attributes:
@@ -50,27 +50,27 @@ class Unreported(NamedTuple):
     """
 
     mesh: str
-    failure: Failure
+    failure: OpFailure
     numbers: tuple[int, ...]
     kept: tuple[int, ...] = ()
 
 
-def failure_of(error: BaseException, op: str, line: int, rank: int) -> Failure:
+def failure_of(error: BaseException, op: str, line: int, rank: int) -> OpFailure:
     """Return the failure of an op on this rank."""
     text, _ = trace(error)
     message = str(error) or ("a Stop interrupted it" if isinstance(error, KeyboardInterrupt) else "")
-    return Failure(op, line, (rank,), type(error).__name__, message[:MOST_TEXT], text[-MOST_TEXT:])
+    return OpFailure(op, line, (rank,), type(error).__name__, message[:MOST_TEXT], text[-MOST_TEXT:])
 
 
-def failure_of_call(error: ActorError, op: str, line: int, ranks: Sequence[int]) -> Failure:
+def failure_of_call(error: ActorError, op: str, line: int, ranks: Sequence[int]) -> OpFailure:
     """Return the failure of a function on some of the ranks that it was sent to."""
     at = sorted(error.failures) or [error.rank or 0]
     cause = error.exception or error
     text = (str(cause) or "no message")[:MOST_TEXT]
-    return Failure(op, line, tuple(ranks[each] for each in at), type(cause).__name__, text, str(error)[-MOST_TEXT:])
+    return OpFailure(op, line, tuple(ranks[each] for each in at), type(cause).__name__, text, str(error)[-MOST_TEXT:])
 
 
-def merged(first: Failure | None, second: Failure) -> Failure:
+def merged(first: OpFailure | None, second: OpFailure) -> OpFailure:
     """Return one failure for two ranks that failed alike; the first one otherwise."""
     if first is None:
         return second
@@ -115,7 +115,7 @@ def _named(numbers: tuple[int, ...], names: Mapping[int, str]) -> str:
     return ", ".join(shown)
 
 
-def error_of(failure: Failure, mesh: str) -> DeviceMeshError:
+def error_of(failure: OpFailure, mesh: str) -> DeviceMeshError:
     """Return the error for a look at a tensor without a value. On a rank it lacks the line, which the program knows."""
     if failure.kind == LOST:
         return DeviceMeshError(failure.text, mesh=mesh, ranks=failure.ranks)

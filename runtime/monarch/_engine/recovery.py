@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import LOST, Failure, Unreported, error_of, failure_of_call, merged
+from monarch._engine.failures import LOST, OpFailure, Unreported, error_of, failure_of_call, merged
 from monarch._engine.rank.reports import Report
 from monarch._engine.recording.observer import current
 from monarch._engine.resilience.executing import Execution
@@ -33,7 +33,7 @@ recovering = threading.RLock()
 """Held by the thread that recovers; others that need it wait for its calls to the ranks."""
 
 
-def _is_same(first: Failure, second: Failure) -> bool:
+def _is_same(first: OpFailure, second: OpFailure) -> bool:
     if first.kind == LOST:
         return first == second
     return (first.op, first.line, first.kind) == (second.op, second.line, second.kind)
@@ -52,7 +52,7 @@ class Recovery:
     """
 
     def __init__(
-        self, stream: OpStream, name: str, whole: Any, uid: str, heal: Callable[[list[int], dict[int, Failure]], bool]
+        self, stream: OpStream, name: str, whole: Any, uid: str, heal: Callable[[list[int], dict[int, OpFailure]], bool]
     ) -> None:
         self.stream = stream
         self._name = name
@@ -103,7 +103,7 @@ class Recovery:
             self._tell(failure)
         return reports
 
-    def _tell(self, failure: Failure) -> None:
+    def _tell(self, failure: OpFailure) -> None:
         """Keep an error without a tensor for the end of the cell, unless it is there already."""
         if not any(_is_same(each.failure, failure) for each in list(self.unreported)):
             self.unreported.append(Unreported(self._name, failure, ()))
@@ -186,7 +186,7 @@ class Recovery:
             if any(report.halted for report in reports.values()):
                 self.recover()
                 continue
-            failure: Failure | None = None
+            failure: OpFailure | None = None
             for report in reports.values():
                 if report.failure is not None:
                     failure = merged(failure, report.failure)
@@ -201,7 +201,7 @@ class Recovery:
             current.observer.looked()
         self.stream.flush()
 
-    def _told(self, failure: Failure) -> None:
+    def _told(self, failure: OpFailure) -> None:
         for each in list(self.unreported):
             if _is_same(each.failure, failure):
                 with suppress(ValueError):
@@ -248,7 +248,7 @@ class Recovery:
         """
         with recovering:
             idle, until = 0, 0.0
-            known: dict[int, Failure] = {}
+            known: dict[int, OpFailure] = {}
             while True:
                 found, members, lost, new = self._agree_all()
                 if found:
@@ -275,10 +275,10 @@ class Recovery:
                         mesh=self._name,
                     )
 
-    def _spread(self, members: list[Recovery], known: dict[int, Failure]) -> None:
+    def _spread(self, members: list[Recovery], known: dict[int, OpFailure]) -> None:
         """Add what fails by ops that wait on some ranks only, as of other meshes: others have run them already."""
         while True:
-            new: dict[int, Failure] = {}
+            new: dict[int, OpFailure] = {}
             for _, answers in self._answers(members, lambda each: each.whole.spread.call(known)):
                 for number, failure in (pair for answer in answers for pair in answer.items()):
                     new[number] = merged(new.get(number), failure)
@@ -286,7 +286,7 @@ class Recovery:
                 return
             known.update(new)
 
-    def _resumed(self, members: list[Recovery], known: dict[int, Failure], lost: frozenset[str]) -> bool:
+    def _resumed(self, members: list[Recovery], known: dict[int, OpFailure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
         for each, reports in self._answers(members, lambda each: each._resume(known, lost)):
             each.is_due = any(report.halted for report in reports)
@@ -312,7 +312,7 @@ class Recovery:
             else:
                 yield each, answers
 
-    def _resume(self, known: dict[int, Failure], lost: frozenset[str]) -> Any:
+    def _resume(self, known: dict[int, OpFailure], lost: frozenset[str]) -> Any:
         order = self.stream.order
         with order.held():
             order.epoch += 1
@@ -320,9 +320,9 @@ class Recovery:
 
     def _agree_all(
         self,
-    ) -> tuple[dict[int, Failure], list[Recovery], frozenset[str], list[tuple[Recovery, list[int]]]]:
+    ) -> tuple[dict[int, OpFailure], list[Recovery], frozenset[str], list[tuple[Recovery, list[int]]]]:
         """Halt the ranks of all meshes; return what has failed, the meshes that live, uids of the others, new ranks."""
-        found: dict[int, Failure] = {}
+        found: dict[int, OpFailure] = {}
         living: list[Recovery] = []
         lost: set[str] = set()
         new: list[tuple[Recovery, list[int]]] = []
@@ -342,20 +342,20 @@ class Recovery:
                 found[number] = merged(found.get(number), failure)
         return found, living, frozenset(lost), new
 
-    def _note_unreported(self, found: dict[int, Failure]) -> None:
+    def _note_unreported(self, found: dict[int, OpFailure]) -> None:
         groups: dict[Any, list[int]] = {}
         for number, failure in found.items():
             groups.setdefault((failure.op, failure.line, failure.kind), []).append(number)
         for numbers in groups.values():
             self.unreported.append(Unreported(self._name, found[numbers[0]], tuple(numbers)))
 
-    def agree(self) -> tuple[dict[int, Failure], list[int]]:
+    def agree(self) -> tuple[dict[int, OpFailure], list[int]]:
         """Halt all ranks.
 
         Returns:
             The failures on any of them, by reference; and the positions of new ones, in the whole mesh.
         """
-        found: dict[int, Failure] = {}
+        found: dict[int, OpFailure] = {}
         self.waiting = {}
         with self.stream.order.held():
             halted = self.whole.halt.call()

@@ -21,7 +21,7 @@ from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
 from monarch._notebook.awaiting.cell_loop import cell_loop
-from monarch._notebook.awaiting.needs import needs_loop, runs_loop
+from monarch._notebook.awaiting.needs import needs_loop, runs_loop, speaks_of_loops
 from monarch._notebook.display import Display
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
@@ -220,7 +220,7 @@ def execute_code(
     if last is not None:
         parts.append(_compiled(ast.Expression(last.value), name, "eval"))
     whole = [*tree.body, last] if last is not None else tree.body
-    if _on_loop(parts, ast.Module(whole, [])):
+    if _on_loop(parts, ast.Module(whole if speaks_of_loops(source) else [], [])):
         value = yield _await_all(parts, variables)
     else:
         value = None

@@ -36,7 +36,7 @@ from monarch._session.local_agent import LocalAgent
 from monarch._session.orderly_end import end_processes
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
-from monarch._session.ways.uplinks import Uplinks
+from monarch._session.routes.uplinks import Uplinks
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.kinds import is_dict
 from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor, part_sizes, spec_of_dtensor
-from monarch._engine.failures import Failure
+from monarch._engine.failures import OpFailure
 from monarch._engine.parts import Part
 from monarch._engine.rank.making import wrap
 from monarch._engine.rank.operations import OPERATIONS
@@ -24,7 +24,7 @@ class HasTensors(Protocol):
     """The executor of a rank, which is above this file."""
 
     values: dict[int, Any]
-    failed: dict[int, Failure]
+    failed: dict[int, OpFailure]
 
 
 class Wanted(NamedTuple):

@@ -20,7 +20,7 @@ from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import memory_id, returns_view
 from monarch._engine.encoding import CALL, NEW, Entry, Fill, Template, filler, find_op, unpack
-from monarch._engine.failures import Failure, failure_of
+from monarch._engine.failures import OpFailure, failure_of
 from monarch._engine.ops.attention import register_attention
 from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
 from monarch._engine.rank.devices import on_device
@@ -82,9 +82,9 @@ class Executor(Actor):
         self.rank = current_node().rank
         self.values: dict[int, Any] = {}
         """DTensors and plain tensors by reference. Any thread may read how many there are."""
-        self.failed: dict[int, Failure] = {}
+        self.failed: dict[int, OpFailure] = {}
         """Failures by reference of the tensor that has no value."""
-        self.new_failures: dict[int, Failure] = {}
+        self.new_failures: dict[int, OpFailure] = {}
         """Those since the last recovery."""
         self.templates: dict[tuple[Region, int], _Known] = {}
         exports.failed = lent.failed = self.failed
@@ -296,7 +296,7 @@ class Executor(Actor):
         return Halt(found, self.is_new, self.rank, waiting)
 
     @endpoint
-    def spread(self, failed: dict[int, Failure]) -> dict[int, Failure]:
+    def spread(self, failed: dict[int, OpFailure]) -> dict[int, OpFailure]:
         """Learn what has failed elsewhere, and return what else fails by it among the ops that wait here."""
         for number, failure in failed.items():
             self._fail(number, failure)
@@ -345,7 +345,7 @@ class Executor(Actor):
     @endpoint
     def resume(
         self,
-        failed: dict[int, Failure],
+        failed: dict[int, OpFailure],
         renew: bool,
         regions: list[Region] | None,
         attempt: int,
@@ -406,7 +406,7 @@ class Executor(Actor):
             attempts.running = 0
         return True
 
-    def _fail(self, number: int, failure: Failure, is_known: bool = False) -> None:
+    def _fail(self, number: int, failure: OpFailure, is_known: bool = False) -> None:
         """Note that a tensor has no value.
 
         Args:
@@ -439,12 +439,12 @@ class Executor(Actor):
                 self._fail_op(region, entry, failure)
         self.kept, self._views = left, {}
 
-    def _failure_for(self, numbers: Iterable[int]) -> Failure | None:
+    def _failure_for(self, numbers: Iterable[int]) -> OpFailure | None:
         if not self.failed:
             return None
         return next((self.failed[number] for number in numbers if number in self.failed), None)
 
-    def _failure_before(self, region: Region, entry: Any) -> Failure | None:
+    def _failure_before(self, region: Region, entry: Any) -> OpFailure | None:
         """Return why an op cannot run: a tensor that it needs has failed."""
         number, inputs, _, outputs, _ = entry
         if not self.failed:
@@ -454,7 +454,7 @@ class Executor(Actor):
             return None
         return self._failure_for(inputs) or self._failure_for(outputs)
 
-    def _fail_op(self, region: Region, entry: Any, failure: Failure, is_known: bool = False) -> None:
+    def _fail_op(self, region: Region, entry: Any, failure: OpFailure, is_known: bool = False) -> None:
         number, inputs, _, outputs, _ = entry
         known = self.templates.get((region, number))
         if known is not None and known.template.kind == SEND:

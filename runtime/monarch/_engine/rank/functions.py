@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from monarch._engine.encoding import Input, Template
-from monarch._engine.failures import LOST, Failure
+from monarch._engine.failures import LOST, OpFailure
 from monarch._engine.parts import Part
 from monarch._engine.rank.local import plain
 from monarch._engine.rank.operations import OPERATIONS
@@ -135,10 +135,10 @@ def name_of(function: Any) -> str:
     return function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
 
 
-def cancelled(rank: int) -> Failure:
+def cancelled(rank: int) -> OpFailure:
     """Return why a function has no result that a rank has not got, or has forgotten."""
     text = "the function was cancelled on some ranks: a rank died before all of them had run it; call it again"
-    return Failure("", 0, (rank,), LOST, text, "")
+    return OpFailure("", 0, (rank,), LOST, text, "")
 
 
 def _is_part(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.failures import Failure, error_of
+from monarch._engine.failures import OpFailure, error_of
 from monarch._engine.rank.operations import OPERATIONS
 from monarch._node.current import current_node
 from monarch.exceptions import ArgumentError, TensorError
@@ -27,7 +27,7 @@ class _Lent:
         """With the time. Lock: ``_changed``."""
         self._halted = False
         """Whether the executor waits for the program. Lock: ``_changed``."""
-        self.failed: dict[int, Failure] = {}
+        self.failed: dict[int, OpFailure] = {}
         """The failures of the executor, which alone writes it."""
 
     def put(self, number: int, value: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from monarch._actors.endpoint import endpoint
 from monarch._core.kinds import is_dict
 from monarch._core.roster import split_proc
 from monarch._engine.encoding import Template
-from monarch._engine.failures import LOST, Failure
+from monarch._engine.failures import LOST, OpFailure
 from monarch._engine.rank.local import on_stream, plain
 from monarch._engine.rank.making import wrap
 from monarch._engine.rank.operations import OPERATIONS
@@ -36,7 +36,7 @@ class SourceFailedError(Exception):
         failure: why.
     """
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: OpFailure) -> None:
         super().__init__(failure.text)
         self.failure = failure
 
@@ -69,7 +69,7 @@ class _Refusal(NamedTuple):
         takers: how many ranks have not asked yet; each removes one.
     """
 
-    failure: Failure
+    failure: OpFailure
     takers: list[int]
 
 
@@ -86,7 +86,7 @@ class _Exports:
         """Whether the executor waits for the program. Lock: ``_lock``."""
         self._is_incomplete = False
         """Whether a rank of this mesh has died since the last recovery, so that ops may not come. Lock: ``_lock``."""
-        self.failed: dict[int, Failure] = {}
+        self.failed: dict[int, OpFailure] = {}
         """The failures of the executor, which alone writes it."""
         self._refused: dict[int, _Refusal] = {}
         """Why values do not come, until all have asked: the program may have dropped them. Lock: ``_lock``."""
@@ -126,13 +126,13 @@ class _Exports:
         else:
             port.send(failure if failure is not None else _HALTED)
 
-    def refuse(self, number: int, failure: Failure, takers: int) -> None:
+    def refuse(self, number: int, failure: OpFailure, takers: int) -> None:
         """Note that a value does not come, until some ranks have asked for it or are told otherwise."""
         if takers:
             with self._lock:
                 self._refused[number] = _Refusal(failure, [takers])
 
-    def _refusal(self, number: int) -> Failure | None:
+    def _refusal(self, number: int) -> OpFailure | None:
         """Return why a value does not come, with the lock."""
         found = self._refused.get(number)
         if found is None:
@@ -142,7 +142,7 @@ class _Exports:
             del self._refused[number]
         return found.failure
 
-    def fail(self, number: int, failure: Failure) -> None:
+    def fail(self, number: int, failure: OpFailure) -> None:
         """Tell the ranks that wait for a value that it has failed; the executor has noted that already."""
         with self._lock:
             ports = self._waiting.pop(number, [])
@@ -239,9 +239,9 @@ exports = _Exports()
 """Of this process."""
 
 
-def _lost(text: str) -> Failure:
+def _lost(text: str) -> OpFailure:
     rank = current_node().rank
-    return Failure("to_mesh", 0, (rank,), LOST, f"the value is missing: {text}", "")
+    return OpFailure("to_mesh", 0, (rank,), LOST, f"the value is missing: {text}", "")
 
 
 class Mover(Actor):
@@ -302,7 +302,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
             if uid in exports.lost_sources:
                 raise SourceFailedError(_lost("ranks of the source mesh died; heal that mesh first"))
             raise SourceHaltedError("the rank that sends a value waits for others of its mesh")
-        if isinstance(answer, Failure):
+        if isinstance(answer, OpFailure):
             raise SourceFailedError(answer)
         if answer is not None:
             answer.read_into(value.view(-1).view(torch.uint8)).get()

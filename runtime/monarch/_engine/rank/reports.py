@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import Failure
+from monarch._engine.failures import OpFailure
 
 TITLES = {
     **dict.fromkeys(("__init__", "prepare"), "the start of tensors on the ranks"),
@@ -35,7 +35,7 @@ class Report(NamedTuple):
 
     halted: bool
     value: Any = None
-    failure: Failure | None = None
+    failure: OpFailure | None = None
 
 
 class Halt(NamedTuple):
@@ -48,7 +48,7 @@ class Halt(NamedTuple):
         waiting: how many ops of each mesh or slice it has not run.
     """
 
-    failures: dict[int, Failure]
+    failures: dict[int, OpFailure]
     is_new: bool
     rank: int
     waiting: dict[Region, int]

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
 from monarch._engine.encoding import CALL, NEW
-from monarch._engine.failures import Failure
+from monarch._engine.failures import OpFailure
 
 _AT_ONCE = 32
 """Tensors in one message between ranks."""
@@ -21,7 +21,7 @@ class HasTensors(Protocol):
     """The executor of a rank, which is above this file."""
 
     values: dict[int, Any]
-    failed: dict[int, Failure]
+    failed: dict[int, OpFailure]
     kept: list[tuple[Region, Any]]
 
 
@@ -36,7 +36,7 @@ class Account(NamedTuple):
 
     held: set[int]
     kept: list[tuple[Region, Any]]
-    failed: dict[int, Failure]
+    failed: dict[int, OpFailure]
 
 
 class Restored(NamedTuple):

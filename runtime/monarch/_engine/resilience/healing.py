@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import Region
 from monarch._engine.encoding import Template
-from monarch._engine.failures import LOST, Failure, Unreported
+from monarch._engine.failures import LOST, OpFailure, Unreported
 from monarch._engine.rank.moving import UNSEND
 from monarch._engine.rank.renewing import AGAIN
 from monarch._engine.rank.restoring import Account, Restored, called, is_op, is_put
@@ -26,7 +26,7 @@ _WAIT_S = 600.0
 
 
 def heal_tensors(
-    meshes: Sequence[TensorMesh], whole: Any, shape: Region, replaced: Sequence[int], found: dict[int, Failure]
+    meshes: Sequence[TensorMesh], whole: Any, shape: Region, replaced: Sequence[int], found: dict[int, OpFailure]
 ) -> bool:
     """Let the ranks of some meshes continue after some of them were replaced.
 
@@ -53,7 +53,7 @@ class _Healing:
         whole: Any,
         shape: Region,
         replaced: Sequence[int],
-        found: dict[int, Failure],
+        found: dict[int, OpFailure],
     ) -> None:
         self._meshes = {mesh.region: mesh for mesh in meshes}
         self._whole = whole
@@ -88,14 +88,14 @@ class _Healing:
         lost = tuple(sorted(self._lost & live))
         if lost:
             text = f"{who} of {name} died with parts of tensors that no other rank had"
-            first.recovery.unreported.append(Unreported(name, Failure("", 0, ranks, LOST, text, ""), lost))
+            first.recovery.unreported.append(Unreported(name, OpFailure("", 0, ranks, LOST, text, ""), lost))
         for (op, line), (results, changed) in self._cancelled.items():
             numbers = tuple(sorted(results & live))
             kept = tuple(sorted(changed & live - set(self._failures)))
             if numbers or kept:
                 text = f"{op} was cancelled: {who} of {name} died before all ranks had run it"
                 first.recovery.unreported.append(
-                    Unreported(name, Failure(op, line, ranks, LOST, text, ""), numbers, kept)
+                    Unreported(name, OpFailure(op, line, ranks, LOST, text, ""), numbers, kept)
                 )
 
     def _round(self) -> list[Any]:
@@ -188,7 +188,7 @@ class _Healing:
         )
         for each in (*outputs, *changed):
             if each:
-                self._failures.setdefault(each, Failure("", line, ranks, LOST, text, ""))
+                self._failures.setdefault(each, OpFailure("", line, ranks, LOST, text, ""))
 
     def _restored(self, rank: int) -> list[Any]:
         """Return what a new rank needs: tensors by the rank that gives them."""
@@ -228,4 +228,4 @@ class _Healing:
             f"{describe_ranks(list(ranks))} of {mesh.procs.name}, which died; make it again, or load it from a "
             f"checkpoint"
         )
-        self._failures[number] = Failure("", 0, ranks, LOST, text, "")
+        self._failures[number] = OpFailure("", 0, ranks, LOST, text, "")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 _NEEDS = {"create_task", "get_running_loop", "current_task"}
 _OWN = {"run_until_complete", "run_forever"}
+_WORDS = re.compile("asyncio|Runner|" + "|".join(sorted(_NEEDS | _OWN)))
 _ELSEWHERE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def speaks_of_loops(source: str) -> bool:
+    """Return whether code has a word that the functions below look for: hardly any cell does, and looking is slow."""
+    return _WORDS.search(source) is not None
 
 
 def needs_loop(tree: ast.AST) -> bool:

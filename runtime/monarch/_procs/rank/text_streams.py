@@ -68,11 +68,12 @@ class RankFile(io.FileIO):
 
         Later prints are captured all the same, and a closed descriptor is opened again.
         """
-        if not self._has_kept() or self.reopen():
+        if _file_of(self.fileno()) == self.file or not self._has_kept() or self.reopen():
+            # The first of these holds at the end of almost every cell.
             self.is_replaced = False
             return ""
-        before, self.is_replaced = self.is_replaced, _file_of(self.fileno()) != self.file
-        return os.readlink(f"/proc/self/fd/{self.fileno()}") if self.is_replaced and not before else ""
+        before, self.is_replaced = self.is_replaced, True
+        return "" if before else os.readlink(f"/proc/self/fd/{self.fileno()}")
 
     def restore(self) -> None:
         """Undo what user code has done to the descriptor."""

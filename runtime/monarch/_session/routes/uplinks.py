@@ -9,7 +9,7 @@ from monarch._node.node import Node
 from monarch._node.spreads import Gateway, is_settled
 from monarch._procs.session_folder import host_of
 from monarch._session.output import OutputView
-from monarch._session.ways.tree import Tree
+from monarch._session.routes.tree import Tree
 from monarch._wire import messages as m
 from monarch.exceptions import ProtocolError
 

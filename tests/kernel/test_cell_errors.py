@@ -12,7 +12,7 @@ from monarch._notebook.execute import CellError, CellResult
 from monarch.exceptions import MonarchError, SupervisionError
 from monarch_kernel.calls.running import _followed, _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
-from monarch_kernel.output.render import MeshCellError, error_lines
+from monarch_kernel.output.cell_errors import MeshCellError, error_lines
 
 
 def bundle_of_ranks(bundles: list[tuple[int, Bundle]], total: int) -> Bundle | None:

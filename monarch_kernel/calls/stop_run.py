@@ -40,7 +40,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.calls.running import STOPPED, Running, Task
-from monarch_kernel.calls.stopped import Stopped, activity_of_left
+from monarch_kernel.calls.stop_report import Stopped, activity_of_left
 
 _COST = (
     "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
