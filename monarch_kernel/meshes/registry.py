@@ -92,10 +92,9 @@ class Meshes:
             stage("initializing ranks", cells.initialized)
         except BaseException as error:
             # Clean up what was started; a second interrupt ends only the wait for that.
-            with contextlib.suppress(MonarchError, KeyboardInterrupt):
-                to_its_end(current_node(), f"end of {name}", mesh.end if mesh is not None else release)
+            outcome = _ended(name, mesh.end if mesh is not None else release)
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(_stopped(recipe, "its processes have been ended")) from None
+                raise KeyboardInterrupt(outcome or _stopped(recipe, "its processes have been ended")) from None
             raise
         self.add(mesh)
         return mesh
@@ -212,6 +211,17 @@ def _outcome(name: str, change: Future[Mesh]) -> str:
         if error is None
         else f"the restart of mesh {name!r} failed: {error}"
     )
+
+
+def _ended(name: str, end: Callable[[], object]) -> str:
+    """End what was started of a mesh; return how that differs from the end that was meant, empty if it does not."""
+    try:
+        to_its_end(current_node(), f"end of {name}", end)
+    except KeyboardInterrupt:
+        return f"mesh {name!r} was not started; its processes are still ending"
+    except MonarchError as error:
+        return f"mesh {name!r} was not started; ending its processes failed: {error}"
+    return ""
 
 
 def _stopped(recipe: Recipe, more: str = "") -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +20,12 @@ import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
 from monarch import job as keeping
+from monarch._node.current import current_node
 from monarch._procs.agent.detached_records import Record, find, records
 from monarch._procs.agent.output_backlog import OutputBacklog
+from monarch._procs.agent.services import listen
 from monarch._procs.session_folder import make_folder, remove_folder
-from monarch._session.detached import meshes
+from monarch._session.detached import agents, meshes
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
@@ -553,6 +556,25 @@ def test_invalid_names_are_rejected(name: str) -> None:
 def test_invalid_lease_durations_are_rejected(duration: float | str) -> None:
     with pytest.raises(ArgumentError):
         keeping.keep("mine", duration)
+
+
+def test_agent_that_stops_after_it_has_answered_is_named(
+    host: None, leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = keeping.keep("mine", 60)
+    pid, node = find("mine").pid, current_node()
+    monkeypatch.setattr(agents, "PATIENCE_S", 0.5)
+    ports = {*node.ports.sinks}
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(MonarchError, match=r"but host \S+ did not answer within 0.5 s; its agents may be stopped"):
+        agents.ask_agent(node, mesh.ids[0], listen())
+    assert {*node.ports.sinks} == ports
+    os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    agents.ask_agent(node, mesh.ids[0], listen())
+    mesh.end()
+    # This program listens for hosts from now on.
+    leaks.rebase()
 
 
 # What is printed meanwhile

@@ -254,7 +254,7 @@ def test_stopped_hosts_are_asked_at_the_same_time(run: Callable[..., Program], m
     waits: list[float] = []
     usual = greeting.answers_of
 
-    def counted(some: Sequence[greeting.Greeting], timeout: float, ended: Sequence[str], patient: bool) -> Any:
+    def counted(some: Sequence[greeting.Greeting], timeout: float, ended: Callable[[str], bool], patient: bool) -> Any:
         waits.append(timeout)
         return usual(some, timeout, ended, patient)
 

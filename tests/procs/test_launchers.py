@@ -115,14 +115,24 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit
 @pytest.mark.parametrize(
     "where, count, options, problem",
     [
-        ("process:2", 3, {}, "'process:2' names 2 hosts, but 3 are asked for; write 'process:3'"),
-        ("process:3", 2, {}, "'process:3' names 3 hosts, but 2 are asked for"),
-        ("process:2", 0, {"at_least": 5}, "at least 5 hosts cannot join if 2 are asked for; ask for 5 or more"),
-        ("process", 2, {"at_least": 3}, "at least 3 hosts cannot join if 2 are asked for"),
-        ("process:2", 0, {"spare": 2}, "2 spare hosts of 2 leave none for ranks; keep 1 or fewer"),
-        ("process:3", 0, {"spare": 2, "at_least": 2}, "2 spare hosts of at least 2 leave none for ranks"),
-        ("ssh:n1,n2", 3, {}, "ssh: 2 hosts are named, but 3 are asked for; name 3, or ask for 2 at most"),
-        ("ssh:n1,n2", 0, {"at_least": 3}, "at least 3 hosts cannot join if 2 are asked for"),
+        ("process:2", 3, {}, "'process:2' asks for 2 hosts, and the number of hosts is 3; write 'process:3'"),
+        ("process:3", 2, {}, "'process:3' asks for 3 hosts, and the number of hosts is 2"),
+        (
+            "process:2",
+            0,
+            {"at_least": 5},
+            "but only 2 requested; request 5 or more, or lower the minimum to 2",
+        ),
+        ("process", 2, {"at_least": 3}, "at least 3 hosts are needed to start, but only 2 requested"),
+        (
+            "process:2",
+            0,
+            {"spare": 2},
+            "2 spare hosts of 2 would leave none for ranks; keep at most 1 spare",
+        ),
+        ("process:3", 0, {"spare": 2, "at_least": 2}, "2 spare hosts of at least 2 would leave none for ranks"),
+        ("ssh:n1,n2", 3, {}, "ssh: 3 hosts are requested, but 2 named; name 3, or request 2 at most"),
+        ("ssh:n1,n2", 0, {"at_least": 3}, "at least 3 hosts are needed to start, but only 2 requested"),
     ],
 )
 def test_numbers_of_hosts_that_disagree_are_errors(

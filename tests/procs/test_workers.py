@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,10 @@ import pytest
 import zmq
 
 from leaks import wait_until
+from monarch._node.current import current_node
+from monarch._node.future import in_thread
+from monarch._session.greeting import Greeting
+from monarch._session.session import Session
 from monarch._wire.messages import VERSION
 from monarch.actor import attach_to_workers, new_key_file
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError, StoppedError
@@ -150,7 +157,7 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     new_key_file(other)
     for tries in range(2):
         with pytest.raises(SpawnError, match=r"worker at tcp:.* it has another key; use the key file of that worker"):
-            attach_to_workers(ca=other, workers=[address], timeout=1)
+            attach_to_workers(ca=other, workers=[address], timeout=2)
         if not tries:
             # This program listens for hosts from now on; later attempts leave no more sockets.
             leaks.rebase()
@@ -177,6 +184,55 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     with pytest.raises(FileExistsError):
         new_key_file(other)
     assert process.poll() is None
+
+
+class Forwarded:
+    """A port that closes connections while it has no target, and passes their bytes on once it has one."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self.closed = 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> Forwarded:
+        self._threads[0].start()
+        return self
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            if not self.target:
+                near.close()
+                self.closed += 1
+                continue
+            far = socket.create_connection(("127.0.0.1", self.target))
+            self._open += [near, far]
+            for ends in ((near, far), (far, near)):
+                self._threads.append(threading.Thread(target=self._pass, args=ends))
+                self._threads[-1].start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for connection in [self._server, *self._open]:
+            connection.close()
 
 
 TAKES = """
@@ -240,12 +296,86 @@ def test_another_service_at_the_address_is_no_worker(workers: Workers, host: Any
     """It ends the connection, and ZeroMQ does not make it again: a send there would wait without a bound."""
     with zmq.Context() as context, context.socket(zmq.PULL) as other:
         address = f"tcp://127.0.0.1:{other.bind_to_random_port('tcp://127.0.0.1')}"
-        with pytest.raises(SpawnError, match=f"worker at {address}: something else than a worker listens there"):
+        with pytest.raises(SpawnError, match=f"worker at {address}: the process there is not a worker"):
             attach_to_workers(ca=workers.key, workers=[address], timeout=1000)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(SpawnError, match=f"no worker answered at {address} within 1 s: something accepts"):
             attach_to_workers(ca=workers.key, workers=[address], timeout=1)
+    leaks.rebase()
+
+
+def test_two_names_of_one_worker_are_refused(workers: Workers, host: Any, leaks: Any) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    same = address.replace("127.0.0.1", "localhost")
+    with pytest.raises(ArgumentError, match=f"{address} and {same} are the same worker; name it once"):
+        attach_to_workers(ca=workers.key, workers=[address, same])
+    # Nothing of the attempt is left.
+    with attach_to_workers(ca=workers.key, workers=[same]) as hosts:
+        assert hosts.sizes == {"hosts": 1}
+    leaks.rebase()
+
+
+def test_worker_may_start_behind_a_port_that_is_forwarded(workers: Workers, host: Any, leaks: Any) -> None:
+    """As with ``ssh -L``: connections are accepted and closed, until the worker runs."""
+    with Forwarded() as port:
+        with pytest.raises(SpawnError, match=f"{port.address} within 2 s: connections are accepted there and closed"):
+            attach_to_workers(ca=workers.key, workers=[port.address], timeout=2)
+        outcome = in_thread(
+            current_node(), "attach", lambda: attach_to_workers(ca=workers.key, workers=[port.address], timeout=1000)
+        )
+        # Longer than a refusal has to stand.
+        since = time.monotonic()
+        assert wait_until(lambda: time.monotonic() > since + 3 and port.closed > 20)
+        assert not outcome.done
+        process, address = workers.start()
+        workers.wait(process)
+        port.target = int(address.rpartition(":")[2])
+        with outcome.get(60) as hosts:
+            assert hosts.sizes == {"hosts": 1}
+    leaks.rebase()
+
+
+def test_refused_program_asks_four_times_a_second(
+    workers: Workers, tmp_path: Path, host: Any, leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent has its owner to serve."""
+    process, taken = workers.start()
+    workers.wait(process)
+    script = tmp_path / "takes.py"
+    script.write_text(TAKES)
+    asked: list[float] = []
+    usual = Greeting.ask
+    monkeypatch.setattr(Greeting, "ask", lambda self: (asked.append(time.monotonic()), usual(self))[1])
+    command = [sys.executable, str(script), workers.key, taken]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "has it\n"
+        with pytest.raises(SpawnError, match="it is in use by process"):
+            attach_to_workers(ca=workers.key, workers=[taken], timeout=1000)
+        first.kill()
+    assert len(asked) <= (asked[-1] - asked[0]) * 4 + 2
+    leaks.rebase()
+
+
+def test_interrupted_attachment_frees_its_workers(
+    workers: Workers, host: Any, leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Stop after the worker has answered, while the agent of this host starts to listen."""
+    process, address = workers.start()
+    workers.wait(process)
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_open_own_agent", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            attach_to_workers(ca=workers.key, workers=[address])
+    assert "waits" in workers.wait(process)
+    with attach_to_workers(ca=workers.key, workers=[address]) as hosts:
+        assert hosts.sizes == {"hosts": 1}
+    assert "waits" in workers.wait(process)
     leaks.rebase()
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import zmq
 
 from monarch._node.future import Promise
 from monarch._node.node import Node
@@ -13,26 +16,28 @@ from monarch._wire import messages as m
 from monarch._wire.handshake import Handshake, Probe
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import Link
-from monarch._wire.tcp import why_unreachable
+from monarch._wire.tcp import Unreachable, unreachable
 from monarch.exceptions import CallTimeoutError, SpawnError
 
-_AGAIN = 0.25
+_RETRY_S = 0.25
 """Seconds between requests to an agent that does not answer."""
-_SURE = 1.0
+_REFUSAL_S = 1.0
 """Seconds for which a refusal stands before it counts: the agent may be about to end, and another to take its place."""
+_PROBE_S = 0.5
+"""Seconds of silence after which a second connection looks why: most agents answer before."""
 
 
 @dataclass(frozen=True)
-class Address:
+class AgentAddress:
     """Where an agent listens.
 
     Attributes:
         address: its address.
-        way: the address of this program as the agent connects to it; empty for the one that others use.
+        return_address: the address of this program as the agent connects to it; empty for the one that others use.
     """
 
     address: str
-    way: str = ""
+    return_address: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,20 @@ class Refusal:
 
     Attributes:
         address: that of the agent.
-        reason: why, for people, with what to do.
-        final: whether somebody there has refused, so that more patience does not help.
-        replaced: whether that was a process without the key, not the one that was asked for.
+        reason: why it was refused, for people, with what to do; empty if there was only silence.
+        has_other_key: whether a process refused it that has not the key of the agent.
+        handshake: the state of a second connection; None if none was made.
     """
 
     address: str
     reason: str
-    final: bool
-    replaced: bool
+    has_other_key: bool
+    handshake: Handshake | None
+
+    @property
+    def final(self) -> bool:
+        """Whether somebody there has refused, so that more patience does not help."""
+        return bool(self.reason)
 
 
 class _RefusedError(SpawnError):
@@ -102,22 +112,27 @@ class Greeting:
     Args:
         node: of this program.
         greetings: those of the program.
-        where: the agent.
+        agent: its address.
         keys: the pair that both have.
         own: the address of this program and its public key.
     """
 
-    def __init__(self, node: Node, greetings: Greetings, where: Address, keys: KeyPair, own: tuple[str, str]) -> None:
-        self.where = where
+    def __init__(
+        self, node: Node, greetings: Greetings, agent: AgentAddress, keys: KeyPair, own: tuple[str, str]
+    ) -> None:
+        self.agent = agent
         self.listening: m.Listening | None = None
         self.adopted = False
         """Whether its connection is used further."""
         self._node, self._greetings, self._keys = node, greetings, keys
-        self._own = (where.way or own[0], own[1])
-        self.link = Link(node.hosts.context, where.address, node.hosts.hello, keys, keys.public, node.hosts.lease)
+        self._own = (agent.return_address or own[0], own[1])
+        self.link = Link(node.hosts.context, agent.address, node.hosts.hello, keys, keys.public, node.hosts.lease)
         self._probe: Probe | None = None
-        self._token = ""
+        self._begun = time.monotonic()
+        self._token = secrets.token_hex(8)
+        """Of all its questions: a late answer counts too."""
         self._answer: Promise[m.Listening] | None = None
+        """Not read yet."""
         self._reason = ""
         """Why it was refused, the last time."""
         self._since: float | None = None
@@ -125,13 +140,13 @@ class Greeting:
 
     def ask(self) -> None:
         """Ask the agent who it is. An earlier question may have been lost with an agent that has ended."""
-        self._token = secrets.token_hex(8)
-        self._answer = self._greetings.open(self._token, self.where.address)
+        if self._answer is None:
+            self._answer = self._greetings.open(self._token, self.agent.address)
         self.link.offer(self._node.hosts.hello)
         self.link.offer(m.encode(m.Hosts({self._node.proc: self._own}, self._token)))
 
     def wait(self, until: float) -> m.Listening | None:
-        """Return the answer to the last question, waiting until a monotonic time; None if there is none."""
+        """Return the answer, waiting until a monotonic time; None if there is none."""
         assert self._answer is not None
         try:
             listening = self._answer.get(max(0.0, until - time.monotonic()))
@@ -139,54 +154,42 @@ class Greeting:
             self._look()
             return None
         except _RefusedError as refused:
+            self._answer = None
             self._refuse(str(refused))
             return None
-        finally:
-            self._greetings.close(self._token)
+        self._answer = None
         self._since = None
         return listening
 
     @property
-    def reason(self) -> str:
-        """Why it was refused the last time; empty if it was not."""
-        return self._reason if self._since is not None else ""
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a process without the key has ended the connection."""
-        ended = self._probe is not None and self._probe.state in (Handshake.REJECTED, Handshake.FOREIGN)
-        return ended and self._since is not None
-
-    @property
     def stands(self) -> bool:
         """Whether a refusal stands."""
-        return self._since is not None and time.monotonic() >= self._since + _SURE
+        return self._since is not None and time.monotonic() >= self._since + _REFUSAL_S
 
-    def why_silent(self) -> str:
-        """Return why there is no answer, as far as is known, and what to do."""
-        state = self._probe.look() if self._probe is not None else Handshake.NOWHERE
-        if state is Handshake.DONE:
-            return (
-                "a process with this key listens there, but it has not answered; it may be stopped, or have a version "
-                "that does not tell why it refuses: 'kill -CONT PID' continues one that is stopped"
-            )
-        why = why_unreachable(self.where.address)
-        if why:
-            return f"{why}; start a worker there, or correct the address"
-        return "something accepts connections there, but has not answered; it may be stopped, or no worker"
+    def refusal(self) -> Refusal:
+        """Return why there is no answer, as far as it is known."""
+        self._look()
+        state = self._probe.look() if self._probe is not None else None
+        other = state in (Handshake.REJECTED, Handshake.FOREIGN)
+        refused = self._since is not None
+        return Refusal(self.agent.address, self._reason if refused else "", refused and other, state)
 
     def _look(self) -> None:
         """Look why there is no answer."""
         if self._probe is None:
-            context, lease = self._node.hosts.context, self._node.hosts.lease
-            self._probe = Probe(context, self.where.address, self._keys, self._keys.public, lease)
+            if time.monotonic() >= self._begun + _PROBE_S:
+                # Without sockets left there is no second one, and no reason then.
+                with suppress(zmq.ZMQError):
+                    context, lease = self._node.hosts.context, self._node.hosts.lease
+                    self._probe = Probe(context, self.agent.address, self._keys, self._keys.public, lease)
             return
         state = self._probe.look()
         if state is Handshake.REJECTED:
             self._refuse("it has another key; use the key file of that worker")
         elif state is Handshake.FOREIGN:
-            self._refuse("something else than a worker listens there; correct the address, or start a worker there")
-        else:
+            self._refuse("the process there is not a worker; correct the address, or start a worker there")
+        elif state is Handshake.NOWHERE:
+            # Whoever refused has ended.
             self._since = None
 
     def _refuse(self, reason: str) -> None:
@@ -204,32 +207,51 @@ class Greeting:
 
 
 def answers_of(
-    greetings: Sequence[Greeting], timeout: float, ended: Sequence[str], patient: bool
+    greetings: Sequence[Greeting], timeout: float, has_ended: Callable[[str], bool], patient: bool
 ) -> list[m.Listening | Refusal]:
     """Return the answer of each agent, asking all at the same time.
 
     Args:
         greetings: the exchanges.
         timeout: seconds until those that have not answered are given up.
-        ended: ids of agents that are ending, whose answers do not count.
+        has_ended: whether the agent of this id is ending: its answer does not count.
         patient: whether to wait for the others when one has refused.
     """
     deadline = time.monotonic() + timeout
     pending = list(greetings)
-    while pending and time.monotonic() < deadline:
+    while True:
         for each in pending:
             each.ask()
-        until = min(deadline, time.monotonic() + _AGAIN)
+        until = min(deadline, time.monotonic() + _RETRY_S)
         for each in pending:
             known = each.wait(until)
-            if known is not None and known.src not in ended:
+            if known is not None and not has_ended(known.src):
                 each.listening = known
         pending = [each for each in pending if each.listening is None]
         refused = [each for each in pending if each.stands]
-        if refused and (len(refused) == len(pending) or not patient):
-            break
-    return [
-        each.listening
-        or Refusal(each.where.address, each.reason or each.why_silent(), bool(each.reason), each.replaced)
-        for each in greetings
-    ]
+        if not pending or time.monotonic() >= deadline or (refused and (len(refused) == len(pending) or not patient)):
+            return [each.listening or each.refusal() for each in greetings]
+        # A refusal comes at once, and the agent has others to serve.
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+def reasons_of_silence(silent: Sequence[Refusal]) -> list[str]:
+    """Return why these agents have not answered, and what to do; all are looked at together, for 2 s at most."""
+    nowhere = unreachable([each.address for each in silent if each.handshake is not Handshake.DONE])
+    return [_silence(each, nowhere.get(each.address)) for each in silent]
+
+
+def _silence(refusal: Refusal, nowhere: Unreachable | None) -> str:
+    if refusal.handshake is Handshake.DONE:
+        return (
+            "a process with this key listens there, but it has not answered; it may be stopped, or be an older version "
+            "that gives no reason: 'kill -CONT PID' continues one that is stopped"
+        )
+    if nowhere is not None:
+        return f"{nowhere.reason}; start a worker there, or correct the address"
+    if refusal.handshake is Handshake.CLOSED:
+        return (
+            "connections are accepted there and closed at once, as by a forwarded port or a proxy without a worker "
+            "behind it; start the worker, or correct the address"
+        )
+    return "something accepts connections there, but has not answered; it may be stopped, or it is not a worker"

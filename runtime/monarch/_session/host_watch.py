@@ -31,28 +31,28 @@ class HostWatch:
         self._node = node
         self._lost = lost
         self._watched: set[str] = set()
-        """Ids of hosts; single operations only, which are atomic."""
+        """Ids of hosts. Added under ``_lock``; removed in single operations."""
         self._monitors: deque[tuple[str, Gateway, Link, Any]] = deque()
         """Added by any thread, taken by the watching one."""
         self._lock = threading.Lock()
         self._waker = -1
         """Wakes the watching thread when there is another monitor; -1 before it runs and after. Lock: ``_lock``."""
         self._watcher: threading.Thread | None = None
-        """Started by the first thread that attaches hosts."""
+        """Started under ``_lock`` by the first thread that attaches hosts."""
 
     def watch(self, host: str) -> None:
         """Watch the connection to a host, unless it is watched or has none."""
         gateway = self._node.hosts.gateway(host)
         link = gateway.link
-        if host in self._watched or not isinstance(link, Link):
-            return
-        self._watched.add(host)
-        self._monitors.append((host, gateway, link, link.monitor()))
-        if self._watcher is None:
-            self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._watcher = threading.Thread(target=self._run, name="monarch-hosts", daemon=True)
-            self._watcher.start()
         with self._lock:
+            if host in self._watched or not isinstance(link, Link):
+                return
+            self._watched.add(host)
+            self._monitors.append((host, gateway, link, link.monitor()))
+            if self._watcher is None:
+                self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._watcher = threading.Thread(target=self._run, name="monarch-hosts", daemon=True)
+                self._watcher.start()
             if self._waker >= 0:
                 os.eventfd_write(self._waker, 1)
 

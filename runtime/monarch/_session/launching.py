@@ -30,7 +30,7 @@ from monarch._procs.launch.interface import (
 )
 from monarch._procs.session_folder import host_of
 from monarch._session.draining import Notices, Preemption
-from monarch._session.greeting import Address, Refusal
+from monarch._session.greeting import AgentAddress, Refusal, reasons_of_silence
 from monarch._session.growing import Growth
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._session.session import Session, session_of
@@ -261,14 +261,15 @@ def _check_counts(count: int, at_least: int | None, spare: int) -> None:
     """Compare numbers of hosts; a count of 0 is not known yet."""
     if count and at_least is not None and at_least > count:
         raise ArgumentError(
-            f"at least {at_least} hosts cannot join if {count} are asked for; ask for {at_least} or more, or expect at "
-            f"least {count} or fewer"
+            f"at least {at_least} hosts are needed to start, but only {count} requested; request {at_least} or more, "
+            f"or lower the minimum to {count}"
         )
     fewest = count if at_least is None else at_least
     if fewest and spare >= fewest:
         few = f"at least {fewest}" if at_least is not None else str(fewest)
         raise ArgumentError(
-            f"{spare} spare hosts of {few} leave none for ranks; keep {fewest - 1} or fewer, or ask for more hosts"
+            f"{spare} spare {'host' if spare == 1 else 'hosts'} of {few} would leave none for ranks; "
+            f"{f'keep at most {fewest - 1} spare, or ' if fewest > 1 else ''}request more hosts"
         )
 
 
@@ -373,20 +374,32 @@ class _Attachment:
         self._patience = patience
 
     def attach(self, joined: Sequence[Joined]) -> tuple[str, ...]:
-        """Attach hosts, and return their ids."""
+        """Attach hosts, and return their ids; those that it has connected to are released if it fails."""
+        session, before = self._session, {*self._session.node.hosts.known}
+        greeted: list[Listening] = []
+        try:
+            return self._attach(joined, greeted)
+        except BaseException:
+            # Workers take nobody else while they belong to this program.
+            new = [host for each in greeted if (host := host_of(each.src)) not in before]
+            session.release([host for host in new if host in session.node.hosts.known], orderly=False)
+            raise
+
+    def _attach(self, joined: Sequence[Joined], greeted: list[Listening]) -> tuple[str, ...]:
         session, keys = self._session, self._keys
         here = self._here(joined)
         session.listen(keys, here, [each.listening.public for each in joined])
         local: list[str] = []
         if self._launch.forwarded:
             local = session.open_here(keys, here, [each.listening.public for each in joined])
-        unknown = [Address(self._launch.connect(each, local).address) for each in joined if not each.listening.src]
-        greeted = iter(self._greet(unknown))
+        unknown = [AgentAddress(self._launch.connect(each, local).address) for each in joined if not each.listening.src]
+        self._greet(unknown, greeted)
+        workers = iter(greeted)
         listening: list[Listening] = []
         for each in joined:
             known = each.listening
             if not known.src:
-                listening.append(next(greeted))
+                listening.append(next(workers))
                 continue
             route = self._launch.connect(each, local)
             if each.host not in known.owner_address:
@@ -398,25 +411,21 @@ class _Attachment:
         session.attach(listening, keys, here, own=self._launch.agent_here)
         return tuple(host_of(each.src) for each in listening)
 
-    def _greet(self, workers: Sequence[Address]) -> list[Listening]:
+    def _greet(self, workers: Sequence[AgentAddress], greeted: list[Listening]) -> None:
         """Connect to workers, which say which hosts they are; SpawnError if one does not serve this program."""
-        session, before = self._session, {*self._session.node.hosts.known}
-        answers = session.greet(workers, self._keys, self._patience)
-        served = [each for each in answers if not isinstance(each, Refusal)]
-        if len(served) == len(answers):
-            return served
-        # The others take nobody else while they belong to this program.
-        session.release([host for each in served if (host := host_of(each.src)) not in before], orderly=False)
+        answers = self._session.greet(workers, self._keys, self._patience)
+        greeted += [each for each in answers if not isinstance(each, Refusal)]
         refusals = [each for each in answers if isinstance(each, Refusal)]
-        raise SpawnError(
-            "\n".join(
-                f"worker at {each.address}: {each.reason}"
-                if each.final
-                else f"no worker answered at {each.address} within {self._patience:g} s: {each.reason}"
-                for each in sorted(refusals, key=lambda each: not each.final)
-                if each.final or not any(other.final for other in refusals)
+        final = [f"worker at {each.address}: {each.reason}" for each in refusals if each.final]
+        if final:
+            raise SpawnError("\n".join(final))
+        if refusals:
+            raise SpawnError(
+                "\n".join(
+                    f"no worker answered at {each.address} within {self._patience:g} s: {why}"
+                    for each, why in zip(refusals, reasons_of_silence(refusals), strict=True)
+                )
             )
-        )
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:

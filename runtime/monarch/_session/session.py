@@ -30,7 +30,7 @@ from monarch._procs.session_folder import (
     remove_folder,
 )
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
-from monarch._session.greeting import Address, Greeting, Greetings, Refusal, answers_of
+from monarch._session.greeting import AgentAddress, Greeting, Greetings, Refusal, answers_of
 from monarch._session.host_watch import HostWatch
 from monarch._session.local_agent import LocalAgent
 from monarch._session.orderly_end import end_processes
@@ -44,7 +44,7 @@ from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.receiving.timers import until_next
 from monarch.config import STOP_CLEANUP
-from monarch.exceptions import MonarchError
+from monarch.exceptions import ArgumentError, MonarchError
 
 _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
@@ -242,14 +242,18 @@ class Session:
                 self._users[host] += 1
                 node.hosts.known[host] = (listening.owner_address, listening.public)
                 self._table[host] = (listening.peer_address, listening.public)
-        if own or self._local.runs:
-            self._open_own_agent(keys, interface)
-        for host in [*node.hosts.known]:
-            self._watch.watch(host)
-        if joins:
-            node.hosts.join([host_of(listening.src) for listening in hosts])
-        self._tell_all()
-        self._uplinks.arrange()
+        try:
+            if own or self._local.runs:
+                self._open_own_agent(keys, interface)
+            for host in [*node.hosts.known]:
+                self._watch.watch(host)
+            if joins:
+                node.hosts.join([host_of(listening.src) for listening in hosts])
+            self._tell_all()
+            self._uplinks.arrange()
+        except BaseException:
+            self.release([host_of(listening.src) for listening in hosts], orderly=False)
+            raise
 
     def _tell_all(self) -> None:
         """Introduce all hosts to each other."""
@@ -260,7 +264,7 @@ class Session:
             self.node.peers.get(f"{host}/agent").send(m.encode(m.Hosts(table)) if table else common)
 
     def greet(
-        self, agents: Sequence[Address], keys: KeyPair, timeout: float, patient: bool = False
+        self, agents: Sequence[AgentAddress], keys: KeyPair, timeout: float, patient: bool = False
     ) -> list[m.Listening | Refusal]:
         """Connect to agents that have this key pair, and return the answer of each, or why there is none.
 
@@ -269,6 +273,9 @@ class Session:
             keys: the pair.
             timeout: seconds for all of them.
             patient: whether to wait for the others when one has refused.
+
+        Raises:
+            ArgumentError: two addresses are those of the same agent.
         """
         node, own = self.node, self._table[self.node.proc]
         greetings: list[Greeting] = []
@@ -276,7 +283,8 @@ class Session:
         try:
             for each in agents:
                 greetings.append(Greeting(node, self._greetings, each, keys, own))
-            answers = answers_of(greetings, timeout, [f"{host}/agent" for host in self._released], patient)
+            answers = answers_of(greetings, timeout, lambda src: host_of(src) in self._released, patient)
+            _check_distinct(agents, answers)
             return [
                 self._adopt(greeting, answer, keys) if isinstance(answer, m.Listening) else answer
                 for greeting, answer in zip(greetings, answers, strict=True)
@@ -287,17 +295,19 @@ class Session:
 
     def _adopt(self, greeting: Greeting, listening: m.Listening, keys: KeyPair) -> m.Listening:
         """Use the connection of an exchange for the host, unless it has one."""
-        node, address = self.node, greeting.where.address
+        node, address = self.node, greeting.agent.address
         # It may listen on all addresses of its machine; this one reaches it.
         machine = address.rpartition(":")[0]
         peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
         host = host_of(listening.src)
         if host in node.hosts.known and host not in self._released:
             # Already attached: keep that connection.
-            return m.Listening(listening.src, node.hosts.known[host][0], self._table[host][0], listening.public)
+            peer = self._table.get(host, (peer, ""))[0]
+            return m.Listening(listening.src, node.hosts.known[host][0], peer, listening.public)
         node.hosts.known[host] = (address, listening.public)
         greeting.adopted = True
         node.hosts.adopt(host, greeting.link, keys)
+        self._watch.watch(host)
         return m.Listening(listening.src, address, peer, listening.public)
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
@@ -376,7 +386,8 @@ class Session:
         parents = self._uplinks.tree.parents
         for host in sorted(hosts, key=lambda host: host not in parents):
             with self._lock:
-                self._users[host] -= 1
+                # Less than one was not attached yet.
+                self._users[host] = max(0, self._users[host] - 1)
                 is_last = self._users[host] <= 0 and host in self.node.hosts.known
                 if is_last:
                     self._released.add(host)
@@ -420,6 +431,16 @@ class Session:
         self.output.close()
         self._local.close(timeout)
         remove_folder(self.folder)
+
+
+def _check_distinct(agents: Sequence[AgentAddress], answers: Sequence[m.Listening | Refusal]) -> None:
+    """Check that no two addresses are those of one agent, such as two names of a machine."""
+    found: dict[str, str] = {}
+    for agent, answer in zip(agents, answers, strict=True):
+        if isinstance(answer, m.Listening):
+            first = found.setdefault(answer.src, agent.address)
+            if first != agent.address:
+                raise ArgumentError(f"{first} and {agent.address} are the same worker; name it once")
 
 
 def session_of(node: Node) -> Session | None:

@@ -9,6 +9,7 @@ import socket as sockets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import zmq
 
@@ -43,22 +44,33 @@ def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = Tru
     socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
 
 
-def why_unreachable(address: str) -> str:
-    """Return why no connection can be made to an address such as ``tcp://node1:22222``; empty if one can."""
-    return unreachable([address]).get(address, "")
+@dataclass(frozen=True)
+class Unreachable:
+    """Why no connection to an address can be made.
+
+    Attributes:
+        reason: for people.
+        refused: whether its machine has refused: nobody listens there. Otherwise it may only be out of reach.
+    """
+
+    reason: str
+    refused: bool = False
 
 
-def unreachable(addresses: Sequence[str]) -> dict[str, str]:
-    """Return the addresses to which no connection can be made, with the reasons; all are tried at the same time."""
-    problems = dict.fromkeys(addresses, "timed out")
+def unreachable(addresses: Sequence[str]) -> dict[str, Unreachable]:
+    """Return the addresses such as ``tcp://node1:22222`` to which no connection can be made, and why.
+
+    All are tried at the same time.
+    """
+    problems = dict.fromkeys(addresses, Unreachable("timed out"))
     with selectors.DefaultSelector() as selector, ExitStack() as opened:
         for address in problems:
             try:
-                for connection in _begin(address):
+                for connection in begin(address):
                     opened.enter_context(connection)
                     selector.register(connection, selectors.EVENT_WRITE, (address, connection))
             except OSError as error:
-                problems[address] = error.strerror or str(error)
+                problems[address] = Unreachable(error.strerror or str(error), error.errno == errno.ECONNREFUSED)
         deadline = time.monotonic() + _REACH_S
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
@@ -68,12 +80,16 @@ def unreachable(addresses: Sequence[str]) -> dict[str, str]:
                 if not code:
                     problems.pop(address, None)
                 elif address in problems:
-                    problems[address] = os.strerror(code)
+                    problems[address] = Unreachable(os.strerror(code), code == errno.ECONNREFUSED)
     return problems
 
 
-def _begin(address: str) -> list[sockets.socket]:
-    """Begin a connection to each address of a machine; OSError if its name is unknown, or all fail at once."""
+def begin(address: str) -> list[sockets.socket]:
+    """Begin a connection to each address of a machine, without waiting, and return them.
+
+    Raises:
+        OSError: the name of the machine is unknown, or all fail at once.
+    """
     machine, _, port = address.removeprefix("tcp://").rpartition(":")
     begun: list[sockets.socket] = []
     code = 0

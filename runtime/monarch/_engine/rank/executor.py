@@ -71,10 +71,15 @@ class Executor(Actor):
         {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
-    monarch_of_program = True
-    """Only its program has the references of the tensors; see reattach.py."""
     monarch_titles = TITLES
     """Names of its calls, for errors and for users who wait for them."""
+
+    def monarch_of_program(self) -> int:
+        """Return how many tensors are lost with the program, which has their references; from any thread.
+
+        See reattach.py.
+        """
+        return len(self.values)
 
     def __init__(self) -> None:
         register_attention()

@@ -104,8 +104,8 @@ class SSHLauncher:
             raise SpawnError(f"{self.ssh!r} is not installed on this machine; install OpenSSH's client")
         if request.count > len(self.hosts):
             raise ArgumentError(
-                f"ssh: {len(self.hosts)} hosts are named, but {request.count} are asked for; name {request.count}, or "
-                f"ask for {len(self.hosts)} at most"
+                f"ssh: {request.count} hosts are requested, but {len(self.hosts)} named; name {request.count}, or "
+                f"request {len(self.hosts)} at most"
             )
         return SSHLaunch(self, self.hosts[: request.count or None], request)
 

@@ -11,7 +11,7 @@ from monarch._node.node import Node
 from monarch._node.remote_errors import unpack_failure
 from monarch._procs.agent.services import AgentRequest
 from monarch._wire import messages as m
-from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError
+from monarch.exceptions import CallTimeoutError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 PATIENCE_S = 10.0
 """Seconds for an agent to answer."""
@@ -30,16 +30,28 @@ def ask_agents(node: Node, requests: Mapping[str, AgentRequest]) -> list[Any]:
         answers.append(answer)
         node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
     deadline = time.monotonic() + PATIENCE_S
-    return [answer.get(max(0.0, deadline - time.monotonic())) for answer in answers]
+    try:
+        return [answer.get(max(0.0, deadline - time.monotonic())) for answer in answers]
+    except CallTimeoutError:
+        silent = [node.hosts.name_of(answer.host) for answer in answers if not answer.done]
+        hosts = f"host {silent[0]}" if len(silent) == 1 else f"hosts {', '.join(silent)}"
+        raise MonarchError(
+            f"the detached mesh has connected, but {hosts} did not answer within {PATIENCE_S:g} s; its agents may be "
+            f"stopped, or their machines busy: try again"
+        ) from None
+    finally:
+        for answer in answers:
+            answer.abandon()
 
 
 class _Answer(Future[Any]):
     """The answer of an agent."""
 
-    __slots__ = ("_agent", "_reply", "port", "targets")
+    __slots__ = ("_agent", "_reply", "host", "port", "targets")
 
     def __init__(self, node: Node, host: str, service: str) -> None:
         super().__init__(node, f"the agent of the detached mesh ({service})")
+        self.host = host
         self._agent = f"{host}/agent"
         self._reply: m.Reply | None = None
         self.targets = (node.peers.get(self._agent),)
@@ -50,6 +62,11 @@ class _Answer(Future[Any]):
         self._reply = reply
         self._node.ports.close(self.port)
         self._complete()
+
+    def abandon(self) -> None:
+        """Expect no answer any more."""
+        if not self.done:
+            self._node.ports.close(self.port)
 
     def lost(self, peer: Any, dead: m.Dead) -> bool:
         """Fail if the agent has died."""

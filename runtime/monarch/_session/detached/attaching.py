@@ -18,13 +18,13 @@ from monarch._node.future import Ready
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
-from monarch._node.services.asking import ask_proc
+from monarch._node.services.asking import ask_proc, tell_proc
 from monarch._procs.agent.detached_records import find
 from monarch._procs.os.posix import outlives
 from monarch._procs.session_folder import host_of
 from monarch._session.detached.agents import PATIENCE_S
 from monarch._session.detached.meshes import DetachedMesh, connect, end_recorded, need_program, say_nothing
-from monarch._session.detached.reattach import adopt, make_spec, spec_of
+from monarch._session.detached.reattach import adopt, end_orphans, make_spec, spec_of
 from monarch._session.launching import Tell
 from monarch._session.session import need_session
 from monarch._wire import messages as m
@@ -55,8 +55,12 @@ def attach(name: str, timeout: float = PATIENCE_S, *, tell: Tell | None = None) 
     """
     detached, claims = connect(find(name))
     try:
-        _take(detached, need_program().node, claims, timeout)
+        node = need_program().node
+        adopted, former = _take(detached, node, claims, timeout)
         detached.lose_missing()
+        # Only now: after an interrupted attach, the next one still finds and counts them.
+        for proc in adopted:
+            tell_proc(node, proc, end_orphans, former)
     except BaseException:
         # This program may try again, or another one may attach it.
         detached.leave()
@@ -95,8 +99,12 @@ def end(name: str) -> None:
             raise
 
 
-def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -> None:
-    """Make meshes of the processes and actors, and make this program the owner of the ranks."""
+def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -> tuple[list[str], list[str]]:
+    """Make meshes of the processes and actors, and make this program the owner of the ranks.
+
+    Returns:
+        The procs that have answered, and the former controllers.
+    """
     output = need_session(node).output
     # Do not repeat output that an earlier program showed, nor take the end of that program for a loss.
     output.know({(proc, stream): offset for known in claims for proc, stream, offset in known["passed"]})
@@ -107,6 +115,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
     alive = {proc: pid for known in claims for proc, _, pid in known["procs"]}
     asked = [(proc, ask_proc(proc, adopt, node.proc, former)) for proc in alive]
     where: dict[str, list[str]] = {}
+    adopted: list[str] = []
     for proc, answer in asked:
         try:
             _, keys, lost = answer.get(max(0.0, deadline - time.monotonic()))
@@ -117,6 +126,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
         except MonarchError as error:
             detached.problems.append(f"process {proc} was lost in the meantime: {error}")
         else:
+            adopted.append(proc)
             for key in keys:
                 where.setdefault(key, []).append(proc)
             detached.lost_tensors = max(detached.lost_tensors, lost)
@@ -126,6 +136,7 @@ def _take(detached: DetachedMesh, node: Node, claims: _Claims, timeout: float) -
         _add_procs(detached, node, config, order, description, alive)
     for key, procs in where.items():
         _add_actors(detached, node, key, procs, max(1.0, deadline - time.monotonic()))
+    return adopted, former
 
 
 def _orders(claims: _Claims) -> list[tuple[RankConfig, m.Spawn, bytes]]:

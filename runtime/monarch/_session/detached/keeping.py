@@ -72,7 +72,7 @@ def keep(
     launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:
         launch.joined, _ = wait_for_hosts(need_program(), launch, None, None, tell or say_nothing)
-        detached, _ = connect(find(name), launch)
+        detached, _ = connect(find(name), launch, ends=True)
         if detached.missing:
             raise SpawnError("; ".join(detached.problems))
         detached.listen()

@@ -25,7 +25,7 @@ from monarch._procs.launch.holding.held import HeldLaunch
 from monarch._procs.os.posix import outlives
 from monarch._procs.session_folder import host_of
 from monarch._session.detached.agents import PATIENCE_S, ask_agent, ask_agents
-from monarch._session.detached.greeting import Lack, greet_here, greet_hosts
+from monarch._session.detached.greeting import UnavailableHosts, greet_here, greet_hosts
 from monarch._session.draining import Notices, Preemption
 from monarch._session.launching import LOOPBACK, Reminder, Tell, local_address
 from monarch._session.session import Session, session_of
@@ -261,7 +261,7 @@ def _connect(
     local = session.open_here(node.hosts.keys, here, [record.public]) if forwarded else []
     problems: list[str] = []
     missing: list[RecordedHost] = []
-    lack = Lack()
+    unavailable = UnavailableHosts()
     try:
         for host in record.hosts:
             session.forget(host.id)
@@ -270,10 +270,10 @@ def _connect(
         if launch is None:
             known = [greet_here(session, record, keys)]
         else:
-            known, lack = greet_hosts(session, record, keys, launch, local)
-            missing, problems = lack.hosts, lack.problems()
+            known, unavailable = greet_hosts(session, record, keys, launch, local)
+            missing, problems = unavailable.hosts, unavailable.problems()
         if launch is not None and not known:
-            raise _gone(record, launch, lack, ends)
+            raise _gone(record, launch, unavailable, ends)
         for each in known:
             # Ignore earlier messages from it, if this program had it attached before.
             session.forget_peers(host_of(each.src))
@@ -303,10 +303,10 @@ def _connect(
     return detached, claims
 
 
-def _gone(record: Record, launch: HeldLaunch, lack: Lack, ends: bool) -> MonarchError:
+def _gone(record: Record, launch: HeldLaunch, unavailable: UnavailableHosts, ends: bool) -> MonarchError:
     """Return the error about a mesh of which no host answers; what is left of it ends if nothing can come back."""
-    problems = "; ".join(lack.problems())
-    if lack.ended or ends:
+    problems = "; ".join(unavailable.problems())
+    if unavailable.all_ended or ends:
         launch.end()
         return NoDetachedMeshError(
             f"detached mesh {record.name!r} has ended, because none of its hosts answers: {problems}"

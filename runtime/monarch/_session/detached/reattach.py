@@ -16,7 +16,7 @@ from monarch.exceptions import StoppedError
 _MOST = 64 << 20
 """The most bytes of an actor's arguments that are sent to another program."""
 OF_PROGRAM = "monarch_of_program"
-"""Attribute of classes of actors that are of no use without the program that has made them."""
+"""Method of actors that are of no use without the program that has made them; it counts what is lost with it."""
 
 
 @service("reattach.adopt", "quick")
@@ -29,7 +29,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str], int]:
 
     Returns:
         The procs of its mesh, the keys of the actors here that the program now owns, and the number of tensors here
-        that only a former one could name: they end with their actor.
+        that only a former one could name: see ``end_orphans``.
     """
     node = current_node()
     config = node.config
@@ -54,17 +54,33 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str], int]:
         config.owner = config.procs.owner = root
     keys: list[str] = []
     lost = 0
-    for cell in list(actors_of(node).here.values()):
-        if cell.spec is not None:
-            if cell.spec.owner in gone and getattr(cell.spec.cls, OF_PROGRAM, False):
-                lost += len(getattr(cell.instance, "values", ()))
-                cell.halt("its program has ended, and no other one knows its tensors", lambda _: None)
-                continue
-            if cell.spec.owner in gone:
-                cell.spec.owner = root
-            if cell.spec.owner == root:
-                keys.append(cell.key)
+    for actor in list(actors_of(node).here.values()):
+        if actor.spec is None:
+            continue
+        if _is_orphan(actor, gone):
+            lost += getattr(actor.instance, OF_PROGRAM, int)()
+            continue
+        if actor.spec.owner in gone:
+            actor.spec.owner = root
+        if actor.spec.owner == root:
+            keys.append(actor.key)
     return config.procs, keys, lost
+
+
+@service("reattach.end_orphans", "quick")
+def end_orphans(former: list[str]) -> None:
+    """End the actors here that are of no use without a former program, once another one is the controller.
+
+    Args:
+        former: proc ids of the former controllers.
+    """
+    for actor in list(actors_of(current_node()).here.values()):
+        if _is_orphan(actor, {*former}):
+            actor.halt("its program has ended, and no other one knows its tensors", lambda _: None)
+
+
+def _is_orphan(actor: Any, gone: set[str]) -> bool:
+    return actor.spec is not None and actor.spec.owner in gone and hasattr(actor.spec.cls, OF_PROGRAM)
 
 
 @service("reattach.spec_of", "threaded")
