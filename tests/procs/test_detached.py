@@ -564,11 +564,10 @@ def test_agent_that_stops_after_it_has_answered_is_named(
     mesh = keeping.keep("mine", 60)
     pid, node = find("mine").pid, current_node()
     monkeypatch.setattr(agents, "PATIENCE_S", 0.5)
-    ports = {*node.ports.sinks}
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(MonarchError, match=r"but host \S+ did not answer within 0.5 s; its agents may be stopped"):
         agents.ask_agent(node, mesh.ids[0], listen())
-    assert {*node.ports.sinks} == ports
+    assert not [sink for sink in node.ports.sinks.values() if type(sink).__module__ == agents.__name__]
     os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()
     agents.ask_agent(node, mesh.ids[0], listen())
