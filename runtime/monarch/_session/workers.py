@@ -82,7 +82,7 @@ def attach_to_workers(
         private_key: None; the key file has both keys.
         interface: the address of this machine at which the workers reach it; by default the one on the route to the
             first worker.
-        timeout: seconds to wait for each worker.
+        timeout: seconds for all workers to answer. One that refuses ends the wait.
         silence: seconds without a heartbeat after which a host counts as lost, with everything that runs there;
             None for 5. Applies to hosts attached from now on. A worker has its own timeout for its ranks: see
             ``run_worker_loop_forever``.
