@@ -251,7 +251,7 @@ def _silence(refusal: Refusal, nowhere: Unreachable | None) -> str:
         return f"{nowhere.reason}; start a worker there, or correct the address"
     if refusal.handshake is Handshake.CLOSED:
         return (
-            "connections are accepted there and closed at once, as by a forwarded port or a proxy without a worker "
+            "connections are accepted there and closed at once: a forwarded port or a proxy does so without a worker "
             "behind it; start the worker, or correct the address"
         )
     return "something accepts connections there, but has not answered; it may be stopped, or it is not a worker"

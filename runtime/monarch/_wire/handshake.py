@@ -34,7 +34,7 @@ class Handshake(Enum):
     NOWHERE = "no connection"
     """The machine has not accepted a connection."""
     CLOSED = "closed"
-    """Connections are closed as soon as they are made, as by a forwarded port to which nobody listens."""
+    """Connections are closed as soon as they are made: forwarded ports do so to which nobody listens."""
     SILENT = "no handshake"
     """The machine has accepted a connection, and the process says nothing: it may be stopped."""
     REJECTED = "rejected key"
