@@ -10,9 +10,10 @@ import pytest
 from peaks import compared
 
 CASES = {
-    2: ["mlp:sgd:replicate:128", "convolution:momentum:shard:128", "transformer:adamw:auto:16"],
+    2: ["convolution:momentum:shard:128", "transformer:adamw:auto:16"],
     1: ["mlp:momentum:replicate:1024", "convolution:sgd:replicate:64", "transformer:adamw:replicate:16"],
     4: [
+        "mlp:sgd:replicate:128",
         "mlp:foreach:replicate:1024",
         "mlp:adamw:shard:2048",
         "convolution:adamw:replicate:128",
