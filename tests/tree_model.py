@@ -111,6 +111,7 @@ class ModelRouter(Router):
         self.authenticator = None
         self.watched_by, self.hurries = PROGRAM, ""
         self.owner_monitor: Any = object()
+        self.source = -1
         self._hosts = {name: ("", "") for name in [*world.names, PROGRAM] if name != self.host}
         self._links: dict[str, Any] = {}
         self._lost: dict[Any, Any] = {}
@@ -170,7 +171,7 @@ def make_agent(world: World, proc: str) -> Any:
         has_ties=lambda _: world.ties,
     )
     agent.closing, agent.listening = False, None
-    agent.refusing = Refusing(proc, agent.router, agent._later, LEASE)
+    agent.refusing = Refusing(agent.router, agent._later)
     agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
 
     def failed(frames: list[Any], error: Exception) -> None:

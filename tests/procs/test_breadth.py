@@ -268,5 +268,8 @@ def test_connection_that_is_not_made_in_a_lease_is_lost() -> None:
 def test_router_keeps_the_address_of_the_next_program() -> None:
     router = Router.__new__(Router)
     router._hosts = {"h1": ("", ""), "h2": ("", ""), "c/c1": ("", ""), "d/c2": ("", "")}
+    router._broken = {"h1", "h2"}
     router.forget(["h1"])
     assert [*router._hosts] == ["h1", "c/c1", "d/c2"]
+    # No other host gets the id of one that is gone.
+    assert router._broken == {"h1"}

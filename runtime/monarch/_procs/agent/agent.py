@@ -90,7 +90,7 @@ class Agent:
             self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
         )
         self.owner = config.owner
-        self.refusing = Refusing(self.proc, self.router, self._later, config.lease)
+        self.refusing = Refusing(self.router, self._later)
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
         self._claimed_by = time.monotonic() + (config.unclaimed or float("inf"))
@@ -211,8 +211,12 @@ class Agent:
             self._host_lost(name)
 
     def _look_at_owner(self) -> None:
+        if self.router.owner_lost():
+            self._owner_parted()
+
+    def _owner_parted(self) -> None:
         # Without an owner, it was a program that is not served.
-        if self.router.owner_lost() and self.owner and not (self.uplink.hung or self.uplink.orphan):
+        if self.owner and not (self.uplink.hung or self.uplink.orphan):
             self._owner_died()
 
     def _receive_from(self, socket: zmq.Socket[bytes]) -> None:
@@ -226,7 +230,7 @@ class Agent:
         # A few at a time, so that no sender keeps the others waiting.
         for _ in range(200):
             try:
-                frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.router.receive(socket)
             except zmq.Again:
                 return
             if not frames[0]:
@@ -260,6 +264,8 @@ class Agent:
                 self.router.owner_lost()
                 if not self.router.own():
                     self._owner_died()
+        elif hello.proc == self.owner and not self.router.own_too():
+            self._owner_parted()
 
     def _refuses(self, spawn: m.Spawn) -> str:
         """Return why these procs cannot be started here; empty if they can."""

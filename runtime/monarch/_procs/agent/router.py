@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,18 @@ from monarch._wire.links import Inbox, Link
 from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Refused, Route, encode
 
 Frames = Sequence[bytes | memoryview]
-_MOST_OTHERS = 1000
+_MOST_VERSIONS = 1000
 """Programs of other versions that are remembered."""
+_MOST_REFUSED = 64
+"""Refused programs to which there is a connection."""
+_TURN_S = 1.0
+"""Seconds without a question after which a refused program gives way to another one."""
+_PACE_S = 0.05
+"""Seconds between answers to a program, which may ask again as soon as it has one."""
+_MOST_TOKENS = 8
+"""Questions of a program that are answered together: several of its threads may ask."""
+_MOST_GREETED = 300
+"""Answers to Hello in a second."""
 
 
 class Router:
@@ -50,6 +61,8 @@ class Router:
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
         self.owner_monitor: zmq.Socket[bytes] | None = None
+        self.source = -1
+        """Descriptor of the connection of the message at hand, if it is one to the owner's socket; -1 otherwise."""
         self._hosts: dict[str, tuple[str, str]] = {}
         self._links: dict[str, Link] = {}
         self._lost: dict[zmq.Socket[bytes], tuple[str, Link]] = {}
@@ -103,6 +116,15 @@ class Router:
         self.owner_socket = self.peer_socket = socket
         return Listening(self.proc, bound, bound, self.keys.public.decode())
 
+    def receive(self, socket: zmq.Socket[bytes]) -> list[Any]:
+        """Return the next message at a socket, and note its source; zmq.Again if there is none."""
+        self.source = -1
+        if socket is not self.owner_socket:
+            return socket.recv_multipart(zmq.NOBLOCK)
+        first = socket.recv(zmq.NOBLOCK, copy=False)
+        self.source = int(first.get(zmq.SRCFD))
+        return [first.bytes, *(socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
+
     def _tcp_socket(self) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.PULL)
         socket.set_hwm(0)
@@ -115,6 +137,10 @@ class Router:
         if self.authenticator is not None:
             self.authenticator.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
 
+    def note(self, name: str, address: str, public: str) -> None:
+        """Note where a program listens that is not authorized: it only gets messages."""
+        self._hosts[name] = (address, public)
+
     def address_of(self, name: str) -> Hosts:
         """Return the address of a host or a controller."""
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
@@ -125,10 +151,12 @@ class Router:
         Another program may have said where it listens, and be about to become the controller.
         """
         self._hosts = {name: where for name, where in self._hosts.items() if name in stay or "/" in name}
+        self._broken &= self._hosts.keys()
 
     def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""
         self._hosts.pop(name, None)
+        self._broken.discard(name)
         self.drop(name)
 
     def is_here(self, proc: str) -> bool:
@@ -138,6 +166,12 @@ class Router:
     def knows(self, proc: str) -> bool:
         """Return whether a proc is reachable."""
         return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
+
+    def listens(self, proc: str) -> bool:
+        """Return whether a proc is reachable now: one of this host has made its socket."""
+        if self.is_here(proc):
+            return os.path.exists(ipc_address(self.folder, proc).removeprefix("ipc://"))
+        return self.knows(proc)
 
     def send(self, dst: str, frames: Frames) -> bool:
         """Send a message to any proc of the session.
@@ -188,20 +222,23 @@ class Router:
         return link
 
     def drop(self, name: str) -> None:
-        """Drop the link to a dead proc."""
-        link = self._links.pop(name, None)
-        if link is not None:
-            link.close()
+        """Drop the link to a dead proc, a host or a controller, with what was not sent."""
+        self._leave(name, 0)
 
     def rest(self, name: str) -> None:
         """Close the connection to a host or a controller, after what was sent; the next message opens it again."""
+        self._leave(name, int(self.lease * 1000))
+
+    def _leave(self, name: str, linger_ms: int) -> None:
         link = self._links.pop(name, None)
-        for monitor, (_, watched) in list(self._lost.items()):
-            if watched is link:
-                del self._lost[monitor]
-                self._idle.append(monitor)
-        if link is not None:
-            link.close(int(self.lease * 1000))
+        if link is None:
+            return
+        # A closed link reports nothing, so nobody would take its monitor out of the loop.
+        idle = [monitor for monitor, (_, watched) in self._lost.items() if watched is link]
+        for monitor in idle:
+            del self._lost[monitor]
+        self._idle += idle
+        link.close(linger_ms)
 
     def idle(self) -> list[zmq.Socket[bytes]]:
         """Return the sockets of ``monitors`` that nobody needs any more, once; the caller closes them."""
@@ -252,14 +289,36 @@ class Router:
         return lost
 
     def own(self) -> bool:
-        """The owner has identified itself: its connection is among the current ones. Return whether there is any."""
-        self._owned = set(self._accepted)
+        """Note the connection of the message at hand, by which the owner has identified itself.
+
+        The source is unknown if the message came by another agent; then all that there are may be the owner's.
+
+        Returns:
+            Whether the connection lasts.
+        """
+        self._owned = set(self._accepted) if self.source < 0 else self._accepted & {self.source}
         return bool(self._owned)
+
+    def own_too(self) -> bool:
+        """Note one more connection of the owner, by which the message at hand has come.
+
+        Returns:
+            Whether it or an earlier one lasts.
+        """
+        if self.owner_monitor is None or self.source < 0:
+            return True
+        lost = self.owner_lost()
+        if self.source not in self._accepted:
+            return not lost
+        self._owned = {*(self._owned or ()), self.source}
+        return True
 
     def close(self) -> None:
         """Close everything; wait a moment for the last messages."""
         for link in self._links.values():
             link.close(200)
+        for monitor in [*self._lost, *self._idle]:
+            monitor.close(0)
         self.inbox.close()
         _close(*self._earlier, self.owner_socket, self.peer_socket)
         if self.authenticator is not None:
@@ -274,74 +333,143 @@ def _close(*sockets: zmq.Socket[bytes] | None) -> None:
 
 
 class Refusing:
-    """The refusals of one agent.
+    """The refusals of one agent. They may cost its owner little, however many programs ask. Used by its one thread.
 
     Args:
-        proc: id of the agent.
-        router: its sockets.
+        router: the sockets of the agent.
         later: runs a function after some seconds.
-        lease: seconds in which a refusal is sent.
     """
 
-    def __init__(
-        self, proc: str, router: Router, later: Callable[[float, Callable[[], None]], object], lease: float
-    ) -> None:
+    def __init__(self, router: Router, later: Callable[[float, Callable[[], None]], object]) -> None:
         self.pid = 0
         """Pid of the controller, if it has identified itself."""
-        self._proc = proc
         self._router = router
         self._later = later
-        self._lease = lease
-        self._others: dict[str, int] = {}
-        """By proc id, the protocol versions of processes that speak another one."""
-        self._told: dict[str, int] = {}
-        """By proc id of strangers, how many refusals each was sent in the last seconds."""
+        self._keep_s = 3 * router.lease
+        """Seconds after its last message for which a program is remembered: a refusal is sent within a lease."""
+        self._versions: dict[str, tuple[int, float]] = {}
+        """By proc id, the protocol versions of programs that speak another one, and when they were last heard, in
+        monotonic seconds. The oldest first."""
+        self._refused: dict[str, float] = {}
+        """By proc id of the programs to which there may be a connection, when they were last answered. The oldest
+        first."""
+        self._sweeps = False
+        """Whether there is a timer for those that are silent."""
+        self._owner = ""
+        """The controller when somebody asked last."""
+        self._asked: dict[str, tuple[tuple[str, str], tuple[str, ...]]] = {}
+        """By proc id, where a program listens and the tokens of its newest questions; their timer runs."""
+        self._second = 0.0
+        """When the present second of answers to Hello began."""
+        self._answers = 0
+        """Their number in it."""
 
     def greeted(self, hello: Hello) -> None:
         """Refuse a process of another version: now if its address is known, or else once it asks."""
-        if len(self._others) < _MOST_OTHERS:
-            self._others[hello.proc] = hello.version
-        if self._router.knows(hello.proc):
-            self._router.send(hello.proc, [encode(Refused(VERSION, self._proc, self._version_of(hello.proc)))])
+        self._note_version(hello.proc, hello.version)
+        if self._router.listens(hello.proc) and self._has_room():
+            reason = _of_version(hello.version)
+            self._router.send(hello.proc, [encode(Refused(VERSION, self._router.proc, reason))])
 
     def is_other(self, hosts: Hosts) -> bool:
         """Return whether the sender speaks another version."""
-        return any(proc in self._others for proc in hosts.hosts)
+        return any(proc in self._versions for proc in hosts.hosts)
 
     def answer(self, hosts: Hosts, owner: str) -> None:
-        """Refuse a program that asks who this is.
+        """Refuse a program that asks who this is, unless too many do: it asks again.
 
         Args:
             hosts: its question, with its address.
             owner: proc id of the controller; empty if there is none.
         """
-        for proc in hosts.hosts:
-            reason = self._version_of(proc) if proc in self._others else self._in_use_by(owner)
-            self._router.learn(hosts)
-            self._router.send(proc, [encode(Refused(VERSION, self._proc, reason, hosts.token))])
-            self._told[proc] = self._told.get(proc, 0) + 1
-            self._later(3 * self._lease, lambda proc=proc: self._part(proc))
+        self._owner = owner
+        for proc, where in hosts.hosts.items():
+            if not self._admits(proc):
+                continue
+            if not self._asked:
+                self._later(_PACE_S, self._say_all)
+            _, tokens = self._asked.get(proc, (where, ()))
+            self._asked[proc] = where, (*tokens, hosts.token)[-_MOST_TOKENS:]
+
+    def _say_all(self) -> None:
+        """Answer the questions since the last time."""
+        asked, self._asked = self._asked, {}
+        for proc, ((address, public), tokens) in asked.items():
+            if proc not in self._refused:
+                # It has given way to another one.
+                continue
+            version, _ = self._versions.get(proc, (VERSION, 0.0))
+            if version != VERSION:
+                self._note_version(proc, version)
+            reason = self._in_use_by(self._owner) if version == VERSION else _of_version(version)
+            self._router.note(proc, address, public)
+            for token in tokens:
+                self._router.send(proc, [encode(Refused(VERSION, self._router.proc, reason, token))])
 
     def told(self, proc: str) -> bool:
         """Return whether a process was refused a moment ago, so that the end of its connection is no loss."""
-        return proc in self._told
+        return proc in self._refused
+
+    def _note_version(self, proc: str, version: int) -> None:
+        self._versions.pop(proc, None)
+        if len(self._versions) >= _MOST_VERSIONS:
+            del self._versions[next(iter(self._versions))]
+        self._versions[proc] = version, time.monotonic()
+        self._sweep_later()
+
+    def _has_room(self) -> bool:
+        """Return whether there may be one more answer in this second, and count it."""
+        now = time.monotonic()
+        if now >= self._second + 1:
+            self._second, self._answers = now, 0
+        self._answers += 1
+        return self._answers <= _MOST_GREETED
+
+    def _admits(self, proc: str) -> bool:
+        """Return whether a program is answered now, and note that."""
+        now = time.monotonic()
+        if proc not in self._refused:
+            if self._router.address_of(proc).hosts:
+                # The owner has announced it, and nobody else tells where it listens.
+                return False
+            if len(self._refused) >= _MOST_REFUSED:
+                oldest = next(iter(self._refused))
+                if now < self._refused[oldest] + _TURN_S:
+                    return False
+                self._part(oldest)
+        self._refused.pop(proc, None)
+        self._refused[proc] = now
+        self._sweep_later()
+        return True
+
+    def _sweep_later(self) -> None:
+        if not self._sweeps:
+            self._sweeps = True
+            self._later(self._router.lease, self._sweep)
+
+    def _sweep(self) -> None:
+        """Forget the programs that have not asked for a while, and close the connections to them."""
+        self._sweeps = False
+        before = time.monotonic() - self._keep_s
+        for proc in [proc for proc, at in self._refused.items() if at <= before]:
+            self._part(proc)
+        self._versions = {proc: (version, at) for proc, (version, at) in self._versions.items() if at > before}
+        if self._refused or self._versions:
+            self._sweep_later()
 
     def _part(self, proc: str) -> None:
-        """Close the connection to a program that has not asked again."""
-        self._told[proc] -= 1
-        if not self._told[proc]:
-            del self._told[proc]
-            self._others.pop(proc, None)
-            self._router.forget_address(proc)
-
-    def _version_of(self, proc: str) -> str:
-        return (
-            f"it speaks version {VERSION} of the protocol, and this program version {self._others[proc]}; install "
-            f"the same version of monarch-kernel-runtime in both places"
-        )
+        del self._refused[proc]
+        self._router.forget_address(proc)
 
     def _in_use_by(self, owner: str) -> str:
         machine = next((at for at, _ in self._router.address_of(owner).hosts.values()), "")
         where = f" at {machine.removeprefix('tcp://').rpartition(':')[0]}" if machine else ""
         user = f"process {self.pid}{where}" if self.pid else f"another program{where}"
         return f"it is in use by {user}; end the mesh or the program there, or use another worker"
+
+
+def _of_version(version: int) -> str:
+    return (
+        f"it speaks version {VERSION} of the protocol, and this program version {version}; install the same version of "
+        f"monarch-kernel-runtime in both places"
+    )
