@@ -22,13 +22,14 @@ from monarch._node import hurrying as hurrying_module
 from monarch._node import spreads as spreads_module
 from monarch._node.hosts import Hosts
 from monarch._node.spreads import Spreads
-from monarch._procs.agent import uplink as uplink_module
 from monarch._procs.agent.agent import Agent
-from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.merging import outputs_of
-from monarch._procs.agent.router import Refusing, Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes import uplink as uplink_module
+from monarch._procs.agent.routes.forwarding import Forwarding
+from monarch._procs.agent.routes.refusing import Refusing
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._session.partition import Partitions
 from monarch._session.routes import tree as tree_module

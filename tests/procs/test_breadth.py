@@ -17,10 +17,10 @@ from monarch._node.peers import GonePeer
 from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
-from monarch._procs.agent.ordering import Ordering
-from monarch._procs.agent.router import Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.ordering import Ordering
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair

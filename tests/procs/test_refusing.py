@@ -13,7 +13,8 @@ import zmq
 
 from leaks import wait_until
 from monarch._procs.agent.poll_loop import PollLoop
-from monarch._procs.agent.router import Refusing, Router
+from monarch._procs.agent.routes.refusing import Refusing
+from monarch._procs.agent.routes.router import Router
 from monarch._procs.session_folder import ipc_address
 from monarch._session.workers import read_key_file
 from monarch._wire import messages as m

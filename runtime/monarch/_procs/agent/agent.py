@@ -22,16 +22,17 @@ from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, O
 from monarch._core.roster import split_proc
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
-from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.leaving import Leaving
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.poll_loop import PollLoop
 from monarch._procs.agent.reports import ReportGathering
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Refusing, Router
+from monarch._procs.agent.routes.forwarding import Forwarding
+from monarch._procs.agent.routes.refusing import Refusing
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
