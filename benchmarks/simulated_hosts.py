@@ -26,9 +26,9 @@ import zmq
 
 from monarch._core.causes import Exited
 from monarch._core.roster import split_proc
-from monarch._procs.agent.router import Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.os.posix import set_pdeathsig
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair

@@ -22,13 +22,14 @@ from monarch._node import hurrying as hurrying_module
 from monarch._node import spreads as spreads_module
 from monarch._node.hosts import Hosts
 from monarch._node.spreads import Spreads
-from monarch._procs.agent import uplink as uplink_module
 from monarch._procs.agent.agent import Agent
-from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.merging import outputs_of
-from monarch._procs.agent.router import Refusing, Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes import uplink as uplink_module
+from monarch._procs.agent.routes.forwarding import Forwarding
+from monarch._procs.agent.routes.refusing import Refusing
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._session.partition import Partitions
 from monarch._session.routes import tree as tree_module
@@ -111,6 +112,7 @@ class ModelRouter(Router):
         self.authenticator = None
         self.watched_by, self.hurries = PROGRAM, ""
         self.owner_monitor: Any = object()
+        self.source = -1
         self._hosts = {name: ("", "") for name in [*world.names, PROGRAM] if name != self.host}
         self._links: dict[str, Any] = {}
         self._lost: dict[Any, Any] = {}
@@ -170,7 +172,7 @@ def make_agent(world: World, proc: str) -> Any:
         has_ties=lambda _: world.ties,
     )
     agent.closing, agent.listening = False, None
-    agent.refusing = Refusing(proc, agent.router, agent._later, LEASE)
+    agent.refusing = Refusing(agent.router, agent._later)
     agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
 
     def failed(frames: list[Any], error: Exception) -> None:

@@ -17,10 +17,10 @@ from monarch._node.peers import GonePeer
 from monarch._node.port_table import PortTable
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
-from monarch._procs.agent.ordering import Ordering
-from monarch._procs.agent.router import Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.ordering import Ordering
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
@@ -268,5 +268,8 @@ def test_connection_that_is_not_made_in_a_lease_is_lost() -> None:
 def test_router_keeps_the_address_of_the_next_program() -> None:
     router = Router.__new__(Router)
     router._hosts = {"h1": ("", ""), "h2": ("", ""), "c/c1": ("", ""), "d/c2": ("", "")}
+    router._broken = {"h1", "h2"}
     router.forget(["h1"])
     assert [*router._hosts] == ["h1", "c/c1", "d/c2"]
+    # No other host gets the id of one that is gone.
+    assert router._broken == {"h1"}

@@ -16,7 +16,7 @@ from fuzz import Fuzz
 from leaks import wait_until
 from light import LIGHT
 from monarch._node.remote_errors import unpack_failure
-from monarch._procs.agent.router import Router
+from monarch._procs.agent.routes.router import Router
 from monarch._wire import descriptors
 from monarch._wire import messages as m
 from monarch._wire.descriptors import used_by

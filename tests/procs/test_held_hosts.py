@@ -9,13 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from fcntl import ioctl
 from pathlib import Path
+from termios import TIOCOUTQ
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 import slurm
 import sshd
@@ -324,13 +329,75 @@ def test_program_that_is_late_learns_that_another_has_the_mesh(run: Callable[...
     late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
     soon.stay()
     for _ in range(2):
-        with pytest.raises(DetachedMeshInUseError, match="another program has attached the mesh"):
+        with pytest.raises(DetachedMeshInUseError, match=f"'mine' is in use by process {os.getpid()}; attach it once"):
             late.stay()
     late.leave()
     os.kill(record.pid, signal.SIGKILL)
     with pytest.raises(NoDetachedMeshError, match="the process that held its hosts has ended"):
         soon.stay()
     soon.leave()
+
+
+class _Unknown(Struct, tag=True):
+    """A request of another version."""
+
+
+def test_request_of_another_version_is_no_other_program(run: Callable[..., Program]) -> None:
+    """There is nobody whose end would help."""
+    kept = keep("mine", 60, on="process:1")
+    record = find("mine")
+    launch = HeldLaunch(record.holder)
+    for _ in range(2):
+        with pytest.raises(MonarchError, match=rf"process {record.pid}, .* has another version of monarch") as raised:
+            launch._ask(_Unknown())  # type: ignore[arg-type]
+        assert not isinstance(raised.value, DetachedMeshInUseError)
+    launch.leave()
+    assert kept.attached
+    kept.end()
+
+
+def test_request_that_the_holder_did_not_read_has_an_answer(run: Callable[..., Program]) -> None:
+    """It comes when the holder is about to part from its program."""
+    first(run)
+    record = find("mine")
+    late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
+    os.kill(record.pid, signal.SIGSTOP)
+    failed: list[BaseException] = []
+
+    def ask(launch: HeldLaunch) -> None:
+        try:
+            launch.stay()
+        except MonarchError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(launch,)) for launch in (soon, late)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        # Of the sender, which reads none.
+        sent = [launch._connection for launch in (soon, late)][:number]
+        assert wait_until(lambda sent=sent: all(array("i", ioctl(each, TIOCOUTQ, bytes(4)))[0] for each in sent), ENDS)
+    os.kill(record.pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join()
+    (error,) = failed
+    assert isinstance(error, DetachedMeshInUseError) and f"in use by process {os.getpid()}" in str(error)
+    for launch in (soon, late):
+        launch.leave()
+
+
+def test_closed_connection_to_the_holder_is_an_error(run: Callable[..., Program]) -> None:
+    """As after the loss of all hosts: tables of meshes ask how much time is left."""
+    kept = keep("mine", 60, on="process:1")
+    launch = kept._launch
+    assert launch is not None
+    os.kill(agent_of(find("mine").hosts[0]), signal.SIGKILL)
+    assert wait_until(lambda: not kept.attached and launch._connection.fileno() < 0, ENDS)
+    assert kept.left() is None
+    for use in (lambda: launch.watch(0), lambda: launch.connect(launch.joined[0], []), launch.stay):
+        with pytest.raises(MonarchError, match="this program has left the hosts that process"):
+            use()
+    launch.leave()
+    kept.end()
 
 
 def test_one_program_at_a_time(run: Callable[..., Program]) -> None:
@@ -450,6 +517,7 @@ def test_holder_survives_messages_it_does_not_know(run: Callable[..., Program]) 
     with connect(find("mine").holder, ENDS) as stranger:
         assert stranger.recv(PACKET)
         stranger.send(b"of another version")
+        assert b"has another version of monarch" in stranger.recv(PACKET)
         assert not stranger.recv(PACKET)
     assert kept.attached and kept.on == "process:1"
     kept.end()

@@ -61,3 +61,20 @@ def test_sockets_and_descriptors_are_watched_together() -> None:
     loop.step()
     assert seen == ["x"]
     context.destroy(0)
+
+
+def test_timers_run_when_they_are_due_and_later_ones_next() -> None:
+    loop, seen = PollLoop(), list[int]()
+
+    def again() -> None:
+        seen.append(1)
+        loop.later(0.0, lambda: seen.append(3))
+
+    loop.later(60.0, lambda: seen.append(4))
+    loop.later(0.0, again)
+    loop.later(0.0, lambda: seen.append(2))
+    while len(seen) < 2:
+        loop.step()
+    assert seen == [1, 2]
+    loop.step()
+    assert seen == [1, 2, 3]

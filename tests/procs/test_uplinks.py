@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from monarch._node.spreads import Spreads
 from monarch._procs.agent.merging import OutputMerge, outputs_of
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._session.routes.uplinks import Uplinks
 from monarch._wire import messages as m

@@ -1,1 +1,1 @@
-"""The host agent: children, routing, output backlog, detached meshes."""
+"""The host agent: children, output backlog, detached meshes; ``routes`` has the ways of its messages."""

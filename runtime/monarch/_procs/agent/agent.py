@@ -22,16 +22,17 @@ from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, O
 from monarch._core.roster import split_proc
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
-from monarch._procs.agent.forwarding import Forwarding
 from monarch._procs.agent.leaving import Leaving
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.poll_loop import PollLoop
 from monarch._procs.agent.reports import ReportGathering
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Refusing, Router
+from monarch._procs.agent.routes.forwarding import Forwarding
+from monarch._procs.agent.routes.refusing import Refusing
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
@@ -90,7 +91,7 @@ class Agent:
             self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle
         )
         self.owner = config.owner
-        self.refusing = Refusing(self.proc, self.router, self._later, config.lease)
+        self.refusing = Refusing(self.router, self._later)
         end = partial(setattr, self, "closing", True)
         self._leaving = Leaving(config, self.host, self._later, self._tell_owner, end)
         self._claimed_by = time.monotonic() + (config.unclaimed or float("inf"))
@@ -211,8 +212,12 @@ class Agent:
             self._host_lost(name)
 
     def _look_at_owner(self) -> None:
+        if self.router.owner_lost():
+            self._owner_parted()
+
+    def _owner_parted(self) -> None:
         # Without an owner, it was a program that is not served.
-        if self.router.owner_lost() and self.owner and not (self.uplink.hung or self.uplink.orphan):
+        if self.owner and not (self.uplink.hung or self.uplink.orphan):
             self._owner_died()
 
     def _receive_from(self, socket: zmq.Socket[bytes]) -> None:
@@ -226,7 +231,7 @@ class Agent:
         # A few at a time, so that no sender keeps the others waiting.
         for _ in range(200):
             try:
-                frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.router.receive(socket)
             except zmq.Again:
                 return
             if not frames[0]:
@@ -260,6 +265,8 @@ class Agent:
                 self.router.owner_lost()
                 if not self.router.own():
                     self._owner_died()
+        elif hello.proc == self.owner and not self.router.own_too():
+            self._owner_parted()
 
     def _refuses(self, spawn: m.Spawn) -> str:
         """Return why these procs cannot be started here; empty if they can."""

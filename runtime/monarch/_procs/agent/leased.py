@@ -153,8 +153,9 @@ class LeasedAgent(Agent):
                 f"detached mesh {name!r} is in use by process {self.user}; attach it once that process has "
                 f"ended or lost its connection"
             )
+        if self.router.owner_monitor is not None and not self.router.own():
+            raise MonarchError(f"the connection of {ask.src} to detached mesh {name!r} has ended")
         self.owner = ask.src
-        self.router.own()
         self._address = self.router.address_of(ask.src)
         self.former.discard(ask.src)
         for former in self.former:

@@ -17,7 +17,7 @@ import zmq
 from monarch._procs.agent.agent import Agent
 from monarch._procs.agent.leased import LeasedAgent
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Frames
+from monarch._procs.agent.routes.router import Frames
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.posix import set_child_subreaper, set_comm
 from monarch._wire import messages as m

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from monarch._procs.launch.shared import hand_over
 from monarch._procs.os.posix import memfd, outlives, proc_start_time
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
-from monarch.exceptions import DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
+from monarch.exceptions import MonarchError, NoDetachedMeshError, SpawnError
 
 _MODULE = "monarch._procs.launch.holding.holder"
 _ANSWER_S = 30.0
@@ -57,13 +56,19 @@ class HeldLaunch:
         """Held during a request and its answer."""
         self._number = 0
         """Of the last request; an interrupt may have left its answer unread. Lock: ``_lock``."""
+        self._problem: h.Problem | None = None
+        """Why the process has ended the connection, if it has said so. Lock: ``_lock``."""
+        self._closed = False
+        """Whether this program has ended the connection; single operations only."""
         try:
             self._connection = h.connect(path, _ANSWER_S)
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoDetachedMeshError(_ENDED) from None
         except OSError as error:
             raise MonarchError(f"the process that holds the hosts does not answer at {path}: {error}") from None
-        self._start = proc_start_time(self._pid())
+        self._pid = h.peer_pid(self._connection)
+        """Pid of that process; a closed connection does not tell it."""
+        self._start = proc_start_time(self._pid)
         """When that process started; None if it has just ended."""
         try:
             known = self._greeting()
@@ -109,6 +114,7 @@ class HeldLaunch:
 
     def leave(self) -> None:
         """Close the connection: the lease of the hosts begins, if they stay. Never waits."""
+        self._closed = True
         with suppress(OSError):
             # Another thread may wait for an answer.
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -125,14 +131,19 @@ class HeldLaunch:
             # The answer, and the end of the process.
             while self._connection.recv(h.PACKET):
                 pass
+        self._closed = True
         self._connection.close()
 
     def _ask(self, request: h.Request, timeout: float = _ANSWER_S) -> Any:
         with self._lock:
+            if self._problem is not None:
+                raise h.error_of(self._problem)
             try:
                 self._number += 1
                 self._connection.settimeout(timeout)
-                self._connection.send(msgspec.msgpack.encode((self._number, request)))
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    # A connection that has ended still has its last message.
+                    self._connection.send(msgspec.msgpack.encode((self._number, request)))
                 reply = self._receive(self._number)
             except TimeoutError:
                 raise self._silent(timeout) from None
@@ -156,28 +167,28 @@ class HeldLaunch:
         return known
 
     def _silent(self, seconds: float) -> MonarchError:
-        pid = self._pid()
+        pid = self._pid
         return MonarchError(
             f"process {pid}, which holds the hosts, has not answered for {seconds:g} s; 'kill -CONT {pid}' continues "
             f"it if it is stopped, and 'kill -9 {pid}' ends it with its hosts"
         )
 
     def _parted(self) -> MonarchError:
-        """Return the error about a connection that the process has ended, or that has ended with it."""
-        if self._start is not None and outlives(self._pid(), self._start, _GOING_S):
-            return DetachedMeshInUseError(
-                "another program has attached the mesh; attach it once that program has ended or lost its connection"
+        """Return the error about a connection that has ended, without a reason from the process."""
+        if self._closed:
+            return MonarchError(
+                f"this program has left the hosts that process {self._pid} holds; attach the mesh again"
+            )
+        if self._start is not None and outlives(self._pid, self._start, _GOING_S):
+            return MonarchError(
+                f"process {self._pid}, which holds the hosts, has ended the connection; attach the mesh again"
             )
         return NoDetachedMeshError(_ENDED)
-
-    def _pid(self) -> int:
-        """Return the pid of the process."""
-        return struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
     def _receive(self, number: int) -> h.Reply:
         """Return the answer to a request."""
         while True:
-            packet = self._connection.recv(h.PACKET)
+            packet = self._packet()
             if not packet:
                 raise self._parted()
             try:
@@ -185,10 +196,21 @@ class HeldLaunch:
             except msgspec.DecodeError as error:
                 raise MonarchError(
                     f"the process that holds the hosts has another version of monarch ({error}); attach the mesh with "
-                    f"that version, or end it: 'kill {self._pid()}' ends it with its hosts"
+                    f"that version, or end it: 'kill {self._pid}' ends it with its hosts"
                 ) from None
+            if known == h.LAST and isinstance(reply, h.Problem):
+                self._problem = reply
+                raise h.error_of(reply)
             if known == number:
                 return reply
+
+    def _packet(self) -> bytes:
+        """Return the next message; empty after the last."""
+        try:
+            return self._connection.recv(h.PACKET)
+        except ConnectionResetError:
+            # It has ended the connection with a request unread. The error comes once, before what it sent.
+            return self._connection.recv(h.PACKET)
 
 
 def hold(order: h.HoldOrder) -> HeldLaunch:

@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -48,7 +47,7 @@ class _User:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        (self.pid, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self.pid = h.peer_pid(connection)
         # A fork of the program may have the connection open, too.
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -185,6 +184,13 @@ class Holder:
         self._send(user, 0, h.problem_of(error))
         user.close()
 
+    def _dismiss(self, user: _User, error: MonarchError) -> None:
+        """Part from a program, and tell it why."""
+        with suppress(OSError):
+            # One that is stopped may have no room for it.
+            user.connection.send(msgspec.msgpack.encode((h.LAST, h.problem_of(error))), socket.MSG_DONTWAIT)
+        self._part(user)
+
     def _part(self, user: _User) -> None:
         if user not in self._users:
             return
@@ -232,9 +238,14 @@ class Holder:
             return
         try:
             number, request = _decoder.decode(packet)
-        except msgspec.DecodeError:
-            # A program of another version must not end the ranks; it sees the end of its connection.
-            self._part(user)
+        except msgspec.DecodeError as error:
+            # A program of another version must not end the ranks.
+            pid = os.getpid()
+            problem = MonarchError(
+                f"process {pid}, which holds the hosts, has another version of monarch ({error}); attach the mesh with "
+                f"that version, or end it: 'kill {pid}' ends it with its hosts"
+            )
+            self._dismiss(user, problem)
             return
         self._send(user, number, self._answer(user, request))
 
@@ -270,8 +281,12 @@ class Holder:
             # Where the launcher has read its files; nothing may keep the file system busy.
             os.chdir("/")
         # The agents have one controller: the others have lost their connections to them, such as a stopped program.
+        error = DetachedMeshInUseError(
+            f"detached mesh {self._order.name!r} is in use by process {user.pid}; attach it once that process has "
+            f"ended or lost its connection"
+        )
         for other in [each for each in self._users if each is not user]:
-            self._part(other)
+            self._dismiss(other, error)
 
     def _watch(self, launch: Launch, timeout: float) -> list[list[Any]]:
         if not self._news:

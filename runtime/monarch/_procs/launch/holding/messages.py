@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +15,8 @@ from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchErr
 
 PACKET = 1 << 17
 """The most bytes of a message."""
+LAST = -1
+"""In place of the number of a request: a Problem after which the process ends the connection."""
 _KINDS: dict[str, type[Any]] = {
     each.__name__: each for each in (Queued, Starting, Installing, Environment, Joined, Failed)
 }
@@ -131,6 +134,11 @@ def connect(path: str, timeout: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Return the pid of the process at the other end, as of the time when it connected or began to listen."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
 
 def listen(path: str) -> socket.socket:

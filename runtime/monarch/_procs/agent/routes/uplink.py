@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from monarch._procs.agent.merging import Merging
-from monarch._procs.agent.router import Router
+from monarch._procs.agent.routes.router import Router
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from monarch._procs.agent.folding import Folding
-from monarch._procs.agent.ordering import Ordering
-from monarch._procs.agent.router import Router
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.ordering import Ordering
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch.exceptions import ProtocolError

@@ -10,9 +10,9 @@ import msgspec
 from monarch._core.causes import HostLost, NotInSession
 from monarch._procs.agent.children import Children
 from monarch._procs.agent.reply_batches import ReplyBatches
-from monarch._procs.agent.router import Router
-from monarch._procs.agent.spreading import Spreading
-from monarch._procs.agent.uplink import Uplink
+from monarch._procs.agent.routes.router import Router
+from monarch._procs.agent.routes.spreading import Spreading
+from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.bulk.segments import Segments

@@ -11,11 +11,9 @@ import zmq
 from monarch._procs.session_folder import host_of, ipc_address
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Inbox, Link
-from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Refused, Route, encode
+from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Route, encode
 
 Frames = Sequence[bytes | memoryview]
-_MOST_OTHERS = 1000
-"""Programs of other versions that are remembered."""
 
 
 class Router:
@@ -50,6 +48,8 @@ class Router:
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
         self.owner_monitor: zmq.Socket[bytes] | None = None
+        self.source = -1
+        """Descriptor of the connection of the message at hand, if it is one to the owner's socket; -1 otherwise."""
         self._hosts: dict[str, tuple[str, str]] = {}
         self._links: dict[str, Link] = {}
         self._lost: dict[zmq.Socket[bytes], tuple[str, Link]] = {}
@@ -103,6 +103,15 @@ class Router:
         self.owner_socket = self.peer_socket = socket
         return Listening(self.proc, bound, bound, self.keys.public.decode())
 
+    def receive(self, socket: zmq.Socket[bytes]) -> list[Any]:
+        """Return the next message at a socket, and note its source; zmq.Again if there is none."""
+        self.source = -1
+        if socket is not self.owner_socket:
+            return socket.recv_multipart(zmq.NOBLOCK)
+        first = socket.recv(zmq.NOBLOCK, copy=False)
+        self.source = int(first.get(zmq.SRCFD))
+        return [first.bytes, *(socket.recv_multipart(zmq.NOBLOCK) if first.more else [])]
+
     def _tcp_socket(self) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.PULL)
         socket.set_hwm(0)
@@ -115,6 +124,10 @@ class Router:
         if self.authenticator is not None:
             self.authenticator.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
 
+    def note(self, name: str, address: str, public: str) -> None:
+        """Note where a program listens that is not authorized: it only gets messages."""
+        self._hosts[name] = (address, public)
+
     def address_of(self, name: str) -> Hosts:
         """Return the address of a host or a controller."""
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
@@ -125,10 +138,12 @@ class Router:
         Another program may have said where it listens, and be about to become the controller.
         """
         self._hosts = {name: where for name, where in self._hosts.items() if name in stay or "/" in name}
+        self._broken &= self._hosts.keys()
 
     def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""
         self._hosts.pop(name, None)
+        self._broken.discard(name)
         self.drop(name)
 
     def is_here(self, proc: str) -> bool:
@@ -138,6 +153,12 @@ class Router:
     def knows(self, proc: str) -> bool:
         """Return whether a proc is reachable."""
         return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
+
+    def listens(self, proc: str) -> bool:
+        """Return whether a proc is reachable now: one of this host has made its socket."""
+        if self.is_here(proc):
+            return os.path.exists(ipc_address(self.folder, proc).removeprefix("ipc://"))
+        return self.knows(proc)
 
     def send(self, dst: str, frames: Frames) -> bool:
         """Send a message to any proc of the session.
@@ -188,20 +209,23 @@ class Router:
         return link
 
     def drop(self, name: str) -> None:
-        """Drop the link to a dead proc."""
-        link = self._links.pop(name, None)
-        if link is not None:
-            link.close()
+        """Drop the link to a dead proc, a host or a controller, with what was not sent."""
+        self._leave(name, 0)
 
     def rest(self, name: str) -> None:
         """Close the connection to a host or a controller, after what was sent; the next message opens it again."""
+        self._leave(name, int(self.lease * 1000))
+
+    def _leave(self, name: str, linger_ms: int) -> None:
         link = self._links.pop(name, None)
-        for monitor, (_, watched) in list(self._lost.items()):
-            if watched is link:
-                del self._lost[monitor]
-                self._idle.append(monitor)
-        if link is not None:
-            link.close(int(self.lease * 1000))
+        if link is None:
+            return
+        # A closed link reports nothing, so nobody would take its monitor out of the loop.
+        idle = [monitor for monitor, (_, watched) in self._lost.items() if watched is link]
+        for monitor in idle:
+            del self._lost[monitor]
+        self._idle += idle
+        link.close(linger_ms)
 
     def idle(self) -> list[zmq.Socket[bytes]]:
         """Return the sockets of ``monitors`` that nobody needs any more, once; the caller closes them."""
@@ -252,14 +276,36 @@ class Router:
         return lost
 
     def own(self) -> bool:
-        """The owner has identified itself: its connection is among the current ones. Return whether there is any."""
-        self._owned = set(self._accepted)
+        """Note the connection of the message at hand, by which the owner has identified itself.
+
+        The source is unknown if the message came by another agent; then all that there are may be the owner's.
+
+        Returns:
+            Whether the connection lasts.
+        """
+        self._owned = set(self._accepted) if self.source < 0 else self._accepted & {self.source}
         return bool(self._owned)
+
+    def own_too(self) -> bool:
+        """Note one more connection of the owner, by which the message at hand has come.
+
+        Returns:
+            Whether it or an earlier one lasts.
+        """
+        if self.owner_monitor is None or self.source < 0:
+            return True
+        lost = self.owner_lost()
+        if self.source not in self._accepted:
+            return not lost
+        self._owned = {*(self._owned or ()), self.source}
+        return True
 
     def close(self) -> None:
         """Close everything; wait a moment for the last messages."""
         for link in self._links.values():
             link.close(200)
+        for monitor in [*self._lost, *self._idle]:
+            monitor.close(0)
         self.inbox.close()
         _close(*self._earlier, self.owner_socket, self.peer_socket)
         if self.authenticator is not None:
@@ -271,77 +317,3 @@ def _close(*sockets: zmq.Socket[bytes] | None) -> None:
         if socket is not None:
             socket.disable_monitor()
             socket.close(0)
-
-
-class Refusing:
-    """The refusals of one agent.
-
-    Args:
-        proc: id of the agent.
-        router: its sockets.
-        later: runs a function after some seconds.
-        lease: seconds in which a refusal is sent.
-    """
-
-    def __init__(
-        self, proc: str, router: Router, later: Callable[[float, Callable[[], None]], object], lease: float
-    ) -> None:
-        self.pid = 0
-        """Pid of the controller, if it has identified itself."""
-        self._proc = proc
-        self._router = router
-        self._later = later
-        self._lease = lease
-        self._others: dict[str, int] = {}
-        """By proc id, the protocol versions of processes that speak another one."""
-        self._told: dict[str, int] = {}
-        """By proc id of strangers, how many refusals each was sent in the last seconds."""
-
-    def greeted(self, hello: Hello) -> None:
-        """Refuse a process of another version: now if its address is known, or else once it asks."""
-        if len(self._others) < _MOST_OTHERS:
-            self._others[hello.proc] = hello.version
-        if self._router.knows(hello.proc):
-            self._router.send(hello.proc, [encode(Refused(VERSION, self._proc, self._version_of(hello.proc)))])
-
-    def is_other(self, hosts: Hosts) -> bool:
-        """Return whether the sender speaks another version."""
-        return any(proc in self._others for proc in hosts.hosts)
-
-    def answer(self, hosts: Hosts, owner: str) -> None:
-        """Refuse a program that asks who this is.
-
-        Args:
-            hosts: its question, with its address.
-            owner: proc id of the controller; empty if there is none.
-        """
-        for proc in hosts.hosts:
-            reason = self._version_of(proc) if proc in self._others else self._in_use_by(owner)
-            self._router.learn(hosts)
-            self._router.send(proc, [encode(Refused(VERSION, self._proc, reason, hosts.token))])
-            self._told[proc] = self._told.get(proc, 0) + 1
-            self._later(3 * self._lease, lambda proc=proc: self._part(proc))
-
-    def told(self, proc: str) -> bool:
-        """Return whether a process was refused a moment ago, so that the end of its connection is no loss."""
-        return proc in self._told
-
-    def _part(self, proc: str) -> None:
-        """Close the connection to a program that has not asked again."""
-        self._told[proc] -= 1
-        if not self._told[proc]:
-            del self._told[proc]
-            self._others.pop(proc, None)
-            self._router.forget_address(proc)
-
-    def _version_of(self, proc: str) -> str:
-        return (
-            f"it speaks version {VERSION} of the protocol, and this program version {self._others[proc]}; install "
-            f"the same version of monarch-kernel-runtime in both places"
-        )
-
-    def _in_use_by(self, owner: str) -> str:
-        machine = next((at for at, _ in self._router.address_of(owner).hosts.values()), "")
-        where = f" at {machine.removeprefix('tcp://').rpartition(':')[0]}" if machine else ""
-        user = f"process {self.pid}{where}" if self.pid else f"another program{where}"
-        return f"it is in use by {user}; end the mesh or the program there, or use another worker"
