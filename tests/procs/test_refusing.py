@@ -31,11 +31,11 @@ LEASE = 0.2
 class Refuser:
     """The router and the refusals of an agent, in the loop of one, and the inbox of the programs that it refuses."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lease: float) -> None:
         self.context = make_context()
         self.folder = str(folder)
         self.keys = KeyPair.new()
-        self.router = Router(self.context, "h/agent", self.folder, self.keys, LEASE)
+        self.router = Router(self.context, "h/agent", self.folder, self.keys, lease)
         self.loop = PollLoop()
         self.refusing = Refusing(self.router, self.loop.later)
         self.programs = Programs(self.context, self.keys)
@@ -94,8 +94,8 @@ class Programs:
 
 
 @pytest.fixture
-def refuser(tmp_path: Path) -> Iterator[Refuser]:
-    made = Refuser(tmp_path)
+def refuser(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Refuser]:
+    made = Refuser(tmp_path, getattr(request, "param", LEASE))
     yield made
     made.close()
 
@@ -127,6 +127,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+# A lease that does not end in the time of the test's clock.
+@pytest.mark.parametrize("refuser", [60.0], indirect=True)
 def test_flood_of_programs_takes_few_connections(clock: Clock, refuser: Refuser) -> None:
     for number in range(1000):
         refuser.ask(f"p{number}/c")

@@ -27,12 +27,11 @@ from monarch._procs.launch.registry import make_launcher
 from monarch._procs.os.orphans import unmark
 from monarch._procs.os.posix import proc_start_time, set_comm
 from monarch._procs.session_folder import host_of, make_folder, remove_folder, sweep
+from monarch._wire.tcp import unreachable
 from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _LOOK = 30.0
 """Seconds between looks at the clock, which runs while the machine sleeps, unlike a poll."""
-_REACH_S = 2.0
-"""Seconds for a host to accept a connection."""
 _CLAIM_S = 10.0
 """Seconds in which the program that started it must connect."""
 _TIDY_S = (0.5, 5.0)
@@ -129,7 +128,10 @@ class Holder:
         if self._launch is None or self._launch.forwarded:
             return
         # A SIGTERM meanwhile also sets it.
-        if all(_refuses(host.address) for host in self.record.hosts):
+        addresses = [host.address for host in self.record.hosts]
+        reasons = unreachable(addresses)
+        # One that does not answer may be back.
+        if all(address in reasons and reasons[address].refused for address in addresses):
             self.over = True
 
     def close(self) -> None:
@@ -300,18 +302,6 @@ class Holder:
             self._news = h.pack_news(news)
         first, self._news = self._news[:_NEWS], self._news[_NEWS:]
         return first
-
-
-def _refuses(address: str) -> bool:
-    """Return whether a machine answers that nobody listens at an address. One that does not answer may come back."""
-    machine, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((machine.strip("[]"), int(port)), _REACH_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def main() -> None:
