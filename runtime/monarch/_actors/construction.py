@@ -50,7 +50,7 @@ def _initialize(mailbox: Mailbox, spec: ActorSpec, create: m.Create) -> None:
     mailbox.since = monotonic()
     mailbox.running = call
     try:
-        with mailbox.executor.inside():
+        with mailbox.executor.user_code():
             mailbox.instance = spec.cls(*spec.args, **spec.kwargs)
     except BaseException as error:
         freed = explained(error)

@@ -114,8 +114,9 @@ class Mailbox:
         """Whether some messages are not handled, as in ``ending`` or ``_dropped``. Set by any thread, last."""
         self._dropped: dict[int, m.Call] = {}
         """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
-        self._abandoned: set[int] = set()
-        """Identities of messages that were answered while their code continues; only grows."""
+        self._abandoned: dict[int, object] = {}
+        """By identity, messages that were answered while their code continues, with a mark of the thread that answered
+        them. Only grows, by single operations; the actor takes no message afterwards, so no identity comes again."""
         self.blocked = False
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
@@ -256,7 +257,8 @@ class Mailbox:
             method = self._methods.get(call.method)
             if method is None or call.flags or self.failed is not None:
                 method = self._method(call)
-            loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
+            if call.bulk is not None:
+                more = self.node.bulk.open(call.bulk)
             executor.interruptible = True
             if interrupts is not None:
                 interrupts.enter()
@@ -266,7 +268,8 @@ class Mailbox:
                 prepare()
             try:
                 # Unpickling may run code of the user that blocks.
-                args, kwargs = loaded or loads(call.body, more)
+                args, kwargs = loads(call.body, more)
+                more = ()
                 if method.explicit:
                     value = method.function(self.instance, self._port(call), *args, **kwargs)
                 else:
@@ -283,7 +286,7 @@ class Mailbox:
             self._answer_cut(call, error)
         else:
             # Release the call's buffers before the answer says that it is done.
-            args = kwargs = loaded = None
+            args = kwargs = None
             self._answer(call, method, value)
         finally:
             current.reset(token)
@@ -318,7 +321,9 @@ class Mailbox:
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
-        self._unqueue(call)
+        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
+            # The loop was blocked since the task was created, and the actor has stopped meanwhile.
+            return
         self.running = call
         current.set((self, call))
         executor = self.executor
@@ -327,28 +332,28 @@ class Mailbox:
         try:
             try:
                 method = self._method(call)
-                loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
+                if call.bulk is not None:
+                    more = self.node.bulk.open(call.bulk)
                 ports = (self._port(call),) if method.explicit else ()
                 try:
-                    executor.outside.discard(task)
+                    executor.package_tasks.discard(task)
                     if gate.wanted:
                         gate.enter()
                     if before:
                         prepare()
-                    args, kwargs = loaded or loads(call.body, more)
+                    args, kwargs = loads(call.body, more)
+                    more = ()
                     value = method.function(self.instance, *ports, *args, **kwargs)
                     if isinstance(value, Coroutine):
                         self.running = self.turns.call
-                        args = kwargs = loaded = None
+                        args = kwargs = None
                         # An endpoint returns anything.
                         value = await value  # pyright: ignore[reportUnknownVariableType]
                 finally:
-                    executor.outside.add(task)
-                    if executor.interrupts is not None:
-                        executor.interrupts.leave()
+                    executor.end_user_code(task)
             except BaseException as error:
                 # Again, if an interrupt came while leaving.
-                executor.outside.add(task)
+                executor.end_user_code(task)
                 self._answer_cut(call, error)
             else:
                 self._answer(call, method, value)
@@ -361,10 +366,11 @@ class Mailbox:
 
     def abandon(self, calls: Iterable[m.Call]) -> None:
         """Answer messages whose code continues after the actor's stop; later answers are not sent."""
+        mark = object()
         for call in calls:
-            self._abandoned.add(id(call))
             self._odd = True
-            refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
+            if self._abandoned.setdefault(id(call), mark) is mark:
+                refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
@@ -429,7 +435,7 @@ class Mailbox:
                     # The same as dumps(), without the call.
                     body, buffers = pickle.dumps(value, 5), ()
                 else:
-                    with self.executor.inside():
+                    with self.executor.user_code():
                         body, buffers = dumps(value, "", lambda: [call.src])
                 place = self._places.get(call.view)
                 if place is None:
