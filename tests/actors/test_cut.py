@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -188,9 +189,52 @@ class Opens:
         time.sleep(600)
 
 
-class Takes(Actor):
+class Packs:
+    """A value that blocks as it is pickled."""
+
     def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getstate__(self) -> dict[str, Any]:
+        Path(self.path).touch()
+        time.sleep(600)
+        return {}
+
+
+class Ends:
+    """An object that blocks as it is deleted on a rank."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        if "MONARCH_STOP_CANCEL_S" in os.environ:
+            Path(self.path).touch()
+            time.sleep(600)
+
+
+class FailsSlowly(Exception):
+    def __str__(self) -> str:
+        Path(self.args[0]).touch()
+        time.sleep(600)
+        return ""
+
+
+class Takes(Actor):
+    def __init__(self, path: str, *rest: Any) -> None:
         self.path = Path(path)
+
+    @endpoint
+    def hold(self, path: str) -> None:
+        self.held = Ends(path)
+
+    @endpoint
+    def pack(self, path: str) -> Packs:
+        return Packs(path)
+
+    @endpoint
+    def fail(self, path: str) -> None:
+        raise FailsSlowly(path)
 
     @endpoint
     def take(self, opened: Any, data: bytes) -> None: ...
@@ -224,6 +268,46 @@ def test_unpickling_of_arguments_is_interrupted(procs: Any, tmp_path: Path, cls:
     with pytest.raises(StoppedError, match="the call had begun and was cut short"):
         call.get(20)
     assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize("cls", [Takes, TakesAsync])
+@pytest.mark.parametrize("how", ["pack", "fail", "take"])
+def test_stop_interrupts_code_of_values_and_errors(procs: Any, tmp_path: Path, cls: type, how: str) -> None:
+    begun = tmp_path / "begun"
+    actor = procs(1, env=SHORT).spawn("takes", cls, str(tmp_path / "cleaned"))
+    call = actor.take.call_one(Ends(str(begun)), b"") if how == "take" else getattr(actor, how).call_one(str(begun))
+    assert wait_until(begun.exists)
+    actor.stop().get(30)
+    assert (tmp_path / "cleaned").exists()
+    if how == "take":
+        # Python reports what a __del__ raises, and continues.
+        assert call.get(20) is None
+    else:
+        with pytest.raises((StoppedError, ActorError), match=r"cut short|its str\(\) raised KeyboardInterrupt"):
+            call.get(20)
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+@pytest.mark.parametrize("cls", [Takes, TakesAsync])
+def test_stop_interrupts_unpickling_for_a_constructor(procs: Any, tmp_path: Path, cls: type, size: int) -> None:
+    begun = tmp_path / "begun"
+    actor = procs(1, env=SHORT).spawn("takes", cls, str(tmp_path / "cleaned"), Opens(str(begun)), bytes(size))
+    assert wait_until(begun.exists)
+    actor.stop().get(30)
+    with pytest.raises(StoppedError, match="was stopped before it was created"):
+        actor.initialized.get(20)
+
+
+@pytest.mark.parametrize("cls", [Takes, TakesAsync])
+@pytest.mark.parametrize("place", ["main", "thread"])
+def test_stop_interrupts_the_release_of_an_actor(procs: Any, tmp_path: Path, cls: type, place: str) -> None:
+    mesh = procs(1, env=SHORT | {"MONARCH_STOP_CLEANUP_S": "0.4"})
+    if place == "thread":
+        mesh.spawn("first", Cut)
+    actor = mesh.spawn("takes", cls, str(tmp_path / "cleaned"))
+    actor.hold.call_one(str(tmp_path / "begun")).get(20)
+    actor.stop().get(30)
+    assert (tmp_path / "begun").exists() and (tmp_path / "cleaned").exists()
 
 
 class Blocks(Actor):

@@ -17,7 +17,7 @@ from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError
 
-_DRAINING, _OWNED, _CLEANING, _DONE = range(4)
+_DRAINING, _OWNED, _CLEANING, _RELEASING, _DONE = range(5)
 _PING = 0.1
 """Seconds for an event loop to respond; otherwise it is in code that does not await."""
 _IGNORED = 2
@@ -28,9 +28,9 @@ _INSISTS = 5
 
 def longest() -> float:
     """Return the maximum seconds that the end of an actor takes."""
-    # Two steps are interrupted, and one waits for cancelled calls.
-    interrupts = 2 * _INSISTS * (STOP_CANCEL() + _PING) + STOP_CANCEL()
-    return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + interrupts
+    # Three steps are interrupted, and one waits for cancelled calls.
+    interrupts = 3 * _INSISTS * (STOP_CANCEL() + _PING) + STOP_CANCEL()
+    return STOP_DRAIN() + STOP_OWNED() + 2 * STOP_CLEANUP() + interrupts
 
 
 def is_stuck(mailbox: ActorLike) -> bool:
@@ -137,10 +137,7 @@ class Halting:
                 with contextlib.suppress(MonarchError):
                     mesh.stop().get(max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(self._mailbox.instance, "__cleanup__", None)
-            if hook is not None:
-                with self._mailbox.executor.user_code():
-                    hook(self._mailbox.end_cause())
+            self._begin_cleanup()
         except BaseException as error:
             failure = self._failure(error)
         finally:
@@ -161,15 +158,22 @@ class Halting:
                 with contextlib.suppress(MonarchError, asyncio.TimeoutError):
                     await asyncio.wait_for(mesh.stop().as_asyncio(), max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(mailbox.instance, "__cleanup__", None)
-            if hook is not None:
-                with mailbox.executor.user_code():
-                    result = hook(mailbox.end_cause())
-                if is_coroutine(result):
-                    await self._within_bounds(result)
+            result = self._begin_cleanup()
+            if is_coroutine(result):
+                await self._within_bounds(result)
+            result = None
         except BaseException as error:
             failure = self._failure(error)
         self._end(failure)
+
+    def _begin_cleanup(self) -> Any:
+        """Call ``__cleanup__``, if there is one. The instance is not kept, so that it ends in ``let_go``."""
+        mailbox = self._mailbox
+        hook = getattr(mailbox.instance, "__cleanup__", None)
+        if hook is None:
+            return None
+        with mailbox.executor.user_code():
+            return hook(mailbox.end_cause())
 
     async def _within_bounds(self, cleanup: Coroutine[Any, Any, Any]) -> None:
         task = start_task(asyncio.get_running_loop(), cleanup)
@@ -193,15 +197,16 @@ class Halting:
         with self._lock:
             if self._step < step:
                 self._step = step
-        if step == _CLEANING:
+        if step in (_CLEANING, _RELEASING):
             self._limit(step, STOP_CLEANUP())
 
     def _end(self, failure: bytes | None) -> None:
         """Finish the end, whatever its steps achieved."""
+        self._mailbox.leave(self._reason)
+        self._enter(_RELEASING)
+        self._mailbox.let_go()
         with self._lock:
             given_up, self._step = self.given_up, _DONE
-        self._mailbox.leave(self._reason)
-        self._mailbox.let_go()
         if self._task is not None:
             self._mailbox.executor.package_tasks.discard(self._task)
         self._mailbox.executor.release(lambda: None if given_up else self._stopped(failure))
@@ -259,8 +264,14 @@ class Halting:
             self.given_up = True
         mailbox = self._mailbox
         running = self._running()
+        how = "interrupted" if pressure.times else "given up"
         if step == _CLEANING:
-            text = self._late_cleanup("interrupted" if pressure.times else "given up")
+            text = self._late_cleanup(how)
+        elif step == _RELEASING:
+            text = (
+                f"the release of {mailbox.title()} did not end within {STOP_CLEANUP():g} s of its cleanup and was "
+                f"{how}: a __del__ blocks. Set {STOP_CLEANUP.variable} to give it more time"
+            )
         else:
             text = self._late_calls(running, pressure.times >= _IGNORED)
         # The actor answers the calls in its queue as it leaves.

@@ -274,6 +274,8 @@ class Mailbox:
                     value = method.function(self.instance, self._port(call), *args, **kwargs)
                 else:
                     value = method.function(self.instance, *args, **kwargs)
+                # Release the call's buffers before the answer says that it is done. A __del__ may block.
+                args = kwargs = None
             finally:
                 executor.interruptible = False
                 if interrupts is not None:
@@ -285,8 +287,6 @@ class Mailbox:
                 interrupts.leave()
             self._answer_cut(call, error)
         else:
-            # Release the call's buffers before the answer says that it is done.
-            args = kwargs = None
             self._answer(call, method, value)
         finally:
             current.reset(token)
@@ -349,6 +349,7 @@ class Mailbox:
                         args = kwargs = None
                         # An endpoint returns anything.
                         value = await value  # pyright: ignore[reportUnknownVariableType]
+                    args = kwargs = None
                 finally:
                     executor.end_user_code(task)
             except BaseException as error:
@@ -371,6 +372,9 @@ class Mailbox:
             self._odd = True
             if self._abandoned.setdefault(id(call), mark) is mark:
                 refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
+
+    def _is_abandoned(self, call: m.Call) -> bool:
+        return self._odd and id(call) in self._abandoned
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
@@ -426,7 +430,7 @@ class Mailbox:
         node.output.idle()
         if node.bulk.deferred or node.bulk.releases:
             node.bulk.settle()
-        if self._odd and id(call) in self._abandoned:
+        if self._is_abandoned(call):
             return
         if call.port and not method.explicit:
             status = value.status if isinstance(value, Outcome) else m.RESULT
@@ -437,6 +441,8 @@ class Mailbox:
                 else:
                     with self.executor.user_code():
                         body, buffers = dumps(value, "", lambda: [call.src])
+                    if self._is_abandoned(call):
+                        return
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
@@ -444,7 +450,7 @@ class Mailbox:
             except BaseException as error:
                 # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
-                self._answer_error(call, error if plain else unpicklable(self, call, error))
+                self._answer_cut(call, error if plain else unpicklable(self, call, error))
         else:
             node.replies.finished(call.src, call.cost, False)
 
@@ -453,13 +459,18 @@ class Mailbox:
         node = self.node
         node.output.idle()
         node.bulk.settle()
-        if self._odd and id(call) in self._abandoned:
-            return
         freed = explained(error)
         own = freed is None and isinstance(error, MonarchError) and raised_by_us(error)
         ends = ends_actor(error) and not call.flags & FUNCTION
-        failure = pack_unreadable(error) if own else None
-        failure = failure or pack_failure(freed or error, own, is_consequence(freed))
+        try:
+            # Errors have code of the user, which may block.
+            with self.executor.user_code():
+                failure = pack_unreadable(error) if own else None
+                failure = failure or pack_failure(freed or error, own, is_consequence(freed))
+        except KeyboardInterrupt as interrupt:
+            failure = pack_failure(interrupt)
+        if self._is_abandoned(call):
+            return
         node.replies.finished(call.src, call.cost, bool(call.port))
         if ends:
             if call.port:
@@ -522,7 +533,12 @@ class Mailbox:
     def let_go(self) -> None:
         """Drop the instance and run the callbacks of ``at_end``; the last step of the actor's thread."""
         self.node.output.idle()
-        self.instance = None
+        try:
+            with self.executor.user_code():
+                # Python reports an interrupt of a __del__, and continues.
+                self.instance = None
+        except KeyboardInterrupt:
+            self.instance = None
         # Each may remove itself.
         for action in list(self.at_end.values()):
             action()
