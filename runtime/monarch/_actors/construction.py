@@ -25,15 +25,20 @@ def construct(mailbox: Mailbox, create: m.Create, more: Sequence[Any], broken: b
         more: the buffers of the message.
         broken: the failure of this process's bootstrap, if any; then the actor is not constructed.
     """
+    # Arguments may block while they are unpickled. A stop that gives them up answers this message.
+    mailbox.running = m.Call(create.src, mailbox.key, "__init__", create.port, create.view, "", 0, b"")
     try:
-        spec: ActorSpec = mailbox.node.bulk.load(create, more)
+        with mailbox.executor.user_code():
+            spec: ActorSpec = mailbox.node.bulk.load(create, more)
         if spec.whole:
             # The mesh may have been resized since this was sent.
             spec.region = spec.procs.region()
         mailbox.take_spec(spec)
     except BaseException as error:
-        _fail(mailbox, create, error, isinstance(error, SerializationError))
+        _fail_unless_stopped(mailbox, create, error, isinstance(error, SerializationError))
         return
+    finally:
+        mailbox.running = None
     if broken is not None:
         _answer_failure(mailbox, create, broken)
     elif is_async(spec.cls):
@@ -50,15 +55,11 @@ def _initialize(mailbox: Mailbox, spec: ActorSpec, create: m.Create) -> None:
     mailbox.since = monotonic()
     mailbox.running = call
     try:
-        with mailbox.executor.inside():
+        with mailbox.executor.user_code():
             mailbox.instance = spec.cls(*spec.args, **spec.kwargs)
     except BaseException as error:
         freed = explained(error)
-        if mailbox.ending is not None and isinstance(error, KeyboardInterrupt):
-            stopped = StoppedError(f"{mailbox.title()} was stopped before it was created: {mailbox.ending}")
-            _fail(mailbox, create, stopped, True)
-        else:
-            _fail(mailbox, create, freed or error, False, is_consequence(freed))
+        _fail_unless_stopped(mailbox, create, freed or error, False, is_consequence(freed))
     else:
         node.output.idle()
         node.replies.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
@@ -67,7 +68,13 @@ def _initialize(mailbox: Mailbox, spec: ActorSpec, create: m.Create) -> None:
         current.reset(token)
 
 
-def _fail(mailbox: Mailbox, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
+def _fail_unless_stopped(
+    mailbox: Mailbox, create: m.Create, error: BaseException, own: bool, freed: bool = False
+) -> None:
+    """Answer with an error; with that of the stop if its interrupt was the error."""
+    if mailbox.ending is not None and isinstance(error, KeyboardInterrupt):
+        error = StoppedError(f"{mailbox.title()} was stopped before it was created: {mailbox.ending}")
+        own = True
     _answer_failure(mailbox, create, pack_unreadable(error) or pack_failure(error, own, freed))
 
 

@@ -74,7 +74,7 @@ class Executor:
         receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that Ctrl-C should cancel."""
-        self.outside: set[asyncio.Task[Any]] = set()
+        self.package_tasks: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that run code of this package only, which no interrupt may cut. Written on the loop,
         in atomic steps; others read."""
         self.begun = 0
@@ -149,7 +149,7 @@ class Executor:
             item[0].start(item[1], item[2])
 
     @contextlib.contextmanager
-    def inside(self) -> Generator[None]:
+    def user_code(self) -> Generator[None]:
         """Mark a block as user code that may be interrupted; in the executor's thread."""
         try:
             try:
@@ -158,16 +158,16 @@ class Executor:
                     self.interrupts.enter()
                 yield
             finally:
-                self._outside()
+                self._leave_user_code()
         finally:
             # Again, if an interrupt came while leaving.
-            self._outside()
+            self._leave_user_code()
 
     @contextlib.contextmanager
     def protected(self) -> Generator[None]:
         """Mark a block within user code that no interrupt cuts; in the executor's thread."""
         was = self.interruptible
-        self._outside()
+        self._leave_user_code()
         try:
             yield
         finally:
@@ -176,32 +176,55 @@ class Executor:
                 if self.interrupts is not None:
                     self.interrupts.enter()
 
-    def _outside(self) -> None:
+    def end_user_code(self, task: asyncio.Task[Any]) -> None:
+        """Note that this task, which runs, has left the code of the user; on the event loop."""
+        self.package_tasks.add(task)
+        if self.interrupts is not None:
+            self.interrupts.leave()
+
+    def _leave_user_code(self) -> None:
         self.interruptible = False
         if self.interrupts is not None:
             self.interrupts.leave()
 
     def in_call(self) -> bool:
         """Return whether user code runs here; from any thread."""
-        return self.interruptible or (self.loop is not None and asyncio.current_task(self.loop) is not None)
+        return self.interruptible or self.running_task() is not None
+
+    def running_task(self) -> asyncio.Task[Any] | None:
+        """Return the task whose step the event loop runs; from any thread."""
+        loop = self.loop
+        return asyncio.current_task(loop) if loop is not None else None
 
     def has_call(self) -> bool:
         """Return whether user code runs here, or awaits on the event loop; from any thread."""
         return self.begun > 0 or self.in_call()
 
-    def interrupt_now(self) -> None:
-        """Interrupt the user code that runs here, from another thread."""
-        task = asyncio.current_task(self.loop) if self.loop is not None else None
-        if task in self.outside and not self.interruptible:
-            return
+    def interrupt_now(self) -> bool:
+        """Interrupt the user code that runs here, from another thread; return whether any runs."""
+        return self.interrupt(self.running_task())
+
+    def interrupt(self, task: asyncio.Task[Any] | None) -> bool:
+        """Interrupt the user code that runs here, from another thread; return whether any runs.
+
+        Args:
+            task: the task whose code is meant; None if no event loop runs it.
+        """
+        if self.interrupts is not None:
+            return self.interrupts.interrupt(is_due=lambda: self._runs_user_code(task))
+        if not self._runs_user_code(task):
+            return False
         if task is not None:
             self.unwanted = {task}
-        if task is None and not self.interruptible:
-            return
-        if self.interrupts is not None:
-            self.interrupts.interrupt(inside=True)
-        else:
-            signal.pthread_kill(_MAIN or 0, signal.SIGINT)
+        # The handler looks again, in the main thread.
+        signal.pthread_kill(_MAIN or 0, signal.SIGINT)
+        return True
+
+    def _runs_user_code(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether user code runs here in a task, or in none; from any thread."""
+        if self.running_task() is not task:
+            return False
+        return self.interruptible or (task is not None and task not in self.package_tasks)
 
     def release(self, released: Action) -> None:
         """Note that the actor is gone; called from an action. Then the executor may take another actor."""

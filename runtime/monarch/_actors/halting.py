@@ -17,19 +17,52 @@ from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError
 
-_DRAINING, _OWNED, _CLEANING, _DONE = range(4)
+_DRAINING, _OWNED, _CLEANING, _RELEASING, _DONE = range(5)
 _PING = 0.1
 """Seconds for an event loop to respond; otherwise it is in code that does not await."""
+_IGNORED = 2
+"""Interrupts that code ignores before its actor is given up."""
+_INSISTS = 5
+"""Interrupts of a step after which the actor is given up, even if each has ended one of many tasks that block it."""
 
 
 def longest() -> float:
     """Return the maximum seconds that the end of an actor takes."""
-    return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + 5 * STOP_CANCEL()
+    # Three steps are interrupted, and one waits for cancelled calls.
+    interrupts = 3 * _INSISTS * (STOP_CANCEL() + _PING) + STOP_CANCEL()
+    return STOP_DRAIN() + STOP_OWNED() + 2 * STOP_CLEANUP() + interrupts
 
 
 def is_stuck(mailbox: ActorLike) -> bool:
     """Return whether an actor was given up while its code continues."""
     return mailbox.halting is not None and mailbox.halting.given_up
+
+
+class _Pressure:
+    """The interrupts of one slow step. In the receiving thread.
+
+    Args:
+        step: the step.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.tries = 0
+        """How often the code that blocked it was to be interrupted."""
+        self.code: object = None
+        """The task that blocks it, or the message without an event loop."""
+        self.times = 0
+        """How many interrupts that code has had."""
+
+    def note(self, code: object) -> None:
+        """Note which code blocks the actor now; if it is not the same, the last one has ended."""
+        if code is not self.code:
+            self.code, self.times = code, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the actor is given up."""
+        return self.times >= _IGNORED or self.tries >= _INSISTS
 
 
 class Halting:
@@ -92,7 +125,7 @@ class Halting:
         loop = self._mailbox.executor.loop
         if loop is not None:
             self._task = start_task(loop, self._act_async())
-            self._mailbox.executor.outside.add(self._task)
+            self._mailbox.executor.package_tasks.add(self._task)
             return
         self._mailbox.refuse_rest(self._reason)
         token = current.set(self._message())
@@ -104,10 +137,7 @@ class Halting:
                 with contextlib.suppress(MonarchError):
                     mesh.stop().get(max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(self._mailbox.instance, "__cleanup__", None)
-            if hook is not None:
-                with self._mailbox.executor.inside():
-                    hook(self._mailbox.end_cause())
+            self._begin_cleanup()
         except BaseException as error:
             failure = self._failure(error)
         finally:
@@ -128,15 +158,22 @@ class Halting:
                 with contextlib.suppress(MonarchError, asyncio.TimeoutError):
                     await asyncio.wait_for(mesh.stop().as_asyncio(), max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(mailbox.instance, "__cleanup__", None)
-            if hook is not None:
-                with mailbox.executor.inside():
-                    result = hook(mailbox.end_cause())
-                if is_coroutine(result):
-                    await self._within_bounds(result)
+            result = self._begin_cleanup()
+            if is_coroutine(result):
+                await self._within_bounds(result)
+            result = None
         except BaseException as error:
             failure = self._failure(error)
         self._end(failure)
+
+    def _begin_cleanup(self) -> Any:
+        """Call ``__cleanup__``, if there is one. The instance is not kept, so that it ends in ``let_go``."""
+        mailbox = self._mailbox
+        hook = getattr(mailbox.instance, "__cleanup__", None)
+        if hook is None:
+            return None
+        with mailbox.executor.user_code():
+            return hook(mailbox.end_cause())
 
     async def _within_bounds(self, cleanup: Coroutine[Any, Any, Any]) -> None:
         task = start_task(asyncio.get_running_loop(), cleanup)
@@ -144,7 +181,7 @@ class Halting:
         if not done:
             task.cancel()
             await asyncio.wait({task}, timeout=STOP_CANCEL())
-            raise MonarchError(self._late(_CLEANING, "cancelled"))
+            raise MonarchError(self._late_cleanup("cancelled"))
         task.result()
 
     def _message(self) -> tuple[ActorLike, m.Call]:
@@ -153,99 +190,124 @@ class Halting:
 
     def _failure(self, error: BaseException) -> bytes:
         if isinstance(error, KeyboardInterrupt):
-            error = MonarchError(self._late(_CLEANING, "interrupted"))
+            error = MonarchError(self._late_cleanup("interrupted"))
         return pack_failure(error, isinstance(error, MonarchError))
 
     def _enter(self, step: int) -> None:
         with self._lock:
             if self._step < step:
                 self._step = step
-        if step == _CLEANING:
+        if step in (_CLEANING, _RELEASING):
             self._limit(step, STOP_CLEANUP())
 
     def _end(self, failure: bytes | None) -> None:
         """Finish the end, whatever its steps achieved."""
+        self._mailbox.leave(self._reason)
+        self._enter(_RELEASING)
+        self._mailbox.let_go()
         with self._lock:
             given_up, self._step = self.given_up, _DONE
-        self._mailbox.leave(self._reason)
-        self._mailbox.let_go()
         if self._task is not None:
-            self._mailbox.executor.outside.discard(self._task)
+            self._mailbox.executor.package_tasks.discard(self._task)
         self._mailbox.executor.release(lambda: None if given_up else self._stopped(failure))
 
     # In the receiving thread
 
     def _limit(self, step: int, seconds: float) -> None:
-        self._mailbox.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
+        pressure = _Pressure(step)
+        self._mailbox.node.receive_loop.call_later(seconds, lambda: self._press(pressure))
 
-    def _press(self, step: int, times: int) -> None:
-        """Interrupt the code that blocks a slow step, twice; then give up on the actor."""
-        if self._step != step:
+    def _press(self, pressure: _Pressure) -> None:
+        """Interrupt the code that blocks a slow step; give up on the actor if that ignores two interrupts."""
+        if self._step != pressure.step:
             return
         mailbox, call_later = self._mailbox, self._mailbox.node.receive_loop.call_later
-        if step == _DRAINING:
+        if pressure.step == _DRAINING:
             mailbox.refuse_rest(self._reason)
         loop = mailbox.executor.loop
         if loop is None:
-            if times == 2:
-                self._give_up(step)
-                return
-            mailbox.executor.interrupt_now()
-            call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
+            self._insist(pressure)
             return
         alive, ended = Event(), mailbox.turns.ended
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(alive.set)
 
-        def insist() -> None:
-            if self._step != step:
+        def look() -> None:
+            if not alive.is_set() and mailbox.turns.ended == ended:
+                self._insist(pressure)
                 return
-            if alive.is_set() or mailbox.turns.ended != ended:
-                # The loop enforces the bounds itself. Behind many messages, this event may take its time.
-                call_later(STOP_CANCEL(), lambda: self._press(step, times))
-            elif times == 2:
-                self._give_up(step)
-            else:
-                mailbox.executor.interrupt_now()
-                call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
+            # The loop enforces the bounds itself. Behind many messages, this event may take its time.
+            pressure.note(None)
+            call_later(STOP_CANCEL(), lambda: self._press(pressure))
 
-        call_later(_PING, insist)
+        call_later(_PING, look)
 
-    def _give_up(self, step: int) -> None:
+    def _insist(self, pressure: _Pressure) -> None:
+        if self._step != pressure.step:
+            return
+        mailbox = self._mailbox
+        task = mailbox.executor.running_task()
+        pressure.note(mailbox.running if task is None else task)
+        if pressure.is_over:
+            self._give_up(pressure)
+            return
+        pressure.tries += 1
+        if mailbox.executor.interrupt(task):
+            pressure.times += 1
+        mailbox.node.receive_loop.call_later(STOP_CANCEL(), lambda: self._press(pressure))
+
+    def _give_up(self, pressure: _Pressure) -> None:
+        step = pressure.step
         with self._lock:
             if self._step != step:
                 return
             self.given_up = True
         mailbox = self._mailbox
         running = self._running()
-        text = self._late(step, "interrupted", running)
+        how = "interrupted" if pressure.times else "given up"
+        if step == _CLEANING:
+            text = self._late_cleanup(how)
+        elif step == _RELEASING:
+            text = (
+                f"the release of {mailbox.title()} did not end within {STOP_CLEANUP():g} s of its cleanup and was "
+                f"{how}: a __del__ blocks. Set {STOP_CLEANUP.variable} to give it more time"
+            )
+        else:
+            text = self._late_calls(running, pressure.times >= _IGNORED)
+        # The actor answers the calls in its queue as it leaves.
+        queued = set(map(id, list(mailbox.queue)))
+        begun = {id(call): call for task, call in list(mailbox.turns.tasks.items()) if not task.done()}
+        if running is not None:
+            begun[id(running)] = running
         mailbox.leave(self._reason)
-        mailbox.abandon([running] if running is not None and running.port else [])
+        mailbox.abandon(call for ident, call in begun.items() if call.port and ident not in queued)
         self._stopped(pack_failure(MonarchError(text), True))
 
-    def _late(self, step: int, how: str, running: m.Call | None = None) -> str:
-        mailbox = self._mailbox
-        if step == _CLEANING:
-            return (
-                f"{mailbox.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
-                f"it may be unfinished. Set {STOP_CLEANUP.variable} to give it more time"
-            )
-        where = self._where(running)
+    def _late_cleanup(self, how: str) -> str:
+        return (
+            f"{self._mailbox.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
+            f"it may be unfinished. Set {STOP_CLEANUP.variable} to give it more time"
+        )
+
+    def _late_calls(self, running: m.Call | None, ignored: bool) -> str:
+        how = "ignored two interrupts" if ignored else f"still blocked the actor {_INSISTS * STOP_CANCEL():g} s later"
         fate = "its process was ended" if self._process else "its thread keeps running until the procs are stopped"
         return (
-            f"{where} did not end within {self._drain:g} s of the stop and ignored two interrupts; "
+            f"{self._title_of(running)} did not end within {self._drain:g} s of the stop and {how}; "
             f"{fate}, and __cleanup__ has not run. Set {STOP_DRAIN.variable} to give calls more time"
         )
 
-    def _where(self, running: m.Call | None) -> str:
+    def _title_of(self, running: m.Call | None) -> str:
         mailbox = self._mailbox
         if running is None and mailbox.instance is not None:
             return f"a background task or callback of {mailbox.title()}"
         return f"{mailbox.title()}.{running.method if running is not None else '__init__'}()"
 
     def _running(self) -> m.Call | None:
-        """Return the message that blocks the actor; None if its constructor, task or callback does."""
+        """Return the message that blocks the actor; None if its arguments, a task or a callback do."""
         mailbox = self._mailbox
-        loop = mailbox.executor.loop
-        task = asyncio.current_task(loop) if loop is not None else None
-        return (mailbox.turns.tasks.get(task) if task is not None else None) or mailbox.running or mailbox.turns.call
+        task = mailbox.executor.running_task()
+        if task is not None:
+            return mailbox.turns.tasks.get(task)
+        # On a loop, only a constructor runs in no task.
+        return mailbox.running if mailbox.executor.loop is None or mailbox.instance is None else None

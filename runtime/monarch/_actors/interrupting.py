@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
-from monarch._core.later import asyncio
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._procs.rank.foreground import end_shell, interrupt_programs
@@ -100,16 +99,9 @@ def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
     loop.call_soon_threadsafe(cancel)
 
     def insist() -> None:
-        task = asyncio.current_task(loop)
-        executor = mailbox.executor
-        if done.is_set() or task not in tasks or (task in executor.outside and not executor.interruptible):
-            return
-        threads = executor.interrupts
-        if threads is not None:
-            threads.interrupt(inside=True)
-        else:
-            executor.unwanted = tasks
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        task = mailbox.executor.running_task()
+        if task in tasks and not done.is_set():
+            mailbox.executor.interrupt(task)
 
     mailbox.node.receive_loop.call_later(_LOOP, insist)
     return known

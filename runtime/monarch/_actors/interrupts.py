@@ -145,13 +145,16 @@ class ThreadInterrupts:
         """Whether an interrupt was raised and has not arrived yet."""
         return self._raised and self.ident not in _arrived
 
-    def interrupt(self, inside: bool = False, entered: int | None = None) -> bool:
+    def interrupt(self, entered: int | None = None, is_due: Callable[[], bool] | None = None) -> bool:
         """Raise it from another thread and return whether user code was running.
 
-        With ``entered``, interrupt only code that had begun by then.
+        Args:
+            entered: the value of ``entered`` when the code had begun that is meant; None for any code.
+            is_due: returns whether that code still runs, instead of the marks of ``enter`` and ``leave``. It is called
+                under the lock that ``leave`` takes, so an interrupt does not come after that.
         """
         with self._lock:
-            if not (inside or self._inside) or entered not in (None, self.entered):
+            if not (self._inside if is_due is None else is_due()) or entered not in (None, self.entered):
                 return False
             if not self.pending:
                 _arrived.discard(self.ident)

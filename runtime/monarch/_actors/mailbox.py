@@ -114,8 +114,9 @@ class Mailbox:
         """Whether some messages are not handled, as in ``ending`` or ``_dropped``. Set by any thread, last."""
         self._dropped: dict[int, m.Call] = {}
         """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
-        self._abandoned: set[int] = set()
-        """Identities of messages that were answered while their code continues; only grows."""
+        self._abandoned: dict[int, object] = {}
+        """By identity, messages that were answered while their code continues, with a mark of the thread that answered
+        them. Only grows, by single operations; the actor takes no message afterwards, so no identity comes again."""
         self.blocked = False
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
@@ -256,7 +257,8 @@ class Mailbox:
             method = self._methods.get(call.method)
             if method is None or call.flags or self.failed is not None:
                 method = self._method(call)
-            loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
+            if call.bulk is not None:
+                more = self.node.bulk.open(call.bulk)
             executor.interruptible = True
             if interrupts is not None:
                 interrupts.enter()
@@ -266,11 +268,14 @@ class Mailbox:
                 prepare()
             try:
                 # Unpickling may run code of the user that blocks.
-                args, kwargs = loaded or loads(call.body, more)
+                args, kwargs = loads(call.body, more)
+                more = ()
                 if method.explicit:
                     value = method.function(self.instance, self._port(call), *args, **kwargs)
                 else:
                     value = method.function(self.instance, *args, **kwargs)
+                # Release the call's buffers before the answer says that it is done. A __del__ may block.
+                args = kwargs = None
             finally:
                 executor.interruptible = False
                 if interrupts is not None:
@@ -282,8 +287,6 @@ class Mailbox:
                 interrupts.leave()
             self._answer_cut(call, error)
         else:
-            # Release the call's buffers before the answer says that it is done.
-            args = kwargs = loaded = None
             self._answer(call, method, value)
         finally:
             current.reset(token)
@@ -318,7 +321,9 @@ class Mailbox:
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
-        self._unqueue(call)
+        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
+            # The loop was blocked since the task was created, and the actor has stopped meanwhile.
+            return
         self.running = call
         current.set((self, call))
         executor = self.executor
@@ -327,28 +332,29 @@ class Mailbox:
         try:
             try:
                 method = self._method(call)
-                loaded = self.node.bulk.load(call, more) if call.bulk is not None else None
+                if call.bulk is not None:
+                    more = self.node.bulk.open(call.bulk)
                 ports = (self._port(call),) if method.explicit else ()
                 try:
-                    executor.outside.discard(task)
+                    executor.package_tasks.discard(task)
                     if gate.wanted:
                         gate.enter()
                     if before:
                         prepare()
-                    args, kwargs = loaded or loads(call.body, more)
+                    args, kwargs = loads(call.body, more)
+                    more = ()
                     value = method.function(self.instance, *ports, *args, **kwargs)
                     if isinstance(value, Coroutine):
                         self.running = self.turns.call
-                        args = kwargs = loaded = None
+                        args = kwargs = None
                         # An endpoint returns anything.
                         value = await value  # pyright: ignore[reportUnknownVariableType]
+                    args = kwargs = None
                 finally:
-                    executor.outside.add(task)
-                    if executor.interrupts is not None:
-                        executor.interrupts.leave()
+                    executor.end_user_code(task)
             except BaseException as error:
                 # Again, if an interrupt came while leaving.
-                executor.outside.add(task)
+                executor.end_user_code(task)
                 self._answer_cut(call, error)
             else:
                 self._answer(call, method, value)
@@ -361,10 +367,14 @@ class Mailbox:
 
     def abandon(self, calls: Iterable[m.Call]) -> None:
         """Answer messages whose code continues after the actor's stop; later answers are not sent."""
+        mark = object()
         for call in calls:
-            self._abandoned.add(id(call))
             self._odd = True
-            refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
+            if self._abandoned.setdefault(id(call), mark) is mark:
+                refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
+
+    def _is_abandoned(self, call: m.Call) -> bool:
+        return self._odd and id(call) in self._abandoned
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
@@ -420,7 +430,7 @@ class Mailbox:
         node.output.idle()
         if node.bulk.deferred or node.bulk.releases:
             node.bulk.settle()
-        if self._odd and id(call) in self._abandoned:
+        if self._is_abandoned(call):
             return
         if call.port and not method.explicit:
             status = value.status if isinstance(value, Outcome) else m.RESULT
@@ -429,8 +439,10 @@ class Mailbox:
                     # The same as dumps(), without the call.
                     body, buffers = pickle.dumps(value, 5), ()
                 else:
-                    with self.executor.inside():
+                    with self.executor.user_code():
                         body, buffers = dumps(value, "", lambda: [call.src])
+                    if self._is_abandoned(call):
+                        return
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
@@ -438,7 +450,7 @@ class Mailbox:
             except BaseException as error:
                 # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
-                self._answer_error(call, error if plain else unpicklable(self, call, error))
+                self._answer_cut(call, error if plain else unpicklable(self, call, error))
         else:
             node.replies.finished(call.src, call.cost, False)
 
@@ -447,13 +459,18 @@ class Mailbox:
         node = self.node
         node.output.idle()
         node.bulk.settle()
-        if self._odd and id(call) in self._abandoned:
-            return
         freed = explained(error)
         own = freed is None and isinstance(error, MonarchError) and raised_by_us(error)
         ends = ends_actor(error) and not call.flags & FUNCTION
-        failure = pack_unreadable(error) if own else None
-        failure = failure or pack_failure(freed or error, own, is_consequence(freed))
+        try:
+            # Errors have code of the user, which may block.
+            with self.executor.user_code():
+                failure = pack_unreadable(error) if own else None
+                failure = failure or pack_failure(freed or error, own, is_consequence(freed))
+        except KeyboardInterrupt as interrupt:
+            failure = pack_failure(interrupt)
+        if self._is_abandoned(call):
+            return
         node.replies.finished(call.src, call.cost, bool(call.port))
         if ends:
             if call.port:
@@ -516,7 +533,12 @@ class Mailbox:
     def let_go(self) -> None:
         """Drop the instance and run the callbacks of ``at_end``; the last step of the actor's thread."""
         self.node.output.idle()
-        self.instance = None
+        try:
+            with self.executor.user_code():
+                # Python reports an interrupt of a __del__, and continues.
+                self.instance = None
+        except KeyboardInterrupt:
+            self.instance = None
         # Each may remove itself.
         for action in list(self.at_end.values()):
             action()

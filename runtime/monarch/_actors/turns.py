@@ -34,8 +34,6 @@ class Turns:
         """Its task."""
         self.ended = 0
         """How many messages have ended here, or were refused."""
-        self.dropped: set[int] = set()
-        """Identities of messages that another thread has answered, so they must not answer again."""
 
     def start(self, call: Call, more: Sequence[Any]) -> None:
         """Start a message, or queue it for its turn."""
@@ -101,14 +99,14 @@ class Turns:
         assert loop is not None
         task = start_task(loop, self._mailbox.run_async(call, more))
         self.tasks[task] = call
-        self._mailbox.executor.outside.add(task)
+        self._mailbox.executor.package_tasks.add(task)
         self._mailbox.executor.begun += 1
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         call = self.tasks.pop(task)
-        self._mailbox.executor.outside.discard(task)
+        self._mailbox.executor.package_tasks.discard(task)
         self._mailbox.executor.begun -= 1
         self.ended += 1
         if task.cancelled():

@@ -77,9 +77,10 @@ class BulkData:
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
         """Unpickle the body of a message with its buffers."""
-        bulk = message.bulk
-        if bulk is None:
-            return loads(message.body, frames)
+        return loads(message.body, frames if message.bulk is None else self.open(message.bulk))
+
+    def open(self, bulk: m.PackedBulk) -> list[memoryview]:
+        """Return the buffers of a message from shared memory; no code of the user runs."""
         owner, pid, fd, segment, spans = bulk
         ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
         self._owners[pid] = owner
@@ -89,7 +90,7 @@ class BulkData:
         if not sweeping:
             # For segments released while this process sends nothing.
             self._receive_loop.call_later(_SWEEP, self._sweep)
-        return loads(message.body, self.mappings.open(ref))
+        return self.mappings.open(ref)
 
     def _on_release(self, what: tuple[int, int]) -> None:
         # May run in a garbage collection at any point, so it only takes note.

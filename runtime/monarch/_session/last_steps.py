@@ -52,7 +52,7 @@ class LastSteps:
         try:
             try:
                 self._now = number
-                with self._main.inside():
+                with self._main.user_code():
                     step()
             finally:
                 self._now = -1

@@ -224,8 +224,8 @@ class Rank:
             interrupt_programs(threading.get_native_id())
             raise new_interrupt()
         if main.unwanted and main.loop is not None:
-            task = asyncio.current_task(main.loop)
-            if task in main.unwanted and task not in main.outside:
+            task = main.running_task()
+            if task in main.unwanted and task not in main.package_tasks:
                 main.unwanted = set()
                 raise KeyboardInterrupt
 

@@ -75,10 +75,7 @@ class Executor(Actor):
     """Names of its calls, for errors and for users who wait for them."""
 
     def monarch_of_program(self) -> int:
-        """Return how many tensors are lost with the program, which has their references; from any thread.
-
-        See reattach.py.
-        """
+        """Return how many tensors only the program can name; from any thread. See reattach.py."""
         return len(self.values)
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ def of_user() -> Generator[None]:
         return
     ident = threading.get_ident()
     try:
-        with executor.inside():
+        with executor.user_code():
             functions[ident] = next(_numbers)
             yield
     finally:
