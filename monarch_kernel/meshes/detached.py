@@ -33,7 +33,14 @@ class DetachedRecipe(Recipe):
             raise HeaderError("%mesh up --keep: a mesh that is kept waits for all of its hosts; omit --at-least")
         count = int(self.hosts or 0)
         self.detached = keep(
-            self.name, self.seconds, on=self.on, hosts=count, options=self.options, silence=self.silence, tell=step
+            self.name,
+            self.seconds,
+            on=self.on,
+            hosts=count,
+            options=self.options,
+            silence=self.silence,
+            spare=self.spare_hosts,
+            tell=step,
         )
         self.take_over(self.detached)
         return self.detached.hosts, self.detached.end

@@ -112,6 +112,7 @@ def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) ->
         "--on process:2 --at-least 5 --gpus 1": "at least 5 hosts are needed to start, but only 2 requested",
         "--on process:2 --spare-hosts 2 --gpus 1": "2 spare hosts of 2 would leave none for ranks",
         "--on process:2 --hosts 3 --gpus 1 --keep 1h": "'process:2' asks for 2 hosts, and the number of hosts is 3",
+        "--on process:2 --spare-hosts 2 --gpus 1 --keep 1h": "2 spare hosts of 2 would leave none for ranks",
         "--on process --gpus 1": "expected a number of hosts, at least 1, got 0; for example --hosts 2",
     }.items():
         assert what in notebook.run(f"%mesh up far {line}").reply["evalue"], line

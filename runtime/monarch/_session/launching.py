@@ -134,14 +134,14 @@ def launch_hosts(
         node.hosts.lease = silence
     keys = keys or node.hosts.keys or KeyPair.new()
     # Before a scheduler is asked, where the number is known.
-    _check_counts(count, at_least, spare)
+    check_counts(count, at_least, spare)
     agent = AgentConfig(
         "", "", node.proc, 0, 0, PRELOAD, owner_public=keys.public.decode(), lease=node.hosts.lease, later=LATER
     )
     show = tell or _say_nothing
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))
     try:
-        _check_counts(launch.expected, at_least, spare)
+        check_counts(launch.expected, at_least, spare)
         joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
         attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S)
         ids = attachment.attach(joined)
@@ -257,7 +257,7 @@ class Reminder:
         self._plan(left - 1.0)
 
 
-def _check_counts(count: int, at_least: int | None, spare: int) -> None:
+def check_counts(count: int, at_least: int | None, spare: int) -> None:
     """Compare numbers of hosts; a count of 0 is not known yet."""
     if count and at_least is not None and at_least > count:
         raise ArgumentError(

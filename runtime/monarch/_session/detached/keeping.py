@@ -18,7 +18,7 @@ from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.posix import memfd
 from monarch._procs.rank.output import read_tail
 from monarch._session.detached.meshes import DetachedMesh, connect, need_program, say_nothing
-from monarch._session.launching import LOOPBACK, Tell, wait_for_hosts
+from monarch._session.launching import LOOPBACK, Tell, check_counts, wait_for_hosts
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, SpawnError
@@ -35,6 +35,7 @@ def keep(
     hosts: int = 0,
     options: Mapping[str, Any] | None = None,
     silence: float | None = None,
+    spare: int = 0,
     tell: Tell | None = None,
 ) -> DetachedMesh:
     """Start a host on this machine whose processes outlive this program, or get such hosts from a launcher.
@@ -47,6 +48,7 @@ def keep(
         hosts: how many hosts of the launcher; 0 for all that it names.
         options: the options of the launcher, by name.
         silence: seconds without a heartbeat after which a host counts as lost; None for the default.
+        spare: how many of the hosts the caller keeps to replace others; refused if that leaves none.
         tell: called with a line at each step of the wait for the hosts, and whether it matters after it.
 
     Raises:
@@ -71,6 +73,7 @@ def keep(
         return _keep_here(config)
     launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:
+        check_counts(launch.expected, None, spare)
         launch.joined, _ = wait_for_hosts(need_program(), launch, None, None, tell or say_nothing)
         detached, _ = connect(find(name), launch, ends=True)
         if detached.missing:

@@ -43,7 +43,7 @@ class KubernetesJob(JobTrait):
     Args:
         namespace: the namespace of the pods.
         timeout: the most seconds to wait for them; None to wait without a limit.
-        kubeconfig: the kubeconfig of kubectl.
+        kubeconfig: the path of the configuration of kubectl; None for the one that kubectl uses itself.
         attach_to: ignored: outside the cluster, kubectl forwards the ports.
     """
 
