@@ -61,9 +61,15 @@ def mesh(procs: Any) -> Iterator[Any]:
     made.resume()
 
 
+def runs(mesh: Any) -> set[str]:
+    """Return the functions in which the ranks are; before an actor runs, its module may be imported."""
+    ranks = mesh.where().values()
+    return {each.frames[0].function if each.state == "running" and each.frames else "" for each in ranks}
+
+
 def test_ranks_pause_are_looked_at_and_resume(mesh: Any) -> None:
     training = mesh.spawn("trainer", Trainer).train.call(2000)
-    assert wait_until(lambda: all(each.state == "running" and each.frames for each in mesh.where().values()))
+    assert wait_until(lambda: runs(mesh) == {"train"})
     paused = mesh.pause().values()
     assert all(isinstance(each, Position) and each.state == "paused" for each in paused)
     assert all(isinstance(each.frames[0], Frame) and each.frames[0].function == "train" for each in paused)
@@ -81,8 +87,7 @@ def test_endpoint_that_awaits_pauses_where_it_wakes(mesh: Any, tmp_path: Path, b
         # Has the main thread, so the next actor gets a thread of its own.
         mesh.spawn("first", Trainer).sleep.call(0).get(timeout=SOON)
     serving = mesh.spawn("server", Server).serve_all.call(str(tmp_path / "end"))
-    assert wait_until(lambda: all(each.state == "running" and each.frames for each in mesh.where().values()))
-    assert {each.frames[0].function for each in mesh.where().values()} == {"serve_all"}
+    assert wait_until(lambda: runs(mesh) == {"serve_all"})
     mesh.pause()
     assert wait_until(lambda: [each.state for each in mesh.where().values()] == ["paused"] * 2)
     served = mesh.evaluate("self.served").values()
@@ -112,7 +117,7 @@ def test_actors_in_threads_pause_too(mesh: Any) -> None:
     trainer = mesh.spawn("trainer", Trainer)
     for _ in range(5):
         training = trainer.train.call(300)
-        assert wait_until(lambda: all(each.state == "running" and each.frames for each in mesh.where().values()))
+        assert wait_until(lambda: runs(mesh) == {"train"})
         paused = mesh.pause().values()
         assert [(each.state, each.frames[0].function) for each in paused] == [("paused", "train")] * 2, paused
         steps = mesh.evaluate("step").values()
@@ -125,7 +130,7 @@ def test_long_sleep_of_a_thread_pauses_at_once(mesh: Any) -> None:
     mesh.spawn("server", Server).serve.call(1).get(timeout=SOON)
     trainer = mesh.spawn("trainer", Trainer)
     sleeping = trainer.sleep.call(2.0)
-    assert wait_until(lambda: all(each.state == "running" and each.frames for each in mesh.where().values()))
+    assert wait_until(lambda: runs(mesh) == {"sleep"})
     paused = mesh.pause().values()
     assert [(each.state, each.frames[0].function) for each in paused] == [("paused", "sleep")] * 2, paused
     mesh.resume()

@@ -90,7 +90,8 @@ class Async(Actor):
 @pytest.mark.parametrize("kind", [Sync, Async])
 def test_call_is_answered_when_a_trace_function_raises(procs: Any, kind: Any) -> None:
     actor = procs(1).spawn("actor", kind).slice(gpus=0)
-    with pytest.raises(ActorError, match=r"LateAlarm: in a trace function .*its answer is lost"):
+    # The next function that is called raises it: one of this package, inside or outside of the call.
+    with pytest.raises(ActorError, match=r"LateAlarm: in a trace function"):
         actor.trace.call_one().get(20)
     assert actor.add.call_one(1).get(20) == 2
 
