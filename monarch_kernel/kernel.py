@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from zmq import ZMQError
 
 import monarch_kernel
 from monarch._kernel_api import is_ours, leave_if_forked, watch_forks
+from monarch.exceptions import MonarchError
 from monarch_kernel.compat import cancels_awaits, group_skipped_files, publish_status, runs_cell
 from monarch_kernel.dap.filters import patterns_of
 from monarch_kernel.dap.session import Session
@@ -92,8 +93,8 @@ class MonarchKernel(IPythonKernel):
         self._replied = threading.Event()
         """Set while the notebook's thread owes no reply to a cell."""
         self._replied.set()
-        self._ends = False
-        """Whether front ends have ended the kernel. Written by the control thread."""
+        self.ending = threading.Event()
+        """Set by the control thread once front ends end the kernel."""
         monarch_kernel.load_ipython_extension(self.shell)
         # As %load_ext does, for %unload_ext.
         _shell(self).extension_manager.loaded.add(monarch_kernel.__name__)
@@ -127,7 +128,7 @@ class MonarchKernel(IPythonKernel):
         try:
             await self._run_cell(stream, ident, parent)
         except ZMQError:
-            if not self._ends:
+            if not self.ending.is_set():
                 raise
 
     async def _run_cell(self, stream: Any, ident: Any, parent: Any) -> None:
@@ -250,10 +251,12 @@ class MonarchKernel(IPythonKernel):
         """End the running cell, and the meshes with the kernel."""
         from monarch._kernel_api import shutdown_context
 
-        self._ends = True
+        self.ending.set()
         # Jupyter has sent a Ctrl-C. The Stop of the cell needs the ranks, and its reply a socket that is closed next.
         self._replied.wait(_CELL_S)
-        shutdown_context(2).get()
+        with suppress(MonarchError):
+            # Another thread may have ended the session, or does so; the kernel ends in any case.
+            shutdown_context(2).get()
         self._replied.wait(_LOST_S)
         return super().do_shutdown(restart)
 

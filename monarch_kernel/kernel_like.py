@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import Context
+from threading import Event
 from typing import Any, Protocol, cast
 
 
@@ -59,6 +60,11 @@ class OwnKernel(Kernel, Protocol):
     @property
     def context(self) -> Context:
         """Of the running cell."""
+        ...
+
+    @property
+    def ending(self) -> Event:
+        """Set once front ends end the kernel."""
         ...
 
     @property

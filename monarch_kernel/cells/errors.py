@@ -236,6 +236,8 @@ def stop_calls(notebook: Notebook, shell: Any) -> Stopped | None:
         return None
     cell: str = request_of(kernel).get("header", {}).get("msg_id", "")
     futures = notebook.calls_of(cell)
+    if notebook.stopping.detaches():
+        return None
     if not futures:
         notebook.stopping.stop_functions(notebook.ops_of(cell))
         return None

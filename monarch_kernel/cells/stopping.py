@@ -28,11 +28,14 @@ from monarch_kernel.calls.running import STOPPED, Run, Running, Task, ended_from
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.calls.stop_run import SUSPENDED, stop_ranks, uninterrupted
 from monarch_kernel.calls.waits import titles_text
+from monarch_kernel.meshes.detached import outlives_kernel
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.output.streams import Streams
 
+_ENDS_S = 0.2
+"""Seconds after an interrupt in which Jupyter asks a kernel to end that it has interrupted for that."""
 _MOST = 64
 """Interrupts by hand that are kept."""
 _LONGEST = 30.0
@@ -59,10 +62,14 @@ class Stopping:
     Args:
         meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
+        ends: waits some seconds for the end of the kernel, and returns whether it ends.
     """
 
-    def __init__(self, meshes: Meshes, streams: Callable[[], Streams]) -> None:
+    def __init__(
+        self, meshes: Meshes, streams: Callable[[], Streams], ends: Callable[[float], bool] = lambda seconds: False
+    ) -> None:
         self._meshes = meshes
+        self._ends = ends
         self._streams = streams
         self._by_hand: deque[ByHand] = deque(maxlen=_MOST)
         """The last interrupts by hand, for the cells that wait for their calls. Appended by the threads of interrupts,
@@ -74,7 +81,12 @@ class Stopping:
         Args:
             mesh: the mesh of the cell; None for a cell inside actors.
             run: the cell.
+
+        Raises:
+            CellStopped: the kernel ends, and a mesh is kept: its cells continue.
         """
+        if self.detaches():
+            raise CellStopped("the kernel ends; cells on meshes that are kept continue")
         errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
         stopped = self.stop_calls(run, mesh is not None)
         stopped.errors = errors
@@ -93,6 +105,10 @@ class Stopping:
             told = {rank: each.position for rank, each in run.failures().items() if each.position is not None}
             mesh.check_groups(stopped.cut or bool(left), stopped.generation, told)
         return stopped
+
+    def detaches(self) -> bool:
+        """Return whether an interrupt is that of Jupyter before it ends a kernel with meshes that are kept."""
+        return any(map(outlives_kernel, self._meshes.by_name.values())) and self._ends(_ENDS_S)
 
     def stop_by_hand(self, run: Running, say: Callable[[str], object]) -> Stopped:
         """Stop calls for a person who has not pressed Stop; the cell that waits for them says the same as after a Stop.

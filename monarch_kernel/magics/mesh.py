@@ -50,7 +50,7 @@ from monarch_kernel.grammar.one_line import is_code
 from monarch_kernel.grammar.short_forms import asks_for_help
 from monarch_kernel.grammar.spawn import parse_spawn
 from monarch_kernel.grammar.typed_lines import VALUE, Assigned, explain
-from monarch_kernel.kernel_like import kernel_of
+from monarch_kernel.kernel_like import kernel_of, own_kernel
 from monarch_kernel.magics.auto import Auto
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
@@ -100,7 +100,7 @@ class MeshMagics(Magics):
         """Whether the value of the running line is assigned, and so not shown. Main thread only."""
         self.meshes.silent = lambda: self._attach_streams().hiding(False)
         self.hints = Hints(self.meshes, shell.user_ns)
-        self.stopping = Stopping(self.meshes, self._attach_streams)
+        self.stopping = Stopping(self.meshes, self._attach_streams, self._kernel_ends)
         self._outcomes = Outcomes(shell, self.hints, self.stopping, self._attach_streams)
         self._verbs = Verbs()
         self._starting = Starting(shell, self.meshes, self._attach_streams)
@@ -366,6 +366,11 @@ class MeshMagics(Magics):
 
     def _session_opened(self, _: object) -> None:
         self._attach_streams()
+
+    def _kernel_ends(self, seconds: float) -> bool:
+        """Wait for the end of the kernel, and return whether front ends end it."""
+        kernel = own_kernel(kernel_of(self.shell))
+        return kernel is not None and kernel.ending.wait(seconds)
 
     def _attach_streams(self) -> Streams:
         node = open_node()

@@ -55,9 +55,14 @@ class DetachedRecipe(Recipe):
 
     def says(self) -> str:
         """Describe the lease to the user."""
+        left = self.left() if self.left is not None else None
+        bound = ""
+        if left is not None and left < self.seconds:
+            bound = f", but its hosts are taken back in {duration_text(left)}"
         return (
             f"mesh {self.name!r} detaches when this kernel ends, crashes or restarts, and keeps running for "
-            f"{duration_text(self.seconds)}; %mesh attach {self.name} attaches it again, %mesh down {self.name} ends it"
+            f"{duration_text(self.seconds)}{bound}; %mesh attach {self.name} attaches it again, %mesh down {self.name} "
+            f"ends it"
         )
 
 
@@ -67,6 +72,12 @@ class Book:
 
     recipe: Recipe
     definitions: list[Defined] = field(default_factory=list[Defined])
+
+
+def outlives_kernel(mesh: Mesh) -> bool:
+    """Return whether a mesh is kept, and this notebook has it attached."""
+    recipe = mesh.recipe
+    return isinstance(recipe, DetachedRecipe) and recipe.detached is not None and recipe.detached.attached
 
 
 def is_lost(mesh: Mesh) -> bool:

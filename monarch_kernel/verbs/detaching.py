@@ -14,6 +14,7 @@ from monarch._kernel_api import (
     DetachedMesh,
     Namespace,
     attach,
+    describe_ranks,
     duration_text,
     end,
     has_attached,
@@ -23,6 +24,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.meshes.activity import vitals_of
 from monarch_kernel.meshes.detached import Book, DetachedRecipe, fields_of, is_lost
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
@@ -75,11 +77,15 @@ class Detaching:
             print("this notebook has no mesh")
         if not every:
             return
-        known = records()
+        known = [
+            (record, state)
+            for record, state in records()
+            if record is None or record.name not in self._meshes.by_name or is_lost(self._meshes.by_name[record.name])
+        ]
         for record, state in known:
             print(f"detached mesh {record.name!r}: {state}" if record is not None else f"a detached mesh: {state}")
         if not known:
-            print("this user has no detached mesh; start one with %mesh up NAME --keep 2h")
+            print("this user has no other detached mesh; start one with %mesh up NAME --keep 2h")
 
     def attach(self, words: list[str]) -> None:
         """Attach a detached mesh: its ranks with their variables, its actors, and their output since."""
@@ -100,6 +106,12 @@ class Detaching:
         for actors in detached.actors:
             if actors != mesh.cells:
                 print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
+        running = [rank for rank, vitals in vitals_of(mesh).items() if vitals.place]
+        if running:
+            print(
+                f"  {describe_ranks(running)} still {'runs' if len(running) == 1 else 'run'} a cell of the earlier "
+                f"notebook; new cells wait for it, and a Stop of a cell that waits ends it too"
+            )
         if detached.lost_tensors:
             print(
                 f"  {detached.lost_tensors} tensors over the mesh of the earlier notebook are lost, and their memory "
@@ -115,6 +127,9 @@ class Detaching:
             detached = attach(name, tell=lambda line, _: tell(f"mesh {name!r}: {line}"))
             for problem in detached.problems:
                 print(f"%mesh attach {name}: {problem}", file=sys.stderr)
+            if detached.missing:
+                advice = "a restart of this kernel, and another attach, take hosts that are back"
+                print(f"%mesh attach {name}: {advice}", file=sys.stderr)
             return detached, self._mesh_of(detached)
         except BaseException:
             # By its name: an interrupt may come as the call above returns. A program may have it for itself.

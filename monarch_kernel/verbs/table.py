@@ -77,7 +77,9 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
         point, known = Point(rank, extent), vitals.get(rank)
         silence = current_node().find_part(Liveness)
         silent = silence.text(procs.proc(rank)) if silence is not None else ""
-        running = _busy_text(busy[rank], known) if rank in busy else "idle"
+        # A cell of an earlier notebook is no call of this one.
+        earlier = f"running at {known.place}, for an earlier notebook" if known is not None and known.place else "idle"
+        running = _busy_text(busy[rank], known) if rank in busy else earlier
         rows.append(
             {
                 "rank": rank,

@@ -120,6 +120,44 @@ open(f'{tmp_path}/{{rank}}', 'w').close()"""
     assert "down" in second.run("%mesh down m").ok().stream()
 
 
+@pytest.mark.parametrize("restart", [True, False], ids=["restart", "shutdown"])
+def test_running_cell_of_a_kept_mesh_outlasts_its_kernel(
+    books: Callable[[], Notebook], tmp_path: Path, restart: bool
+) -> None:
+    """Jupyter interrupts the cell before it ends the kernel; a person who presses Stop means the cell."""
+    book = books()
+    book.run("%mesh up m --procs 2 --keep 1h").ok()
+    end = tmp_path / "end"
+    body = f"""import os, time
+step = 0
+open({str(tmp_path / "begun")!r}, 'w').close()
+while not os.path.exists({str(end)!r}):
+    step += 1
+    time.sleep(0.01)
+print('done')"""
+    book.send(f"%%mesh\n{body}")
+    assert wait_until(lambda: (tmp_path / "begun").exists())
+    if restart:
+        book.manager.restart_kernel()
+        book.client.wait_for_ready(timeout=60)
+    else:
+        book.manager.shutdown_kernel()
+        book = books()
+    assert wait_until(lambda: not find("m").user, ENDS)
+    said = book.run("%mesh attach m").ok().stream()
+    assert "ranks 0-1 still run a cell of the earlier notebook; new cells wait for it" in said
+    assert wait_until(lambda: book.run("%mesh").ok().text.count("for an earlier notebook") == 2)
+    end.touch()
+    assert book.mesh("step > 0").ok().shown == "[ranks 0-1] True"
+    assert "done" in book.run("%mesh log").ok().text
+    # A Stop while no kernel ends is one.
+    cell = book.send("%%mesh\nprint('waits')\nwhile True: time.sleep(0.01)")
+    cell.until(lambda: "waits" in cell.stream())
+    book.interrupt()
+    assert "interrupted on ranks 0-1" in cell.wait().text
+    book.run("%mesh down m").ok()
+
+
 def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()

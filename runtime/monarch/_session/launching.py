@@ -310,8 +310,9 @@ def wait_for_hosts(
                 enough = time.monotonic() if len(joined) <= needed else enough
                 tell(f"joined {len(joined)} of {launch.expected}: {news.host}", False)
             elif isinstance(news, Failed):
+                if all(_sentence(each) != _sentence(news) for each in failed):
+                    tell(f"failed: {_sentence(news)}", True)
                 failed.append(news)
-                tell(f"failed: {_sentence(news)}", True)
             else:
                 if isinstance(news, Starting) and launch.agent_here:
                     # The agent of this host imports torch too, so let it begin at the same time.
@@ -399,7 +400,10 @@ class _Attachment:
         for each in joined:
             known = each.listening
             if not known.src:
-                listening.append(next(workers))
+                worker = next(workers)
+                # Without the protocol, a worker is called by its address.
+                session.node.hosts.names.setdefault(host_of(worker.src), each.host.removeprefix("tcp://"))
+                listening.append(worker)
                 continue
             route = self._launch.connect(each, local)
             if each.host not in known.owner_address:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from monarch._procs.launch.interface import Launcher
 from monarch.exceptions import ArgumentError
@@ -52,8 +54,21 @@ def make_launcher(where: str, count: int = 0, options: Mapping[str, Any] | None 
     try:
         return make(rest, count, dict(options or {}))
     except TypeError as error:
-        # A keyword that the launcher does not have.
-        raise ArgumentError(f"launcher {name!r}: {error}") from error
+        raise ArgumentError(_unknown_option(name, make, options or {}) or f"launcher {name!r}: {error}") from error
+
+
+def _unknown_option(name: str, make: Make, options: Mapping[str, Any]) -> str:
+    """Describe an option that a launcher does not have; empty if it has all of them, or does not tell."""
+    try:
+        known = [*inspect.signature(get_type_hints(make)["return"]).parameters]
+    except (KeyError, NameError, TypeError, ValueError):
+        return ""
+    for option in options:
+        if option not in known:
+            similar = difflib.get_close_matches(option, known, 1)
+            advice = f"; did you mean {similar[0]!r}?" if similar else ""
+            return f"launcher {name!r} has no option {option!r}{advice}"
+    return ""
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:

@@ -104,6 +104,8 @@ class Holder:
         self._selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 4096))
         launcher = make_launcher(order.where, order.count, order.options)
         self._launch = launcher.ask(HostRequest(order.count, order.agent, order.name))
+        # That may have taken its time, as a cluster that is started does.
+        self._ends = boot_time() + _CLAIM_S
 
     def _on_term(self, *_: object) -> None:
         self.over = True
@@ -295,9 +297,10 @@ class Holder:
             news = launch.watch(timeout)
             for each in news:
                 if isinstance(each, Joined):
-                    self._joined[each.index] = each
                     host = RecordedHost(host_of(each.listening.src), each.host, each.listening.owner_address)
-                    self.record.hosts.append(host)
+                    # Ranks follow the order of the hosts, not that in which they come.
+                    self.record.hosts.insert(sum(index < each.index for index in self._joined), host)
+                    self._joined[each.index] = each
                     self._write()
             self._news = h.pack_news(news)
         first, self._news = self._news[:_NEWS], self._news[_NEWS:]
