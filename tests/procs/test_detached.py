@@ -21,6 +21,7 @@ import zmq
 from leaks import pids_named, processes, session_folders, wait_until
 from monarch import job as keeping
 from monarch._node.current import current_node
+from monarch._node.future import in_thread
 from monarch._procs.agent.detached_records import Record, find, records
 from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.agent.services import listen
@@ -556,6 +557,22 @@ def test_invalid_names_are_rejected(name: str) -> None:
 def test_invalid_lease_durations_are_rejected(duration: float | str) -> None:
     with pytest.raises(ArgumentError):
         keeping.keep("mine", duration)
+
+
+def test_one_of_two_threads_attaches(host: None, leaks: Any) -> None:
+    keeping.keep("mine", 60).leave()
+    assert wait_until(lambda: not find("mine").user, ENDS)
+    tries = [in_thread(current_node(), "attach", lambda: keeping.attach("mine")) for _ in range(2)]
+    got, errors = [], []
+    for each in tries:
+        try:
+            got.append(each.get(60))
+        except DetachedMeshInUseError as error:
+            errors.append(str(error))
+    assert len(got) == 1 and "has already attached the detached mesh" in errors[0]
+    assert got[0].attached and got[0].hosts.spawn_procs({"gpus": 1}).initialized.get(60)
+    got[0].end()
+    leaks.rebase()
 
 
 def test_agent_that_stops_after_it_has_answered_is_named(

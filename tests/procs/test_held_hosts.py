@@ -34,6 +34,7 @@ from monarch._procs.launch.holding.messages import PACKET, HoldOrder, connect
 from monarch._procs.launch.interface import HostRequest
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher
 from monarch._session import greeting, session
+from monarch._session.detached import meshes
 from monarch._wire.keys import KeyPair
 from monarch.actor import shutdown_context
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
@@ -287,6 +288,28 @@ def test_stopped_hosts_are_asked_at_the_same_time(run: Callable[..., Program], m
     # An end is one, even if no host answers.
     end("mine")
     assert not records()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_end_is_one_though_a_host_is_lost_meanwhile(
+    run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Between its answer and the claim."""
+    first(run, on="process:2")
+    agents = [agent_of(host) for host in find("mine").hosts]
+    usual = meshes.ask_agents
+
+    def lost(*args: Any) -> Any:
+        os.kill(agents[0], number)
+        return usual(*args)
+
+    monkeypatch.setattr(meshes, "ask_agents", lost)
+    monkeypatch.setattr("monarch._session.detached.agents.PATIENCE_S", 1.0)
+    with pytest.raises(MonarchError, match=r"'mine' is kept, but a host was lost|but host .* did not answer"):
+        attach("mine")
+    assert find("mine")
+    end("mine")
+    assert wait_until(lambda: not records(), ENDS)
 
 
 def test_mesh_without_hosts_ends_when_it_is_attached(run: Callable[..., Program]) -> None:

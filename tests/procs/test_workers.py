@@ -171,6 +171,8 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     for wrong in ("node1:22222", "tcp://node1", "tcp://node1:0", "tcp://node1:70000", "", None, *two):
         with pytest.raises(ArgumentError, match="tcp://node1:22222"):
             attach_to_workers(ca=workers.key, workers=[wrong])  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match="timeout: expected seconds"):
+        attach_to_workers(ca=workers.key, workers=[address], timeout=float("nan"))
     with pytest.raises(ArgumentError, match="twice"):
         attach_to_workers(ca=workers.key, workers=[address, address])
     for wrong_list in ([], address):
@@ -259,7 +261,8 @@ def test_worker_in_use_says_by_whom_at_once(workers: Workers, tmp_path: Path, ho
     some = [workers.start() for _ in range(2)]
     for process, _ in some:
         workers.wait(process)
-    (_, taken), (free_process, free) = some
+    # The first by its address is asked first.
+    (free_process, free), (_, taken) = sorted(some, key=lambda each: each[1])
     script = tmp_path / "takes.py"
     script.write_text(TAKES)
     command = [sys.executable, str(script), workers.key, taken]
@@ -355,6 +358,61 @@ def test_refused_program_asks_four_times_a_second(
             attach_to_workers(ca=workers.key, workers=[taken], timeout=1000)
         first.kill()
     assert len(asked) <= (asked[-1] - asked[0]) * 4 + 2
+    leaks.rebase()
+
+
+RACES = """
+import sys, time
+from monarch.actor import attach_to_workers
+while time.time() < float(sys.argv[2]):
+    pass
+try:
+    hosts = attach_to_workers(ca=sys.argv[1], workers=sys.argv[3:], timeout=60)
+except RuntimeError as error:
+    print(error, flush=True)
+else:
+    print("has them", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_of_two_programs_gets_all_workers(workers: Workers, tmp_path: Path, leaks: Any) -> None:
+    some = [workers.start() for _ in range(2)]
+    for process, _ in some:
+        workers.wait(process)
+    script = tmp_path / "races.py"
+    script.write_text(RACES)
+    addresses = [address for _, address in some]
+    for order in (addresses, addresses[::-1]):
+        at = str(time.time() + 4)
+        pair = [
+            subprocess.Popen(
+                [sys.executable, str(script), workers.key, at, *names],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for names in (addresses, order)
+        ]
+        said = [each.stdout.readline() for each in pair if each.stdout is not None]
+        assert sorted(line == "has them\n" for line in said) == [False, True], said
+        assert "it is in use by process" in "".join(said)
+        for each in pair:
+            each.communicate()
+
+
+def test_failed_attachment_keeps_those_of_other_threads(workers: Workers, host: Any, leaks: Any) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        other = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        fails = in_thread(
+            current_node(), "attach", lambda: attach_to_workers(ca=workers.key, workers=[address, other], timeout=3)
+        )
+        with attach_to_workers(ca=workers.key, workers=[address], timeout=60) as hosts:
+            with pytest.raises(SpawnError, match="no worker answered at"):
+                fails.get(60)
+            assert hosts.spawn_procs({"gpus": 1}).initialized.get(60)
     leaks.rebase()
 
 

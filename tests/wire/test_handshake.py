@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -15,6 +15,7 @@ from leaks import wait_until
 from monarch._wire import handshake
 from monarch._wire.handshake import Handshake, Probe
 from monarch._wire.keys import CurveAuthenticator, KeyPair
+from monarch._wire.links import Link
 from monarch._wire.tcp import LEASE_S, unreachable
 
 KEYS = KeyPair.new()
@@ -109,6 +110,33 @@ def test_process_that_greets_otherwise_is_foreign(context: zmq.Context[zmq.Socke
         assert wait_until(lambda: look() is Handshake.FOREIGN)
     for connection in kept:
         connection.close()
+
+
+def test_connection_that_was_given_up_takes_no_first_message(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send there would wait without end."""
+    given_up = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+        with suppress(ConnectionResetError):
+            while connection.recv(1024):
+                pass
+        connection.close()
+        given_up.set()
+
+    usual = zmq.Socket.connect
+
+    def connect(self: zmq.Socket[bytes], address: str) -> None:
+        usual(self, address)
+        assert given_up.wait(20)
+
+    with listener(serve) as address:
+        monkeypatch.setattr(zmq.Socket, "connect", connect)
+        link = Link(context, address, b"hello", KEYS, KEYS.public)
+        monkeypatch.undo()
+        link.close()
 
 
 def test_keys_decide(context: zmq.Context[zmq.Socket[bytes]]) -> None:

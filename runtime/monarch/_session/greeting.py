@@ -169,7 +169,9 @@ class Greeting:
     def refusal(self) -> Refusal:
         """Return why there is no answer, as far as it is known."""
         self._look()
-        state = self._probe.look() if self._probe is not None else None
+        state = None
+        with suppress(OSError):
+            state = self._probe.look() if self._probe is not None else None
         other = state in (Handshake.REJECTED, Handshake.FOREIGN)
         refused = self._since is not None
         return Refusal(self.agent.address, self._reason if refused else "", refused and other, state)
@@ -178,12 +180,16 @@ class Greeting:
         """Look why there is no answer."""
         if self._probe is None:
             if time.monotonic() >= self._begun + _PROBE_S:
-                # Without sockets left there is no second one, and no reason then.
-                with suppress(zmq.ZMQError):
+                # Without descriptors left there is no second one, and no reason then.
+                with suppress(zmq.ZMQError, OSError):
                     context, lease = self._node.hosts.context, self._node.hosts.lease
                     self._probe = Probe(context, self.agent.address, self._keys, self._keys.public, lease)
             return
-        state = self._probe.look()
+        try:
+            state = self._probe.look()
+        except OSError:
+            # A module that reads events cannot be imported without descriptors.
+            return
         if state is Handshake.REJECTED:
             self._refuse("it has another key; use the key file of that worker")
         elif state is Handshake.FOREIGN:

@@ -44,6 +44,8 @@ _STEP_S = 1.0
 _GRACE_S = 10.0
 """Seconds to wait for the other hosts when enough have joined."""
 _WORKER_S = 30.0
+_FIRST_S = 2.0
+"""Seconds for the first worker alone."""
 _WARN_S = (600.0, 120.0)
 """Seconds before the end of an allocation at which its user is warned."""
 Tell = Callable[[str, bool], None]
@@ -139,7 +141,10 @@ def launch_hosts(
         "", "", node.proc, 0, 0, PRELOAD, owner_public=keys.public.decode(), lease=node.hosts.lease, later=LATER
     )
     show = tell or _say_nothing
+    if timeout is not None and not timeout >= 0:
+        raise ArgumentError(f"timeout: expected seconds, at least 0, got {timeout!r}")
     launch = launcher.ask(HostRequest(count, agent, name or "monarch", at_least or 0))
+    ids: tuple[str, ...] = ()
     try:
         check_counts(launch.expected, at_least, spare)
         joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
@@ -162,6 +167,7 @@ def launch_hosts(
         else:
             launch.settle()
     except BaseException:
+        session.release(ids, orderly=False)
         launch.end()
         raise
 
@@ -376,15 +382,17 @@ class _Attachment:
 
     def attach(self, joined: Sequence[Joined]) -> tuple[str, ...]:
         """Attach hosts, and return their ids; those that it has connected to are released if it fails."""
-        session, before = self._session, {*self._session.node.hosts.known}
-        greeted: list[Listening] = []
-        try:
-            return self._attach(joined, greeted)
-        except BaseException:
-            # Workers take nobody else while they belong to this program.
-            new = [host for each in greeted if (host := host_of(each.src)) not in before]
-            session.release([host for host in new if host in session.node.hosts.known], orderly=False)
-            raise
+        session = self._session
+        with session.one_attachment():
+            before = {*session.node.hosts.known}
+            greeted: list[Listening] = []
+            try:
+                return self._attach(joined, greeted)
+            except BaseException:
+                # Workers take nobody else while they belong to this program.
+                new = [host for each in greeted if (host := host_of(each.src)) not in before]
+                session.release([host for host in new if host in session.node.hosts.known], orderly=False)
+                raise
 
     def _attach(self, joined: Sequence[Joined], greeted: list[Listening]) -> tuple[str, ...]:
         session, keys = self._session, self._keys
@@ -417,8 +425,7 @@ class _Attachment:
 
     def _greet(self, workers: Sequence[AgentAddress], greeted: list[Listening]) -> None:
         """Connect to workers, which say which hosts they are; SpawnError if one does not serve this program."""
-        answers = self._session.greet(workers, self._keys, self._patience)
-        greeted += [each for each in answers if not isinstance(each, Refusal)]
+        answers = self._answers(workers, greeted)
         refusals = [each for each in answers if isinstance(each, Refusal)]
         final = [f"worker at {each.address}: {each.reason}" for each in refusals if each.final]
         if final:
@@ -430,6 +437,29 @@ class _Attachment:
                     for each, why in zip(refusals, reasons_of_silence(refusals), strict=True)
                 )
             )
+        _check_distinct(workers, greeted)
+
+    def _answers(self, workers: Sequence[AgentAddress], greeted: list[Listening]) -> list[Listening | Refusal]:
+        """Return the answers of workers; those that serve this program are added to a list as soon as they do.
+
+        Of programs that want the same workers at the same moment, the one that gets the first of them gets all.
+        """
+        until = time.monotonic() + self._patience
+        first = min(range(len(workers)), key=lambda at: workers[at].address, default=0)
+        others = [*workers]
+        if len(workers) > 1:
+            (answer,) = self._session.greet([workers[first]], self._keys, min(self._patience, _FIRST_S))
+            if isinstance(answer, Listening):
+                greeted.append(answer)
+                del others[first]
+            elif answer.final:
+                return [answer]
+        # A first one that is silent may still be starting, so the others are asked meanwhile.
+        answers = self._session.greet(others, self._keys, max(0.0, until - time.monotonic()))
+        if greeted:
+            answers.insert(first, greeted[0])
+        greeted[:] = [each for each in answers if not isinstance(each, Refusal)]
+        return answers
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:
@@ -437,6 +467,15 @@ class _Attachment:
         if self._launch.forwarded:
             return LOOPBACK
         return local_address(joined[0].listening.owner_address)
+
+
+def _check_distinct(workers: Sequence[AgentAddress], answers: Sequence[Listening]) -> None:
+    """Check that no two addresses are those of one worker, such as two names of a machine."""
+    found: dict[str, str] = {}
+    for worker, answer in zip(workers, answers, strict=True):
+        first = found.setdefault(answer.src, worker.address)
+        if first != worker.address:
+            raise ArgumentError(f"{first} and {worker.address} are the same worker; name it once")
 
 
 def local_address(address: str) -> str:

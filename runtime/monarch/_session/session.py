@@ -8,7 +8,8 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from monarch._actors.construction import construct
@@ -44,10 +45,12 @@ from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.receiving.timers import until_next
 from monarch.config import STOP_CLEANUP
-from monarch.exceptions import ArgumentError, MonarchError
+from monarch.exceptions import MonarchError, StoppedError
 
 _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
+_ATTACHING_S = 120.0
+"""Seconds for another thread to attach hosts: at most its patience, and the above."""
 
 
 class Session:
@@ -95,6 +98,9 @@ class Session:
         self._forwarded: dict[str, dict[str, str]] = {}
         """By host: addresses of this program and its agent as that host connects to them, through forwarded ports."""
         self._greetings = Greetings(self.node)
+        self._attaching = threading.Lock()
+        """Held by a thread that attaches hosts, which waits for them: another one would take or release the same ones.
+        See ``one_attachment``."""
         self.output = OutputView(node)
         # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.dying.subscribe(self.output.ended)
@@ -263,6 +269,22 @@ class Session:
             table = {name: (ways.get(name, at), key) for name, (at, key) in [*self._table.items()]} if ways else {}
             self.node.peers.get(f"{host}/agent").send(m.encode(m.Hosts(table)) if table else common)
 
+    @contextmanager
+    def one_attachment(self) -> Generator[None]:
+        """Let no other thread of this program attach hosts meanwhile.
+
+        Raises:
+            MonarchError: another thread still does, after a time in which attachments end.
+        """
+        if not self._attaching.acquire(timeout=_ATTACHING_S):
+            raise MonarchError(
+                f"another thread of this program has been attaching hosts for {_ATTACHING_S:g} s; try again later"
+            )
+        try:
+            yield
+        finally:
+            self._attaching.release()
+
     def greet(
         self, agents: Sequence[AgentAddress], keys: KeyPair, timeout: float, patient: bool = False
     ) -> list[m.Listening | Refusal]:
@@ -273,9 +295,6 @@ class Session:
             keys: the pair.
             timeout: seconds for all of them.
             patient: whether to wait for the others when one has refused.
-
-        Raises:
-            ArgumentError: two addresses are those of the same agent.
         """
         node, own = self.node, self._table[self.node.proc]
         greetings: list[Greeting] = []
@@ -283,8 +302,9 @@ class Session:
         try:
             for each in agents:
                 greetings.append(Greeting(node, self._greetings, each, keys, own))
+            if node.closed:
+                raise StoppedError("the session of this program was shut down")
             answers = answers_of(greetings, timeout, lambda src: host_of(src) in self._released, patient)
-            _check_distinct(agents, answers)
             return [
                 self._adopt(greeting, answer, keys) if isinstance(answer, m.Listening) else answer
                 for greeting, answer in zip(greetings, answers, strict=True)
@@ -422,6 +442,9 @@ class Session:
         node = self.node
         self._faults.flush()
         self.output.flush()
+        if self._listening is not None:
+            # Another thread may wait for it.
+            self._listening.complete(_closed)
         self._users.clear()
         self.release([host for host in node.hosts.known if host not in self.detached], orderly=False)
         self._local.dismiss()
@@ -433,14 +456,8 @@ class Session:
         remove_folder(self.folder)
 
 
-def _check_distinct(agents: Sequence[AgentAddress], answers: Sequence[m.Listening | Refusal]) -> None:
-    """Check that no two addresses are those of one agent, such as two names of a machine."""
-    found: dict[str, str] = {}
-    for agent, answer in zip(agents, answers, strict=True):
-        if isinstance(answer, m.Listening):
-            first = found.setdefault(answer.src, agent.address)
-            if first != agent.address:
-                raise ArgumentError(f"{first} and {agent.address} are the same worker; name it once")
+def _closed() -> m.Listening:
+    raise StoppedError("the session of this program was shut down")
 
 
 def session_of(node: Node) -> Session | None:

@@ -215,7 +215,9 @@ class Link:
         # The core of zmq.Socket.send, without routing id and group.
         self._send = super(zmq.Socket, socket).send
         socket.connect(address)
-        socket.send(hello)
+        # ZeroMQ gives a connection to another protocol up, perhaps before this: a send would wait without end then.
+        with contextlib.suppress(zmq.Again):
+            socket.send(hello, zmq.DONTWAIT)
 
     def send(self, frame: bytes, more: Sequence[bytes | memoryview] = ()) -> None:
         """Send a message; a closed link drops it, since its process is known to have ended."""

@@ -76,6 +76,10 @@ class Record(msgspec.Struct):
         return f"free until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.until))}, for {left}"
 
 
+_LAST = 1e11
+"""The latest end of a lease, in seconds since the epoch: dates beyond cannot be shown."""
+
+
 def check_name(name: str) -> None:
     """Raise ArgumentError for an invalid name of a detached mesh."""
     if not name.isidentifier() or not name.isascii() or len(name) > _LONGEST:
@@ -109,9 +113,13 @@ def write(folder: str, record: Record) -> None:
     """Replace a record; readers see the old one or the new one."""
     path = Path(folder, _PREFIX + record.name)
     made = Path(folder, f"new-{secrets.token_hex(4)}")
-    with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
-        out.write(msgspec.json.encode(record))
-    os.replace(made, path)
+    try:
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+            out.write(msgspec.json.encode(record))
+        os.replace(made, path)
+    except OSError:
+        made.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> Record:
@@ -122,9 +130,13 @@ def read(path: Path) -> Record:
         MonarchError: other users can read it or have written it, or it is not a record.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # A pipe of this name would wait for a writer.
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise NoDetachedMeshError(f"no record at {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise MonarchError(f"{path} is not a record of a detached mesh, but no ordinary file")
     with open(file, "rb") as opened:
         known = os.fstat(file)
         try:
@@ -141,9 +153,12 @@ def read(path: Path) -> Record:
                 f"has read it, chmod 600 the file and 700 the folder; otherwise end its process"
             )
         try:
-            return msgspec.json.decode(opened.read(), type=Record)
-        except msgspec.DecodeError as error:
+            record = msgspec.json.decode(opened.read(), type=Record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MonarchError(f"{path} is not a record of a detached mesh: {error}") from None
+        if not 0 <= record.until < _LAST or not (record.holder or len(record.hosts) == 1):
+            raise MonarchError(f"{path} is not a record of a detached mesh: its time or its hosts are invalid")
+        return record
 
 
 def find(name: str) -> Record:

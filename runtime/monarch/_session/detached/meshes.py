@@ -213,6 +213,13 @@ def connect(
         MonarchError: none of its hosts answers.
     """
     session = need_program()
+    with session.one_attachment():
+        return _connect_alone(session, record, launch, ends)
+
+
+def _connect_alone(
+    session: Session, record: Record, launch: HeldLaunch | None, ends: bool
+) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     if any(host.id in session.detached for host in record.hosts):
         raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
     if not record.holder:
@@ -242,11 +249,15 @@ def end_recorded(record: Record) -> None:
     )
     try:
         mesh = known or connect(record, ends=True)[0]
-    except NoDetachedMeshError:
-        if record.holder:
-            # None of its hosts is left, so it has ended.
-            return
+    except DetachedMeshInUseError:
         raise
+    except MonarchError:
+        if not record.holder:
+            raise
+        # None of its hosts is left, or one was lost or stopped meanwhile: the process that holds them ends all.
+        with suppress(NoDetachedMeshError):
+            HeldLaunch(record.holder).end()
+        return
     mesh.end()
 
 
@@ -281,8 +292,15 @@ def _connect(
         pid, every = os.getpid(), [host.id for host in record.hosts]
         requests = {host: claim(pid, [other for other in every if other != host]) for host in ids}
         # Of two programs at the same moment, the one that gets the first host gets all.
-        claims: list[dict[str, Any]] = ask_agents(node, {ids[0]: requests.pop(ids[0])})
-        claims += ask_agents(node, requests)
+        try:
+            claims: list[dict[str, Any]] = ask_agents(node, {ids[0]: requests.pop(ids[0])})
+            claims += ask_agents(node, requests)
+        except NoDetachedMeshError as error:
+            if launch is None:
+                raise
+            raise MonarchError(
+                f"detached mesh {record.name!r} is kept, but a host was lost while it was attached; attach it again"
+            ) from error
         session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
         if launch is not None:
             launch.stay()

@@ -22,7 +22,7 @@ import msgspec
 from monarch._procs.agent.detached_records import Record, RecordedHost, publish, write
 from monarch._procs.agent.leased import boot_time
 from monarch._procs.launch.holding import messages as h
-from monarch._procs.launch.interface import HostRequest, Joined, Launch
+from monarch._procs.launch.interface import Failed, HostRequest, Joined, Launch
 from monarch._procs.launch.registry import make_launcher
 from monarch._procs.os.orphans import unmark
 from monarch._procs.os.posix import proc_start_time, set_comm
@@ -217,10 +217,13 @@ class Holder:
         self.record.until = 0.0 if self._users else time.time() + self.record.seconds
         self._write()
 
-    def _write(self) -> None:
-        # If there is no room, the old record still has the key.
-        with suppress(OSError):
+    def _write(self) -> str:
+        """Write the record; return why that failed, empty if it did not. The old one still has the key then."""
+        try:
             write(self._folder, self.record)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _send(self, user: _User, number: int, reply: h.Reply) -> None:
         try:
@@ -294,14 +297,17 @@ class Holder:
 
     def _watch(self, launch: Launch, timeout: float) -> list[list[Any]]:
         if not self._news:
-            news = launch.watch(timeout)
-            for each in news:
+            news = [*launch.watch(timeout)]
+            for at, each in enumerate(news):
                 if isinstance(each, Joined):
                     host = RecordedHost(host_of(each.listening.src), each.host, each.listening.owner_address)
                     # Ranks follow the order of the hosts, not that in which they come.
                     self.record.hosts.insert(sum(index < each.index for index in self._joined), host)
                     self._joined[each.index] = each
-                    self._write()
+                    problem = self._write()
+                    if problem:
+                        # Nobody could attach this host later.
+                        news[at] = Failed(each.host, f"its record cannot be written to {self._folder}: {problem}")
             self._news = h.pack_news(news)
         first, self._news = self._news[:_NEWS], self._news[_NEWS:]
         return first
