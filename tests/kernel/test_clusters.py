@@ -105,7 +105,7 @@ def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) ->
         "--on ssh:node1": "--gpus N or --procs N",
         "--on abacus --gpus 1": "no launcher is named 'abacus'",
         "--on ssh:node1 --gpus 1 --opt colour=red": "launcher 'ssh' has no option 'colour'",
-        "--on slurm --gpus 1 --opt partiton=low": "no option 'partiton'; did you mean 'partition'?",
+        "--on slurm --gpus 1 --opt partitions=low": "no option 'partitions'; did you mean 'partition'?",
         "--on process:2 --gpus 1 --reverse": "launcher 'process' has no option 'reverse'",
         "--on ssh:node1 --gpus 1 --opt colour": "expected NAME=VALUE",
         "--on ssh:node1 --hosts here --gpus 1": "expected a number of hosts",

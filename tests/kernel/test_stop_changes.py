@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +81,8 @@ def test_stop_as_a_restart_begins_says_what_happens(notebook: Notebook, begun: b
 def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:
     cell = stop_after(notebook, notebook.send("%mesh up other --procs 2"), "of 2 ", 2)
     if cell.status == "error":
-        assert "mesh 'other' was not started; its processes have been ended" in cell.text
+        # The second Stop may come while they end.
+        assert re.search(r"mesh 'other' was not started; its processes (have been ended|are still ending)", cell.text)
         assert "Traceback" not in cell.text and "AttributeError" not in cell.text
         assert "other" not in notebook.run("%mesh").ok().text
     else:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 MULTIPLE = 3.0
 """Extra time for the ladder here, where all these processes share the cores."""
 RECORD = """
-from monarch_kernel.calls import stop
+from monarch_kernel.calls import stop_run as stop
 class Recorded(stop.StopLadder):
     def begin(self, now):
         self.times = [now]
