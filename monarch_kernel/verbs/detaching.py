@@ -72,7 +72,10 @@ class Detaching:
         for mesh in self._meshes.by_name.values():
             sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
             used = ", in use" if mesh.name == self._meshes.used else ""
-            print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}")
+            kept = (
+                isinstance(mesh.recipe, DetachedRecipe) and f", kept for {duration_text(mesh.recipe.seconds)} after it"
+            )
+            print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}{kept or ''}")
         if not self._meshes.by_name:
             print("this notebook has no mesh")
         if not every:
@@ -85,7 +88,7 @@ class Detaching:
         for record, state in known:
             print(f"detached mesh {record.name!r}: {state}" if record is not None else f"a detached mesh: {state}")
         if not known:
-            print("this user has no other detached mesh; start one with %mesh up NAME --keep 2h")
+            print("this user has no other detached meshes; start one with %mesh up NAME --keep 2h")
 
     def attach(self, words: list[str]) -> None:
         """Attach a detached mesh: its ranks with their variables, its actors, and their output since."""

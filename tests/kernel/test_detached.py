@@ -93,7 +93,7 @@ def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_pa
     shown = cell.stream() + got.stream()
     assert shown.count("meanwhile 0") == 1 == shown.count("meanwhile 1")
     assert second.run("counter.add.call().get()").ok().shown.endswith("12")
-    assert "in use by process" in second.run("%mesh list --all").ok().stream()
+    assert ", in use, kept for 1h after it\n" in second.run("%mesh list --all").ok().stream()
     # A replaced rank gets the definitions from cells of the first notebook.
     second.mesh("import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     assert "1 cell" in second.run("%mesh heal m").ok().stream()
@@ -167,7 +167,7 @@ def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) 
     book.run("%mesh attach m").ok()
     assert book.mesh("x").ok().shown.endswith("5")
     assert "restarted (variables cleared)" in book.run("%mesh restart m").ok().text
-    assert "in use by process" in book.run("%mesh list --all").ok().stream()
+    assert ", in use, kept for 1h after it\n" in book.run("%mesh list --all").ok().stream()
     assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
 
 
