@@ -23,7 +23,7 @@ def _up() -> Parser:
     add("--gpus", type=whole, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
     add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
-    add("--on", default="", metavar="WHERE", help="launcher of the hosts: ssh:node[1-4], slurm, ray, kubernetes")
+    add("--on", default="", metavar="WHERE", help="hosts from ssh:node[1-4], slurm, ray, kubernetes:IMAGE or process:2")
     add("--opt", action="append", default=[], metavar="K=V", help="option of the launcher, as in partition=gpu")
     add("--at-least", type=whole, metavar="N", help="start with N hosts; grow when the others come")
     packages = "lock file to install on each host: requirements.txt, pylock.toml, uv.lock, or a packed .tar.gz"
