@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,13 +19,10 @@ import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
 from monarch import job as keeping
-from monarch._node.current import current_node
-from monarch._node.future import in_thread
 from monarch._procs.agent.detached_records import Record, find, records
 from monarch._procs.agent.output_backlog import OutputBacklog
-from monarch._procs.agent.services import listen
 from monarch._procs.session_folder import make_folder, remove_folder
-from monarch._session.detached import agents, meshes
+from monarch._session.detached import meshes
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
@@ -557,40 +553,6 @@ def test_invalid_names_are_rejected(name: str) -> None:
 def test_invalid_lease_durations_are_rejected(duration: float | str) -> None:
     with pytest.raises(ArgumentError):
         keeping.keep("mine", duration)
-
-
-def test_one_of_two_threads_attaches(host: None, leaks: Any) -> None:
-    keeping.keep("mine", 60).leave()
-    assert wait_until(lambda: not find("mine").user, ENDS)
-    tries = [in_thread(current_node(), "attach", lambda: keeping.attach("mine")) for _ in range(2)]
-    got, errors = [], []
-    for each in tries:
-        try:
-            got.append(each.get(60))
-        except DetachedMeshInUseError as error:
-            errors.append(str(error))
-    assert len(got) == 1 and "has already attached the detached mesh" in errors[0]
-    assert got[0].attached and got[0].hosts.spawn_procs({"gpus": 1}).initialized.get(60)
-    got[0].end()
-    leaks.rebase()
-
-
-def test_agent_that_stops_after_it_has_answered_is_named(
-    host: None, leaks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mesh = keeping.keep("mine", 60)
-    pid, node = find("mine").pid, current_node()
-    monkeypatch.setattr(agents, "PATIENCE_S", 0.5)
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(MonarchError, match=r"but host \S+ did not answer within 0.5 s; its agents may be stopped"):
-        agents.ask_agent(node, mesh.ids[0], listen())
-    assert not [sink for sink in node.ports.sinks.values() if type(sink).__module__ == agents.__name__]
-    os.kill(pid, signal.SIGCONT)
-    monkeypatch.undo()
-    agents.ask_agent(node, mesh.ids[0], listen())
-    mesh.end()
-    # This program listens for hosts from now on.
-    leaks.rebase()
 
 
 # What is printed meanwhile

@@ -50,7 +50,7 @@ from monarch.exceptions import MonarchError, StoppedError
 _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
 _ATTACHING_S = 120.0
-"""Seconds for another thread to attach hosts: at most its patience, and the above."""
+"""Seconds to wait for another thread that attaches hosts; with the usual patience, it takes less."""
 
 
 class Session:
