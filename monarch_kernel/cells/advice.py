@@ -35,11 +35,14 @@ class NotebookAdvice(Advice):
             return super().after_deaths(uid, dead, alive)
         them = "it" if len(dead) == 1 else "them"
         heal = f"{magic('heal', mesh, self._meshes)} replaces {describe_ranks(dead)}"
-        if mesh.recipe.restart:
+        name = mesh.name if mesh.name != self._meshes.used else ""
+        fewer = mesh.hosts.instead_of_heal(name)
+        if fewer:
+            heal = f"no host is free for {describe_ranks(dead)}: {fewer}"
+        elif mesh.recipe.restart:
             heal = f"--restart replaces {describe_ranks(dead)}, which lose{'s' if len(dead) == 1 else ''} all variables"
         if not alive:
             return heal
-        name = mesh.name if mesh.name != self._meshes.used else ""
         # Their cell has ended too.
         left = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
         return f"{left}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from monarch._kernel_api import (
     ActorMesh,
+    Future,
     ask,
     ask_hosts,
     code_files,
@@ -18,6 +21,7 @@ from monarch._kernel_api import (
     use_code,
 )
 
+T = TypeVar("T")
 _PATIENCE = 60.0
 """Seconds for ranks to answer; one inside a C call that holds the interpreter does not."""
 _PIECE = 16 << 20
@@ -62,11 +66,12 @@ class Code:
         self._sent: dict[str, str] | None = None
         self._processes: dict[int, int] = {}
 
-    def sync(self, processes: dict[int, int], again: bool = False) -> Synced:
-        """Copy what the hosts lack.
+    def sync(self, processes: dict[int, int], dead: Sequence[int], again: bool = False) -> Synced:
+        """Copy what the hosts of living ranks lack.
 
         Args:
             processes: how often each rank was replaced: new processes look for the copies too.
+            dead: the dead ranks.
             again: ask the hosts even if nothing has changed here, and look into a folder that had too many files.
 
         Raises:
@@ -78,19 +83,28 @@ class Code:
         if not again and files == self._sent and processes == self._processes:
             return Synced(len(files))
         by_host: dict[str, tuple[int, list[str]]] = {}
-        for rank, answer in ask(self._cells, lacking, folder, files).get(_PATIENCE).items():
+        for rank, answer in self._ask(dead, lambda view: ask(view, lacking, folder, files)):
             by_host.setdefault(answer.host, (rank, answer.names))
         lacking_alike: dict[tuple[str, ...], list[int]] = {}
         for rank, names in by_host.values():
             lacking_alike.setdefault(tuple(names), []).append(rank)
         for names, ranks in lacking_alike.items():
             self._copy(ranks, folder, list(names))
-        imported = {name for each in ask(self._cells, use_code, folder, files).get(_PATIENCE).values() for name in each}
+        used = self._ask(dead, lambda view: ask(view, use_code, folder, files))
+        imported = {name for _, each in used for name in each}
         names = sorted({name for _, missing in by_host.values() for name in missing})
         modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
         self._sent, self._processes = files, processes
         hosts = sum(bool(missing) for _, missing in by_host.values())
         return Synced(len(files), names, hosts, sorted(imported & modules))
+
+    def _ask(self, dead: Sequence[int], question: Callable[[ActorMesh], Future[dict[int, T]]]) -> list[tuple[int, T]]:
+        """Return the answers of the living ranks, each with its rank."""
+        if not dead:
+            return [*question(self._cells).get(_PATIENCE).items()]
+        living = [rank for rank in range(len(self._cells)) if rank not in dead]
+        asked = {rank: question(member_at(self._cells, rank)) for rank in living}
+        return [(rank, answer) for rank, each in asked.items() for answer in each.get(_PATIENCE).values()]
 
     def join(self, rank: int) -> None:
         """Let a new process, perhaps on a new host, import the files; from any thread.

@@ -105,26 +105,41 @@ class Hosts:
         Raises:
             HeaderError: there are not enough.
         """
-        node, procs, name = current_node(), state_of(self._procs).procs, self._recipe.name
-        known = list(dict.fromkeys(procs.hosts))
-        lost = [host for host in known if not reaches(node, host)]
+        lost, name = self.lost(), self._recipe.name
         if not lost:
             return None
         free = self.free(len(lost))
         if free is not None and len(free) >= len(lost):
             return free
-        left, axis = len(known) - len(lost), procs.labels[0]
-        if left and procs.host_axes == 1:
-            advice = f"%mesh resize {name} {axis}={left} and then %mesh heal {name} continue on the remaining ones"
-            if {*known[left:]} != {*lost}:
-                # A resize removes the hosts at the end, and heal starts other ranks there.
-                advice += ", without the variables of the last ranks"
-        else:
-            advice = f"%mesh restart {name} starts it again, without its variables"
         raise HeaderError(
-            f"mesh {name!r} has lost {len(lost)} of its {len(known)} hosts, and has no free host for their ranks; "
-            f"{advice}"
+            f"mesh {name!r} has lost {len(lost)} of its {self._count()} hosts, and has no free host for their ranks; "
+            f"{self._without(name)}"
         )
+
+    def lost(self) -> list[str]:
+        """Return the ids of the hosts of the mesh that cannot be reached any more."""
+        node = current_node()
+        return [host for host in dict.fromkeys(state_of(self._procs).procs.hosts) if not reaches(node, host)]
+
+    def instead_of_heal(self, name: str) -> str:
+        """Return what helps if there are too few hosts to heal the mesh; empty if a heal is possible.
+
+        Args:
+            name: the name of the mesh for the magics; empty for the one in use.
+        """
+        starts = self._recipe.hosts.isdecimal() and not self._recipe.on
+        return "" if starts or len(self.free_now(())) >= len(self.lost()) else self._without(name)
+
+    def _count(self) -> int:
+        return len({*state_of(self._procs).procs.hosts})
+
+    def _without(self, name: str) -> str:
+        """Return how the mesh continues without its lost hosts."""
+        procs, left = state_of(self._procs).procs, self._count() - len(self.lost())
+        if left and procs.host_axes == 1:
+            what = " ".join(filter(None, ["%mesh resize", name, f"{procs.labels[0]}={left}"]))
+            return f"{what} continues on the remaining {'one' if left == 1 else 'ones'}"
+        return f"{' '.join(filter(None, ['%mesh restart', name]))} starts it again, without its variables"
 
     def release(self) -> None:
         """Give all hosts back."""

@@ -94,7 +94,7 @@ class Mesh:
 
     def sync_code(self, again: bool = False) -> Synced:
         """Copy Python files of the working directory to the hosts that lack them; see ``Code.sync``."""
-        return self._code.sync(dict(self.replaced.counts), again)
+        return self._code.sync(dict(self.replaced.counts), self.dead(), again)
 
     def finishing(self) -> list[int]:
         """Return the ranks that have not ended a stopped cell: they are inside a C call or clean up."""

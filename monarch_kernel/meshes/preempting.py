@@ -10,26 +10,22 @@ from functools import partial
 from typing import Any
 
 from monarch._kernel_api import (
-    ActorMesh,
-    Drained,
     Future,
     HostNotice,
     Save,
     axes_text,
     current_node,
     describe_ranks,
-    drain_hosts,
     folder_of,
-    give_copies,
     in_thread,
     name_of,
     reaches,
     state_of,
-    take_copies,
     take_variables,
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.moving import move, moved_lines
 from monarch_kernel.meshes.recipe import HEAL
 from monarch_kernel.meshes.registry import Meshes
 
@@ -175,8 +171,7 @@ class _Leave:
         mesh = self._mesh
         free = mesh.hosts.free_now(self._hosts) if kind == HEAL else []
         try:
-            self._say(self._drain(free))
-            mesh.hosts.leave(self._hosts)
+            self._move(free)
             return
         except TimeoutError:
             self._tell(
@@ -189,44 +184,14 @@ class _Leave:
         if any(reaches(node, host) for host in self._hosts):
             self._tell(f"{self._names} was not taken back; mesh {mesh.name!r} is unchanged")
             return
-        self._say(self._drain(free))
-        mesh.hosts.leave(self._hosts)
+        self._move(free)
 
-    def _drain(self, free: Sequence[str]) -> Drained:
+    def _move(self, free: Sequence[str]) -> None:
         mesh = self._mesh
-        cells = state_of(mesh.cells).key
-
-        def means(actors: ActorMesh) -> Any:
-            return (give_copies, take_copies, ([],)) if state_of(actors).key == cells else None
-
-        def define(ranks: list[int]) -> None:
-            mesh.lack(ranks)
-            mesh.define()
-
-        with mesh.changing():
-            return drain_hosts(mesh.procs, self._hosts, free, self._left, means, define)
-
-    def _say(self, drained: Drained) -> None:
-        mesh = self._mesh
-        if drained.moved:
-            lost = sorted(drained.lost)
-            where = ", ".join(
-                dict.fromkeys(mesh.hosts.name(state_of(mesh.procs).procs.host(rank)) for rank in drained.moved)
-            )
-            what = f"; the variables of {describe_ranks(lost)} are lost" if lost else " with their variables"
-            self._tell(f"{describe_ranks(drained.moved)} of mesh {mesh.name!r} moved to {where}{what}")
-            for name, why in _left_behind(drained).items():
-                self._tell(f"not moved: {name} ({why})")
+        drained = move(mesh, self._hosts, free, self._left)
+        for line in moved_lines(mesh, drained):
+            self._tell(line)
         if drained.gone:
-            self._tell(
-                f"mesh {mesh.name!r} has shrunk to {axes_text(mesh.procs.extent)}: {describe_ranks(drained.gone)} left"
-            )
-
-
-def _left_behind(drained: Drained) -> dict[str, str]:
-    """Return the variables that did not move, with the reason."""
-    left: dict[str, str] = {}
-    for report in drained.reports.values():
-        if report is not None:
-            left.update(report[1])
-    return left
+            size = axes_text(mesh.procs.extent)
+            self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} left")
+        mesh.hosts.leave(self._hosts)

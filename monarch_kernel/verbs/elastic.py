@@ -10,6 +10,7 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import one_line
 from monarch_kernel.source.definitions import names_in
@@ -163,8 +164,10 @@ class Elastic:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
-        before = len(mesh.procs)
         try:
+            for line in leave_lost(mesh, sizes):
+                print(line)
+            before = len(mesh.procs)
             defined = mesh.resize(sizes)
         except KeyboardInterrupt:
             wanted = " ".join(f"{axis}={size}" for axis, size in sizes.items())

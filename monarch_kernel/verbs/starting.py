@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._kernel_api import duration_text
-from monarch.exceptions import ArgumentError, MonarchError
+from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
@@ -88,8 +88,12 @@ class Starting:
         if not mesh.elsewhere:
             return
         try:
-            mesh.sync_code()
+            with naming_deaths(mesh):
+                mesh.sync_code()
         except (ArgumentError, MonarchError) as error:
+            if isinstance(error, SupervisionError) and len(mesh.dead()) == len(mesh.procs):
+                # The cell says so, too.
+                return
             told = f"{mesh.name}: {error}"
             if told not in self._told:
                 self._told.add(told)

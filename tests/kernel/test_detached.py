@@ -310,7 +310,7 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     os.kill(int(folder.split("-")[1]), signal.SIGKILL)
     second = books()
     assert re.search(r"host 127\.0\.0\.1 \(\d\) does not answer", second.run("%mesh attach m").ok().text)
-    assert "%mesh resize m hosts=1 and then %mesh heal m continue" in second.run("%mesh heal m").text
+    assert "%mesh resize m hosts=1 continues on the remaining one" in second.run("%mesh heal m").text
     second.run("%mesh resize m hosts=1").ok()
     second.run("%mesh heal m").ok()
     assert second.mesh("world_size").ok().shown == "[rank 0] 1"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -250,3 +252,18 @@ def test_resize_adds_and_removes_hosts(mortal: Notebook) -> None:
     assert cell.status == "error" and "mesh 'mesh' has no hosts axis" in cell.text
     mortal.run("%mesh down m").ok()
     mortal.run("manager.__exit__(None, None, None)").ok()
+
+
+def test_smaller_mesh_leaves_a_lost_host_and_keeps_the_variables_of_others(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --on process:2 --procs 2").ok()
+    mortal.mesh("import os\nx = rank * 10\ndef double(): return 2 * x").ok()
+    agents = [int(line.split()[-1]) for line in mortal.mesh("print(os.getppid())").ok().stream().splitlines()]
+    os.kill(agents[0], signal.SIGKILL)
+    assert wait_until(lambda: "were lost with" in mortal.mesh("pass").text)
+    advice = "no host is free for ranks 0-1: %mesh resize hosts=1 continues on the remaining one"
+    assert advice in mortal.mesh("x").text
+    assert "no free host for their ranks; %mesh resize m hosts=1 continues" in mortal.run("%mesh heal").text
+    text = mortal.run("%mesh resize hosts=1").ok().stream()
+    assert re.search(r"ranks 0-1 of mesh 'm' moved to 127\.0\.0\.1 \(\d+\) with the variables of ranks 2-3", text), text
+    assert mortal.mesh("double(), rank, world_size").ok().shown == "[rank 0] (40, 0, 2)\n[rank 1] (60, 1, 2)"
+    assert "all ranks of mesh 'm' are alive" in mortal.run("%mesh heal").ok().text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import re
@@ -19,7 +20,8 @@ import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
 from monarch import job as keeping
-from monarch._procs.agent.detached_records import Record, find, records
+from monarch._procs.agent import detached_records
+from monarch._procs.agent.detached_records import Record, find, publish, records
 from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.session_folder import make_folder, remove_folder
 from monarch._session.detached import meshes
@@ -539,6 +541,20 @@ def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
             keeping.attach("mine")
     path.write_bytes(msgspec.json.encode(record))
     keeping.end("mine")
+
+
+def test_lock_of_the_common_folder_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached_records, "_LOCK_S", 0.1)
+    folder = make_folder()
+    held = os.open(os.path.dirname(folder), os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    record = Record("mine", [], "", "", os.getpid(), 0, 0.0, 1.0)
+    with pytest.raises(MonarchError, match=r"another process has held the lock of .*fuser"):
+        publish(folder, record)
+    os.close(held)
+    publish(folder, record)
+    assert os.path.exists(f"{folder}/detached-mine")
+    remove_folder(folder)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "ä", "x" * 61])

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 START = """
 import os, resource, shutil, signal, subprocess, sys, tempfile, time
+from contextlib import suppress
 from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
 from monarch._meshes.procs import starting
 from monarch._node.current import current_node
@@ -407,6 +408,38 @@ def test_full_session_folder_refuses_ranks_and_recovers(program: Callable[..., A
     done = program(FULL, XDG_RUNTIME_DIR=small_disk)
     assert done.ok().splitlines() == ["2", "SupervisionError True", "2"], done.err
     assert os.listdir(small_disk) == []
+
+
+KEPT = (
+    START
+    + """
+from monarch.job import attach, end, keep
+full = os.path.join(sys.argv[1], "full")
+with suppress(OSError), open(full, "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(512))
+os.truncate(full, max(0, os.path.getsize(full) - int(sys.argv[2]) * os.statvfs(full).f_bsize))
+try:
+    print(keep("kept", 60, **({"on": "process:2"} if sys.argv[3] == "hosts" else {})).hosts.extent.nelements)
+except MonarchError as error:
+    print(error)
+else:
+    os.unlink(full)
+    end("kept")
+"""
+)
+
+
+@pytest.mark.parametrize("kind", ["here", "hosts"])
+def test_full_disk_moves_the_record_of_a_kept_mesh(program: Callable[..., Any], small_disk: str, kind: str) -> None:
+    """It is found there, and also if the first place has room later."""
+    done = program(KEPT, small_disk, "0", kind, XDG_RUNTIME_DIR=small_disk)
+    assert done.ok() == f"{1 + (kind == 'hosts')}\n", done.err
+
+
+def test_host_without_room_for_its_record_is_not_kept(program: Callable[..., Any], small_disk: str) -> None:
+    done = program(KEPT, small_disk, "1", "hosts", XDG_RUNTIME_DIR=small_disk)
+    assert f"its record cannot be written to {small_disk}" in done.ok() and "No space left on device" in done.out
 
 
 # A program that is stopped

@@ -431,9 +431,17 @@ def test_request_is_withdrawn_before_there_is_an_agent(config: AgentConfig) -> N
     assert wait_until(lambda: processes().keys() <= before.keys() and session_folders() <= folders, 5)
 
 
+def test_stopped_agent_is_waited_for_no_longer_than_asked(config: AgentConfig) -> None:
+    agent = HostAgent(config, announces=True, prefix=["sh", "-c", 'kill -STOP $$; exec "$@"', "sh"])
+    assert agent.first_line(0.2) is None
+    agent.signal(signal.SIGCONT)
+    assert b"tcp://127.0.0.1" in (agent.first_line(60) or b"")
+    agent.close(5)
+
+
 def serves_as_its_own(agent: HostAgent, before: dict[int, Any]) -> None:
     """An agent tells its address, is a process of its own, and ends without a trace."""
-    assert b"tcp://127.0.0.1" in agent.first_line()
+    assert b"tcp://127.0.0.1" in (agent.first_line() or b"")
     assert not is_fork(agent.pid)
     agent.signal(signal.SIGTERM)
     assert agent.wait(5) and agent.code == 0

@@ -56,6 +56,18 @@ def base_folder(places: Sequence[str] | None = None) -> Path:
     return Path(tempfile.mkdtemp(prefix="monarch-"))
 
 
+def base_folders() -> list[str]:
+    """Return the existing folders of this user's sessions: a session is in another place if the first had no room."""
+    found: list[str] = []
+    for place in _places():
+        base = os.path.join(place, f"monarch-{os.getuid()}")
+        with suppress(OSError):
+            known = os.lstat(base)
+            if known.st_uid == os.getuid() and stat.S_ISDIR(known.st_mode):
+                found.append(base)
+    return found
+
+
 def _with_room() -> list[str]:
     """Return the places with room; OSError if there are places and none has any."""
     places = _places()
@@ -238,11 +250,8 @@ def host_of(proc: str) -> str:
 def program_folders(file: str) -> list[tuple[str, int]]:
     """Return the session folders of this user's living programs that have a file, each with the pid; oldest first."""
     found: list[tuple[float, str, int]] = []
-    for place in _places():
-        base = os.path.join(place, f"monarch-{os.getuid()}")
+    for base in base_folders():
         with suppress(OSError):
-            if os.lstat(base).st_uid != os.getuid():
-                continue
             for name in os.listdir(base):
                 _, _, owner = name.partition("-")
                 pid, _, start = owner.partition("-")

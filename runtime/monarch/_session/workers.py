@@ -163,7 +163,7 @@ def _serve(address: str, ca: str, silence: float | None, once: bool) -> None:
         config = AgentConfig("", "", "", *parent(), PRELOAD, bound, public, (public, secret), lease, LATER)
         agent = HostAgent(config, announces=True)
         try:
-            line = agent.first_line().decode().strip()
+            line = (agent.first_line() or b"").decode().strip()
             if line and not line.startswith(UNABLE):
                 print(f"monarch: worker at {address} waits for a controller", flush=True)
             if former is not None:

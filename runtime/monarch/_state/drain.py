@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch._core.kinds import is_a
+from monarch._core.roster import Procs
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
@@ -22,6 +23,7 @@ from monarch._meshes.procs.replace import replace
 from monarch._meshes.procs.resize import resize
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
+from monarch._node.node import Node
 from monarch._node.services.registry import name_of
 from monarch._state.contract import copied_by
 from monarch._state.handoff import receiver
@@ -44,12 +46,14 @@ class Drained:
         gone: ranks that have left the mesh.
         lost: moved ranks whose state is lost, with the reason.
         reports: by moved rank, what the service that gave the state of an actor reported.
+        heirs: by moved rank, the rank that has left and whose state it has.
     """
 
     moved: list[int] = field(default_factory=list[int])
     gone: list[int] = field(default_factory=list[int])
     lost: dict[int, str] = field(default_factory=dict[int, str])
     reports: dict[int, Any] = field(default_factory=dict[int, Any])
+    heirs: dict[int, int] = field(default_factory=dict[int, int])
 
 
 def drain(mesh: ProcMesh, hosts: HostMesh, *, onto: HostMesh | None = None, timeout: float = 30.0) -> ProcMesh:
@@ -91,6 +95,8 @@ def drain_hosts(
     timeout: float,
     means: Callable[[ActorMesh], Means | None] = lambda mesh: None,
     between: Callable[[list[int]], object] = lambda ranks: None,
+    *,
+    heirs: bool = False,
 ) -> Drained:
     """Do what ``drain`` says, by ids of hosts; those that are lost already have no state to move.
 
@@ -101,6 +107,7 @@ def drain_hosts(
         timeout: seconds for the running calls and for the state.
         means: how the state of an actor mesh moves; None for its own methods, if it has them.
         between: called with the moved ranks when their actors exist, before they get their state.
+        heirs: whether ranks of a lost host that move to a host that others leave get the state of those.
     """
     node, until = node_of(mesh), time.monotonic() + timeout
     procs = state_of(mesh).procs
@@ -122,7 +129,9 @@ def drain_hosts(
     moves = dict(zip([host for host in kept if host in going],
                      [*(host for host in tail if host not in going), *free], strict=False))  # fmt: skip
     ranks = [rank for rank in range(len(kept) * procs.per_host) if before[rank // procs.per_host] in moves]
-    packed = _pack(shared.procs.proc, _actors(actor_meshes_on(shared, node), means), ranks, until, drained)
+    if heirs:
+        drained.heirs = _heirs(node, procs, moves)
+    packed = _pack(_actors(actor_meshes_on(shared, node), means), ranks, until, drained)
     if fewer:
         resize(mesh, None, {procs.labels[0]: len(kept)}, max(1.0, until - time.monotonic()))
         drained.gone = list(range(procs.size, size))
@@ -165,20 +174,31 @@ def _actors(meshes: Sequence[ActorMesh], means: Callable[[ActorMesh], Means | No
     return found
 
 
+def _heirs(node: Node, procs: Procs, moves: Mapping[str, str]) -> dict[int, int]:
+    """Return, by rank of a lost host, the rank of the host that takes its place; none if that host is new."""
+    first = {host: index * procs.per_host for index, host in enumerate(procs.hosts)}
+    return {
+        first[old] + each: first[new] + each
+        for old, new in moves.items()
+        if new in first and not reaches(node, old)
+        for each in range(procs.per_host)
+    }
+
+
 def _pack(
-    proc: Callable[[int], str],
     actors: Sequence[tuple[ActorMesh, Means]],
     ranks: Sequence[int],
     until: float,
     drained: Drained,
 ) -> list[_Packed]:
-    """Ask the ranks for the state of their actors, in its turn, and return it."""
+    """Ask the ranks, or those whose state they get, for the state of their actors, in its turn, and return it."""
     asked: list[tuple[ActorMesh, int, str, Future[Any]]] = []
     for mesh, (give, take, args) in actors:
         for rank in ranks:
-            if state_of(mesh).region.position_of(rank) is not None:
+            source = drained.heirs.get(rank, rank)
+            if all(state_of(mesh).region.position_of(each) is not None for each in (rank, source)):
                 try:
-                    call = endpoint_of(member_of(mesh, rank), receiver.pack)
+                    call = endpoint_of(member_of(mesh, source), receiver.pack)
                     asked.append((mesh, rank, name_of(take), call.call_one(secrets.token_hex(8), name_of(give), args)))
                 except DeviceMeshError as error:
                     drained.lost[rank] = str(error)

@@ -20,7 +20,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.orphans import unmark
 from monarch._wire import messages as m
-from monarch.exceptions import DetachedMeshInUseError
+from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _CLAIM = 10.0
 """Seconds in which the program that started it must connect."""
@@ -43,7 +43,7 @@ class DetachedAgent(LeasedAgent):
         )
 
     def begin(self) -> m.Listening:
-        """Listen, and write the record; DetachedMeshInUseError if a mesh of that name exists."""
+        """Listen, and write the record; a MonarchError or OSError says why it cannot."""
         listening = self.listen(self.config.listen, self.config.owner_public.encode(), [])
         self.record.hosts = [RecordedHost(self.host, "", listening.owner_address)]
         self._lease(min(self.record.seconds, _CLAIM))
@@ -96,8 +96,9 @@ def serve_fork(config: bytes, zygote: Zygote | None = None) -> None:
 def _greet(agent: Any) -> None:
     try:
         listening = agent.begin()
-    except DetachedMeshInUseError as error:
-        sys.stdout.buffer.write(msgspec.json.encode(str(error)) + b"\n")
+    except (MonarchError, OSError) as error:
+        refusal = (isinstance(error, DetachedMeshInUseError), str(error))
+        sys.stdout.buffer.write(msgspec.json.encode(refusal) + b"\n")
         sys.stdout.flush()
         agent.closing = True
         return

@@ -18,11 +18,13 @@ from pathlib import Path
 import msgspec
 
 from monarch._core.text.durations import duration_text
-from monarch._procs.session_folder import base_folder, is_alive, remove_folder
+from monarch._procs.session_folder import base_folders, is_alive, remove_folder
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 _PREFIX = "detached-"
 _LONGEST = 60
+_LOCK_S = 10.0
+"""Seconds to wait for other programs of this user that start."""
 
 
 class RecordedHost(msgspec.Struct):
@@ -91,11 +93,12 @@ def publish(folder: str, record: Record) -> None:
 
     Raises:
         DetachedMeshInUseError: a live mesh has this name.
+        MonarchError: another process holds the lock of the common folder.
     """
     base = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # If two start at the same time with one name, one is first.
-        fcntl.flock(base, fcntl.LOCK_EX)
+        _take(base, os.path.dirname(folder))
         for path in _paths(record.name):
             other = _peek(path)
             if other is None or other.alive():
@@ -107,6 +110,20 @@ def publish(folder: str, record: Record) -> None:
         write(folder, record)
     finally:
         os.close(base)
+
+
+def _take(base: int, path: str) -> None:
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(base, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise MonarchError(
+                    f"another process has held the lock of {path} for {_LOCK_S:g} s, and no mesh can be kept "
+                    f"meanwhile; 'fuser -v {path}' shows which"
+                ) from None
+            time.sleep(0.01)
 
 
 def write(folder: str, record: Record) -> None:
@@ -206,15 +223,12 @@ def records() -> list[tuple[Record | None, str]]:
 
 def _paths(name: str) -> list[Path]:
     """Return the records of a name, oldest first."""
-    base = base_folder()
     found: list[tuple[float, Path]] = []
-    # Path's own version raises if a folder goes meanwhile.
-    for path in glob.glob(os.path.join(glob.escape(str(base)), "s*", _PREFIX + name)):
-        with contextlib.suppress(OSError):
-            found.append((os.lstat(path).st_ctime, Path(path)))
-    with contextlib.suppress(OSError):
-        # Asking creates this folder, if nothing of this user runs.
-        base.rmdir()
+    for base in base_folders():
+        # Path's own version raises if a folder goes meanwhile.
+        for path in glob.glob(os.path.join(glob.escape(base), "s*", _PREFIX + name)):
+            with contextlib.suppress(OSError):
+                found.append((os.lstat(path).st_ctime, Path(path)))
     return [path for _, path in sorted(found)]
 
 

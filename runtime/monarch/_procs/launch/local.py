@@ -98,10 +98,20 @@ class HostAgent:
             self._out = -1
             self._begun = True
 
-    def first_line(self) -> bytes:
-        """Start it, and return the first line that it prints; empty if it has ended before."""
+    def first_line(self, patience: float | None = None) -> bytes | None:
+        """Start it, and return the first line that it prints; empty if it has ended before, None if it is not in time.
+
+        Args:
+            patience: seconds to wait for the line; without end if None.
+        """
         self.begin()
-        line = self._lines.readline() if self._lines is not None else b""
+        line = b""
+        if self._lines is not None:
+            poller = select.poll()
+            poller.register(self._lines, select.POLLIN)
+            if not poller.poll(None if patience is None else max(0.0, patience) * 1000):
+                return None
+            line = self._lines.readline()
         if self._server is not None:
             self._server.forget_claim()
         return line

@@ -84,12 +84,15 @@ class ProcessLaunch:
         self._waiting = list(range(count))
 
     def watch(self, timeout: float) -> Sequence[News]:
-        """Return the report of the next agent; agents of this machine always report."""
+        """Return the report of the next agent; wait up to ``timeout`` seconds for it."""
         if not self._waiting:
             return []
-        index = self._waiting.pop(0)
+        index = self._waiting[0]
         agent, host = self.agents[index], self._names[index]
-        line = agent.first_line()
+        line = agent.first_line(timeout)
+        if line is None:
+            return []
+        self._waiting.pop(0)
         if not line or line.startswith(UNABLE.encode()):
             if not line:
                 agent.wait()

@@ -25,6 +25,8 @@ from monarch.exceptions import ArgumentError, DetachedMeshInUseError, SpawnError
 
 _LEAST = 1.0
 """The shortest lease, in seconds."""
+_BEGIN_S = 60.0
+"""Seconds for an agent of this machine to start."""
 
 
 def keep(
@@ -101,7 +103,13 @@ def _keep_here(config: AgentConfig) -> DetachedMesh:
     try:
         agent = HostAgent(config, errors, announces=True, module="monarch._procs.agent.detached", stays=True)
         try:
-            line = agent.first_line()
+            line = agent.first_line(_BEGIN_S)
+            if line is None:
+                agent.signal(signal.SIGKILL)
+                raise SpawnError(
+                    f"the agent of the detached mesh {config.name!r} (process {agent.pid}) did not start within "
+                    f"{_BEGIN_S:g} s, and was ended; try again when the machine is less busy"
+                )
         finally:
             agent.part()
         if not line:
@@ -113,8 +121,9 @@ def _keep_here(config: AgentConfig) -> DetachedMesh:
     finally:
         os.close(errors)
     answer = msgspec.json.decode(line)
-    if isinstance(answer, str):
-        raise DetachedMeshInUseError(answer)
+    if isinstance(answer[0], bool):
+        in_use, why = answer
+        raise DetachedMeshInUseError(why) if in_use else SpawnError(why)
     record = find(config.name)
     try:
         detached, _ = connect(record)
