@@ -49,6 +49,8 @@ def _put() -> Parser:
 
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
+    mesh = "the output of this mesh only"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=mesh, offers=(Offer.MESH,))
     parser.add_argument("--tail", type=whole, metavar="N", help="the last N lines only")
     ranks = "the output of these ranks only, such as 2 or 0-3,7"
     parser.add_argument("--rank", default="", metavar="RANKS", help=ranks, offers=(Offer.RANK,))

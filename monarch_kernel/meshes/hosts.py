@@ -86,6 +86,11 @@ class Hosts:
         """Return the name of a host of a launcher, for messages."""
         return self._recipe.preemption.name(host) if self._recipe.preemption is not None else host
 
+    def leaving_text(self, host: str) -> str:
+        """Return that a host is being taken back, and when; empty if it is not."""
+        notice = self._recipe.preemption.of(host) if self._recipe.preemption is not None else None
+        return f"host is taken back in {notice.seconds_left:.0f} s ({notice.reason})" if notice is not None else ""
+
     def free(self, missing: int) -> HostMesh | None:
         """Return hosts that the mesh is not on; None if there are none.
 

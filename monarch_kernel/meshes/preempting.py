@@ -24,6 +24,8 @@ from monarch._kernel_api import (
     take_variables,
 )
 from monarch.exceptions import MonarchError
+from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import move, moved_lines
 from monarch_kernel.meshes.recipe import HEAL
@@ -54,6 +56,18 @@ class Preempted:
     hosts: tuple[str, ...]
     ranks: tuple[int, ...]
     seconds: float
+
+
+def check_rule(rule: str, names: Mapping[str, Any]) -> None:
+    """Raise HeaderError if a rule of ``--on-preempt`` is no function of the notebook."""
+    kind = rule.partition(":")[0]
+    rules = (SHRINK, HEAL, CHECKPOINT)
+    if kind not in rules and not callable(names.get(kind)):
+        functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
+        raise HeaderError(
+            f"%mesh up: --on-preempt {kind}: the notebook has no function of that name"
+            f"{did_you_mean(kind, [*rules, *functions])}; define it before %mesh up"
+        )
 
 
 class Preempting:

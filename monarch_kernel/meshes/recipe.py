@@ -129,7 +129,7 @@ class Recipe:
             if not self.key:
                 raise HeaderError("%mesh up: --hosts with addresses needs --key FILE, the key file of the workers")
             addresses = [part.strip() for part in wanted.split(",")]
-            attached = attach_to_workers(ca=self.key, workers=addresses, silence=self.silence)
+            attached = attach_to_workers(ca=self.key, workers=addresses, silence=self.silence, tell=step)
             return attached, lambda: attached.shutdown().get(15)
         hosts = names.get(wanted)
         if not isinstance(hosts, HostMesh):
@@ -148,6 +148,8 @@ class Recipe:
 
     def _launch(self, step: Step | None) -> tuple[HostMesh, Callable[[], object]]:
         count = int(self.hosts or 0)
+        if step is not None:
+            step(f"requesting hosts from {self.on.partition(':')[0]}", False)
         launched = launch_hosts(
             make_launcher(self.on, count, self.options),
             count,

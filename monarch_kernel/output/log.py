@@ -83,12 +83,12 @@ class OutputLog:
 
         Args:
             text: each line begins with its ranks.
-            cell: number of the cell that printed it.
+            cell: number of the cell that printed it; None if none did.
             stream: ``stdout`` or ``stderr``.
             mesh: uid of the mesh of the ranks.
         """
-        if cell is not None:
-            text = f"\x1e{cell};{'e' if stream == 'stderr' else 'o'};{mesh}\x1f{text}"
+        if cell is not None or mesh:
+            text = f"\x1e{cell or 0};{'e' if stream == 'stderr' else 'o'};{mesh}\x1f{text}"
         with self._lock:
             self._recent.append(text)
             self._recent_size += len(text)
@@ -121,16 +121,22 @@ class OutputLog:
         """Yield the kept output in pieces, oldest first; the first piece counts what was dropped."""
         return (_CELL.sub("", piece) for piece in self._read())
 
-    def lines(self, ranks: Collection[int] = (), cell: int | None = None) -> Iterator[str]:
-        """Yield the lines of ranks or a cell, oldest first; of all if there are none."""
-        now: int | None = None
+    def lines(self, ranks: Collection[int] = (), cell: int | None = None, mesh: str = "") -> Iterator[str]:
+        """Yield the lines of ranks, a cell or a mesh, oldest first; of all if there are none.
+
+        Args:
+            ranks: the ranks.
+            cell: the number of the cell.
+            mesh: the uid of the mesh.
+        """
+        now, of = None, ""
         for piece in self._read():
             # Not splitlines, which takes other characters for ends of lines too.
             for line in _LINE.findall(piece):
                 mark = _CELL.match(line)
                 if mark is not None:
-                    now, line = int(mark[1]), line[mark.end() :]
-                if cell in (None, now) and (not ranks or not _ranks_of(line).isdisjoint(ranks)):
+                    now, of, line = int(mark[1]), mark[3] or "", line[mark.end() :]
+                if cell in (None, now) and mesh in ("", of) and (not ranks or not _ranks_of(line).isdisjoint(ranks)):
                     yield line
 
     def newest(self, wanted: Callable[[Line], bool], most: int, whole: bool = True) -> tuple[list[Line], bool]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
-from monarch._kernel_api import describe_ranks, parse_ranks
+from monarch._kernel_api import describe_ranks, parse_ranks, state_of
 from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
@@ -48,8 +48,9 @@ class Log:
             ranks = frozenset(parse_ranks(options.rank))
         except MonarchError as error:
             raise Usage(f"%mesh log: --rank: {error}") from None
+        mesh = self._meshes.get(options.name) if options.name else None
         log = self._streams().log
-        lines: Iterator[str] = log.lines(ranks, options.cell)
+        lines: Iterator[str] = log.lines(ranks, options.cell, state_of(mesh.procs).procs.uid if mesh else "")
         if options.tail is not None:
             lines = iter(deque(lines, options.tail))
         if options.save:
@@ -58,10 +59,11 @@ class Log:
             return
         first = next(lines, None)
         if first is None:
-            most = max((len(mesh.cells) for mesh in self._meshes.in_order()), default=0)
+            most = max((len(each.cells) for each in ([mesh] if mesh else self._meshes.in_order())), default=0)
             absent = [rank for rank in sorted(ranks) if rank >= most]
             if most and absent:
-                raise Usage(f"%mesh log: --rank: no mesh has {describe_ranks(absent)}; the last rank is {most - 1}")
+                whose = f"mesh {mesh.name!r} has no" if mesh else "no mesh has"
+                raise Usage(f"%mesh log: --rank: {whose} {describe_ranks(absent)}; the last rank is {most - 1}")
             sys.stderr.write(_nothing(ranks, options.cell))
             return
         lines = chain([first], lines)

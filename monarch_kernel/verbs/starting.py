@@ -12,6 +12,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.preempting import check_rule
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.progress import Progress
@@ -53,6 +54,7 @@ class Starting:
         """Start a mesh."""
         recipe = recipe_of([*up_words(self._meshes.settings, words), *words])
         self._meshes.check_free(recipe.name)
+        check_rule(recipe.on_preempt, self._shell.user_ns)
         self._up(recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:

@@ -79,6 +79,7 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
         silent = silence.text(procs.proc(rank)) if silence is not None else ""
         # A cell of an earlier notebook is no call of this one.
         earlier = f"running at {known.place}, for an earlier notebook" if known is not None and known.place else "idle"
+        leaving = mesh.hosts.leaving_text(procs.host(rank))
         running = _busy_text(busy[rank], known) if rank in busy else earlier
         rows.append(
             {
@@ -90,7 +91,7 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
                 "memory": _size(known.memory) if known is not None else "",
                 "GPU memory": _size(known.gpu_memory) if known is not None and known.gpu_memory else "",
                 "restarts": mesh.replaced.counts.get(rank, 0),
-                "state": dead_text(mesh, rank) or ", ".join(filter(None, [silent, running])),
+                "state": dead_text(mesh, rank) or ", ".join(filter(None, [silent, running, leaving])),
             }
         )
     return rows

@@ -60,8 +60,10 @@ def recipe_of(words: list[str]) -> Recipe:
 def _check_launcher(arguments: argparse.Namespace, has_size: bool) -> None:
     if not has_size:
         raise Usage("%mesh up --on: give the ranks per host with --gpus N or --procs N; they cannot be counted here")
-    if arguments.key or (arguments.hosts and not arguments.hosts.isdecimal()):
-        raise Usage(f"%mesh up --on: --hosts: expected a number of hosts, got {arguments.hosts or '--key'!r}")
+    if arguments.key:
+        raise Usage("%mesh up --on: omit --key, which is for the workers of --hosts; a launcher makes its own key")
+    if arguments.hosts and not arguments.hosts.isdecimal():
+        raise Usage(f"%mesh up --on: --hosts: expected a number of hosts, got {arguments.hosts!r}")
     if arguments.at_least is not None and arguments.at_least < 1:
         raise Usage(f"%mesh up: --at-least: expected at least 1, got {arguments.at_least}")
 

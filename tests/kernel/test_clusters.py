@@ -109,6 +109,8 @@ def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) ->
         "--on process:2 --gpus 1 --reverse": "launcher 'process' has no option 'reverse'",
         "--on ssh:node1 --gpus 1 --opt colour": "expected NAME=VALUE",
         "--on ssh:node1 --hosts here --gpus 1": "expected a number of hosts",
+        "--on ssh:node1 --key keys --gpus 1": "omit --key, which is for the workers of --hosts",
+        "--on process:2 --on-preempt haeal --gpus 1": "has no function of that name; did you mean 'heal'?",
         "--opt partition=gpu": "add --on WHERE",
         "--on process:2 --hosts 3 --gpus 1": "'process:2' asks for 2 hosts, and the number of hosts is 3",
         "--on process:2 --at-least 5 --gpus 1": "at least 5 hosts are needed to start, but only 2 requested",

@@ -43,6 +43,16 @@ def test_log_tail_counts_what_is_before_it() -> None:
     assert f"{1000 - len(pieces):,} lines" in note
 
 
+def test_lines_of_a_mesh_are_chosen_also_without_a_cell() -> None:
+    log = OutputLog(memory=50, total=1 << 20)
+    log.add("[rank 0] of a\n[rank 1] of a\n", 1, mesh="a")
+    log.add("[rank 0] of b\n", None, mesh="b")
+    log.add("[rank 0] of a again\n", 2, mesh="a")
+    assert [*log.lines(mesh="b")] == ["[rank 0] of b\n"]
+    assert [*log.lines([0], mesh="a")] == ["[rank 0] of a\n", "[rank 0] of a again\n"]
+    assert [*log.lines(cell=1)] == ["[rank 0] of a\n", "[rank 1] of a\n"]
+
+
 def test_log_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     log = OutputLog(memory=10, total=1 << 20)

@@ -128,6 +128,7 @@ def test_empty_log_says_so(notebook: Notebook) -> None:
     text = notebook.run(f"%mesh log --cell {spoken} --rank 2-3,0").ok().stream("stderr")
     assert text == f"ranks 0,2-3 have printed nothing in cell [{spoken}]\n"
     assert notebook.run(f"%mesh log --cell {spoken} --rank 0,1").ok().stream("stdout") == "[rank 1] here\n"
+    assert notebook.run(f"%mesh log mesh --cell {spoken} --rank 0,1").ok().stream("stdout") == "[rank 1] here\n"
     wrong = notebook.run("%mesh log --rank 1,x")
     assert wrong.status == "error" and "%mesh log: --rank: invalid ranks '1,x'; write them like 0-3,7" in wrong.text
 

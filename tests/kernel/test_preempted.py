@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def test_checkpoint_is_written_before_all_hosts_go(up: Up, notebook: Notebook, t
             "all hosts of mesh 'far' are being taken back: %mesh checkpoint PATH keeps its variables" in again.stream()
         )
     )
+    assert re.search(r"idle, host is taken back in \d+ s \(SIGTERM\)", notebook.run("%mesh").text)
 
 
 def test_function_of_the_notebook_is_called(up: Up, notebook: Notebook, tmp_path: Path) -> None:

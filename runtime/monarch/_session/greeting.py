@@ -49,12 +49,14 @@ class Refusal:
         reason: why it was refused, for people, with what to do; empty if there was only silence.
         has_other_key: whether a process refused it that has not the key of the agent.
         handshake: the state of a second connection; None if none was made.
+        back: the address of this program to which the agent was to connect.
     """
 
     address: str
     reason: str
     has_other_key: bool
     handshake: Handshake | None
+    back: str = ""
 
     @property
     def final(self) -> bool:
@@ -174,7 +176,7 @@ class Greeting:
             state = self._probe.look() if self._probe is not None else None
         other = state in (Handshake.REJECTED, Handshake.FOREIGN)
         refused = self._since is not None
-        return Refusal(self.agent.address, self._reason if refused else "", refused and other, state)
+        return Refusal(self.agent.address, self._reason if refused else "", refused and other, state, self._own[0])
 
     def _look(self) -> None:
         """Look why there is no answer."""
@@ -250,8 +252,9 @@ def reasons_of_silence(silent: Sequence[Refusal]) -> list[str]:
 def _silence(refusal: Refusal, nowhere: Unreachable | None) -> str:
     if refusal.handshake is Handshake.DONE:
         return (
-            "a process with this key listens there, but it has not answered; it may be stopped, or be an older version "
-            "that gives no reason: 'kill -CONT PID' continues one that is stopped"
+            f"a process with this key listens there, but no answer of it has come; it may be stopped ('kill -CONT PID' "
+            f"continues it), be an older version that gives no reason, or not be able to connect to this program at "
+            f"{refusal.back} (interface= names another address of this machine)"
         )
     if nowhere is not None:
         return f"{nowhere.reason}; start a worker there, or correct the address"

@@ -11,6 +11,7 @@ from functools import partial
 
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
+from monarch._core.text.counts import count_text
 from monarch._meshes.host_mesh import HostMesh, attached
 from monarch._node.current import open_node
 from monarch._node.future import in_thread
@@ -39,6 +40,8 @@ from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
 LOOPBACK = "127.0.0.1"
+_NAMED = 4
+"""Workers that a line names."""
 _STEP_S = 1.0
 """The longest wait for news, in seconds."""
 _GRACE_S = 10.0
@@ -148,7 +151,7 @@ def launch_hosts(
     try:
         check_counts(launch.expected, at_least, spare)
         joined, failed = wait_for_hosts(session, launch, at_least, timeout, show)
-        attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S)
+        attachment = _Attachment(session, launch, keys, interface, timeout or _WORKER_S, show)
         ids = attachment.attach(joined)
         names = dict(zip(ids, [each.host for each in joined], strict=True))
         preemption = Preemption(node, names, show)
@@ -314,7 +317,9 @@ def wait_for_hosts(
             if isinstance(news, Joined):
                 joined.append(news)
                 enough = time.monotonic() if len(joined) <= needed else enough
-                tell(f"joined {len(joined)} of {launch.expected}: {news.host}", False)
+                # A worker has not answered yet.
+                if news.listening.src:
+                    tell(f"joined {len(joined)} of {launch.expected}: {news.host}", False)
             elif isinstance(news, Failed):
                 if all(_sentence(each) != _sentence(news) for each in failed):
                     tell(f"failed: {_sentence(news)}", True)
@@ -371,14 +376,18 @@ class _Attachment:
         keys: the keys of this program.
         interface: the address of this machine for them, if known.
         patience: seconds for a worker to answer.
+        tell: called with a line at each step of the wait.
     """
 
-    def __init__(self, session: Session, launch: Launch, keys: KeyPair, interface: str | None, patience: float) -> None:
+    def __init__(
+        self, session: Session, launch: Launch, keys: KeyPair, interface: str | None, patience: float, tell: Tell
+    ) -> None:
         self._session = session
         self._launch = launch
         self._keys = keys
         self._interface = interface
         self._patience = patience
+        self._tell = tell
 
     def attach(self, joined: Sequence[Joined]) -> tuple[str, ...]:
         """Attach hosts, and return their ids; those that it has connected to are released if it fails."""
@@ -445,6 +454,7 @@ class _Attachment:
         Of programs that want the same workers at the same moment, the one that gets the first of them gets all.
         """
         until = time.monotonic() + self._patience
+        self._tell_of(workers)
         first = min(range(len(workers)), key=lambda at: workers[at].address, default=0)
         others = [*workers]
         if len(workers) > 1:
@@ -452,6 +462,7 @@ class _Attachment:
             if isinstance(answer, Listening):
                 greeted.append(answer)
                 del others[first]
+                self._tell_of(others)
             elif answer.final:
                 return [answer]
         # A first one that is silent may still be starting, so the others are asked meanwhile.
@@ -460,6 +471,11 @@ class _Attachment:
             answers.insert(first, greeted[0])
         greeted[:] = [each for each in answers if not isinstance(each, Refusal)]
         return answers
+
+    def _tell_of(self, waited: Sequence[AgentAddress]) -> None:
+        if waited:
+            names = [each.address for each in waited[:_NAMED]] + ["others"] * (len(waited) > _NAMED)
+            self._tell(f"waiting for {count_text(len(waited), 'worker')}: {', '.join(names)}", False)
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:

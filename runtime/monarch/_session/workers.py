@@ -15,7 +15,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent
 from monarch._procs.launch.tcp import WorkerLauncher
-from monarch._session.launching import launch_hosts, local_address
+from monarch._session.launching import Tell, launch_hosts, local_address
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch._wire.tcp import LEASE_S
@@ -71,6 +71,7 @@ def attach_to_workers(
     interface: str | None = None,
     timeout: float = 30.0,
     silence: float | None = None,
+    tell: Tell | None = None,
 ) -> HostMesh:
     """Attach hosts that run ``run_worker_loop_forever``, along the axis ``hosts``.
 
@@ -86,6 +87,7 @@ def attach_to_workers(
         silence: seconds without a heartbeat after which a host counts as lost, with everything that runs there;
             None for 5. Applies to hosts attached from now on. A worker has its own timeout for its ranks: see
             ``run_worker_loop_forever``.
+        tell: called with a line at each step of the wait, and whether it matters after it.
 
     Raises:
         SpawnError: a worker does not answer.
@@ -107,6 +109,7 @@ def attach_to_workers(
         name=name or "",
         timeout=timeout,
         silence=_checked(silence) if silence is not None else None,
+        tell=tell,
     )
     return launched.mesh
 

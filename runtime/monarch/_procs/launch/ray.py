@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._core.text.counts import count_text
 from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, Starting, count_of
 from monarch._procs.launch.payload import BOOT, GRACE_S, order_of
 from monarch._procs.launch.reports import Reports, Task
@@ -294,7 +295,7 @@ class RayLaunch:
             strategies: Any = import_module("ray.util.scheduling_strategies")
             for index in range(self._first):
                 self._begin(index, strategies.PlacementGroupSchedulingStrategy(self._group, index))
-            return [Starting(f"{self._first} hosts")]
+            return [Starting(count_text(self._first, "host"))]
         news: list[News] = [*self._ask_nodes()]
         done: list[Any] = []
         if self._reads:
@@ -344,7 +345,7 @@ class RayLaunch:
             self._again.pop(index, None)
             self._begin(index, strategies.NodeAffinitySchedulingStrategy(node, soft=False))
             begun += 1
-        return [Starting(f"{begun} more hosts")] if begun else []
+        return [Starting(count_text(begun, "more host"))] if begun else []
 
     def _is_missing(self, index: int, now: float) -> bool:
         report = self._reports.get(index)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._core.text.counts import count_text
 from monarch._procs.launch.interface import Environment, Failed, Installing, Joined, News, Starting
 from monarch._procs.launch.payload import CONNECTED
 from monarch._wire.messages import Listening
@@ -62,7 +63,7 @@ class Reports:
                 self._enter(task, "python")
             if starting:
                 # Hosts that a scheduler chooses say their names later.
-                yield Starting(starting[0].host or f"{len(starting)} hosts")
+                yield Starting(starting[0].host or count_text(len(starting), "host"))
             return
         report: dict[str, Any] = {}
         if line.startswith(_PREFIX):
