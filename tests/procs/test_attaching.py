@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import Any
 
 import pytest
+import zmq
 
 from leaks import wait_until
 from monarch import job as keeping
@@ -15,7 +17,8 @@ from monarch._node.future import in_thread
 from monarch._procs.agent.detached_records import find
 from monarch._procs.agent.services import listen
 from monarch._session.detached import agents
-from monarch.exceptions import DetachedMeshInUseError, MonarchError
+from monarch._session.session import need_session
+from monarch.exceptions import DetachedMeshInUseError, MonarchError, SpawnError
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,16 @@ def test_agent_that_stops_after_it_has_answered_is_named(
     mesh.end()
     # This program listens for hosts from now on.
     leaks.rebase()
+
+
+def test_attachment_that_lacks_resources_says_so(host: None) -> None:
+    """The next one can begin."""
+    session = need_session(current_node())
+    for error in (OSError(errno.EMFILE, "Too many open files"), zmq.ZMQError(errno.EMFILE)):
+        with (
+            pytest.raises(SpawnError, match="hosts cannot be attached: .*Too many open files"),
+            session.one_attachment(),
+        ):
+            raise error
+    with session.one_attachment():
+        pass

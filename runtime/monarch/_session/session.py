@@ -10,7 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
+
+import zmq
 
 from monarch._actors.construction import construct
 from monarch._actors.executors import ThreadExecutor
@@ -45,7 +47,7 @@ from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.receiving.timers import until_next
 from monarch.config import STOP_CLEANUP
-from monarch.exceptions import MonarchError, StoppedError
+from monarch.exceptions import MonarchError, SpawnError, StoppedError
 
 _LISTENING_S = 60.0
 """Seconds for the agent of this host to start and to listen, on a busy machine."""
@@ -275,6 +277,8 @@ class Session:
 
         Raises:
             MonarchError: another thread still does, after a time in which attachments end.
+            StoppedError: the session is shut down meanwhile.
+            SpawnError: what happens inside lacks a resource, such as file descriptors.
         """
         if not self._attaching.acquire(timeout=_ATTACHING_S):
             raise MonarchError(
@@ -282,6 +286,10 @@ class Session:
             )
         try:
             yield
+        except (OSError, zmq.ZMQError) as error:
+            if self.node.closed:
+                _closed()
+            raise SpawnError(f"hosts cannot be attached: {error}") from error
         finally:
             self._attaching.release()
 
@@ -303,7 +311,7 @@ class Session:
             for each in agents:
                 greetings.append(Greeting(node, self._greetings, each, keys, own))
             if node.closed:
-                raise StoppedError("the session of this program was shut down")
+                _closed()
             answers = answers_of(greetings, timeout, lambda src: host_of(src) in self._released, patient)
             return [
                 self._adopt(greeting, answer, keys) if isinstance(answer, m.Listening) else answer
@@ -456,7 +464,7 @@ class Session:
         remove_folder(self.folder)
 
 
-def _closed() -> m.Listening:
+def _closed() -> NoReturn:
     raise StoppedError("the session of this program was shut down")
 
 
