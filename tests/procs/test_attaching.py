@@ -65,7 +65,7 @@ def test_attachment_that_lacks_resources_says_so(host: None) -> None:
     session = need_session(current_node())
     for error in (OSError(errno.EMFILE, "Too many open files"), zmq.ZMQError(errno.EMFILE)):
         with (
-            pytest.raises(SpawnError, match="hosts cannot be attached: .*Too many open files"),
+            pytest.raises(SpawnError, match=r"hosts cannot be attached: .*Too many open files"),
             session.one_attachment(),
         ):
             raise error
