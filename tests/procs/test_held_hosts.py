@@ -6,199 +6,35 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
-import sys
-import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from fcntl import ioctl
 from pathlib import Path
-from termios import TIOCOUTQ
 from typing import Any
 
 import pytest
-from msgspec import Struct
 
 import slurm
 import sshd
-from leaks import processes, session_folders, sweep_as_the_next_program, wait_until
-from light import LIGHT
-from monarch._procs.agent.detached_records import RecordedHost, find, records
-from monarch._procs.agent.request import AgentConfig
+from held import ENDS, FIRST, SECOND, Program, agent_of, agents, first, gone, holders, programs_in
+from leaks import processes, sweep_as_the_next_program, wait_until
+from monarch._procs.agent.detached_records import find, records
 from monarch._procs.launch.holding.held import HeldLaunch
-from monarch._procs.launch.holding.holder import _CLAIM_S, Holder
-from monarch._procs.launch.holding.messages import PACKET, HoldOrder, connect
-from monarch._procs.launch.interface import HostRequest
-from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher
+from monarch._procs.launch.holding.holder import _CLAIM_S
 from monarch._session import greeting, session
 from monarch._session.detached import meshes
-from monarch._wire.keys import KeyPair
-from monarch.actor import shutdown_context
-from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError, SpawnError
-from monarch.job import DetachedMesh, attach, end, keep
+from monarch.exceptions import ArgumentError, MonarchError, NoDetachedMeshError, SpawnError
+from monarch.job import attach, end, keep
 
 pytestmark = pytest.mark.slow
-
-ENDS = 15.0
-"""Seconds until processes that were told to end have ended, on a busy machine."""
-FIRST = """
-import json, os, sys, threading, time
-from monarch.actor import Actor, current_rank, endpoint
-from monarch.job import keep
-
-class Worker(Actor):
-    def __init__(self):
-        self.count = 0
-
-    @endpoint
-    def add(self):
-        self.count += 1
-        return self.count
-
-    @endpoint
-    def pid(self):
-        return os.getpid()
-
-    @endpoint
-    def asks(self, others, path):
-        # Once the program is dead: the other hosts are still reached.
-        def run():
-            while not os.path.exists(path):
-                time.sleep(0.005)
-            told = sum(others.add.call().get(30).values())
-            print("meanwhile", told, flush=True)
-            open(path + ".done", "w").close()
-        threading.Thread(target=run, daemon=True).start()
-
-if __name__ == "__main__":
-    on, hosts, seconds, options, go = sys.argv[1:]
-    kept = keep("mine", float(seconds), on=on, hosts=int(hosts), options=json.loads(options),
-                tell=lambda line, _: print(line, flush=True))
-    print("left", kept.left(), flush=True)
-    procs = kept.hosts.spawn_procs({"gpus": 2}, name="far")
-    workers, others = procs.spawn("workers", Worker), procs.spawn("others", Worker)
-    print(*workers.pid.call().get().values(), flush=True)
-    if go:
-        workers.slice(hosts=0, gpus=0).asks.call_one(others, go).get()
-    print("ready", flush=True)
-    time.sleep(1000)
-"""
-SECOND = """
-import os, sys, time
-from monarch._state.heal import heal_mesh
-from monarch.job import attach
-
-if __name__ == "__main__":
-    kept = attach("mine")
-    print(len(kept.problems), kept.hosts.sizes, [dict(mesh.sizes) for mesh in kept.procs], flush=True)
-    by_name = {mesh._name: mesh for mesh in kept.actors}
-    print(*by_name["workers"].pid.call().get().values(), flush=True)
-    print("counts", *by_name["others"].add.call().get().values(), flush=True)
-    for how in sys.argv[1:]:
-        if how == "end":
-            kept.end()
-        elif how == "heal":
-            (procs,) = kept.procs
-            os.kill(by_name["workers"].slice(hosts=1, gpus=1).pid.call_one().get(), 9)
-            while True:
-                try:
-                    by_name["workers"].pid.call().get()
-                except Exception:
-                    break
-            heal_mesh(procs)
-            print("healed", *by_name["others"].add.call().get().values(), flush=True)
-            more = kept.hosts.spawn_procs({"gpus": 1}, name="more")
-            print("more", more.sizes, flush=True)
-    print("done", flush=True)
-"""
-
-STARTING = """
-import time
-from monarch.job import keep
-
-if __name__ == "__main__":
-    keep("mine", 60, on="process:2", tell=lambda line, _: print(line, flush=True) or time.sleep(1000))
-"""
-STOPPED = """
-import time
-from monarch.job import keep
-
-if __name__ == "__main__":
-    keep("mine", 60, on="process:2", silence=1)
-    print("ready", flush=True)
-    time.sleep(1000)
-"""
-
-
-class Program:
-    """A program that runs beside the test."""
-
-    def __init__(self, path: Path, *args: str) -> None:
-        command = [sys.executable, str(path), *args]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.said: list[str] = []
-
-    def until(self, what: str) -> str:
-        """Read lines until one that begins so; return it."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
-            if line.startswith(what):
-                return self.said[-1]
-        raise AssertionError(f"{what!r} was not said, but {self.said}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture
 def run(warm: None, tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """Starts programs from their text; at the end nothing may be left of them."""
-    before, folders = processes(), session_folders()
-    programs: list[Program] = []
-
-    def start(text: str, *args: str) -> Program:
-        path = tmp_path / f"program{len(programs)}.py"
-        path.write_text(LIGHT + text)
-        programs.append(Program(path, *args))
-        return programs[-1]
-
-    yield start
-    shutdown_context().get(timeout=30)
-    for program in programs:
-        program.kill()
-    for record, _ in records():
-        if record is not None and record.alive():
-            os.kill(record.pid, signal.SIGTERM)
-    assert wait_until(lambda: not records(), ENDS)
-    assert wait_until(lambda: not processes().keys() - before.keys(), ENDS), processes().keys() - before.keys()
-    assert wait_until(lambda: not session_folders() - folders, ENDS)
-
-
-def first(run: Callable[..., Program], on: str = "process:2", hosts: int = 0, seconds: float = 60, go: str = "") -> str:
-    """Return the pids of the ranks of a mesh whose program was killed."""
-    program = run(FIRST, on, str(hosts), str(seconds), "{}", go)
-    program.until("ready")
-    pids = program.said[-2]
-    program.kill()
-    assert wait_until(lambda: not find("mine").user, ENDS)
-    return pids
-
-
-def agent_of(host: RecordedHost) -> int:
-    """Return the pid of the agent of a simulated host."""
-    (folder,) = {name.split("/")[1] for name in session_folders() if f"/{host.id}-" in name}
-    return int(folder.split("-")[1])
-
-
-def gone(pids: str) -> bool:
-    return not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
+    with programs_in(tmp_path) as start:
+        yield start
 
 
 def test_hosts_outlive_their_program(run: Callable[..., Program], tmp_path: Path) -> None:
@@ -346,152 +182,6 @@ def test_hosts_end_with_the_process_that_holds_them(run: Callable[..., Program])
     assert wait_until(lambda: not records(), ENDS)
 
 
-def test_program_that_is_late_learns_that_another_has_the_mesh(run: Callable[..., Program]) -> None:
-    """Both were connected to the process that holds the hosts; it has not ended for the one that is too late."""
-    first(run)
-    record = find("mine")
-    late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
-    soon.stay()
-    for _ in range(2):
-        with pytest.raises(DetachedMeshInUseError, match=f"'mine' is in use by process {os.getpid()}; attach it once"):
-            late.stay()
-    late.leave()
-    os.kill(record.pid, signal.SIGKILL)
-    with pytest.raises(NoDetachedMeshError, match="the process that held its hosts has ended"):
-        soon.stay()
-    soon.leave()
-
-
-class _Unknown(Struct, tag=True):
-    """A request of another version."""
-
-
-def test_request_of_another_version_is_no_other_program(run: Callable[..., Program]) -> None:
-    """There is nobody whose end would help."""
-    kept = keep("mine", 60, on="process:1")
-    record = find("mine")
-    launch = HeldLaunch(record.holder)
-    for _ in range(2):
-        with pytest.raises(MonarchError, match=rf"process {record.pid}, .* has another version of monarch") as raised:
-            launch._ask(_Unknown())  # type: ignore[arg-type]
-        assert not isinstance(raised.value, DetachedMeshInUseError)
-    launch.leave()
-    assert kept.attached
-    kept.end()
-
-
-def test_request_that_the_holder_did_not_read_has_an_answer(run: Callable[..., Program]) -> None:
-    """It comes when the holder is about to part from its program."""
-    first(run)
-    record = find("mine")
-    late, soon = HeldLaunch(record.holder), HeldLaunch(record.holder)
-    os.kill(record.pid, signal.SIGSTOP)
-    failed: list[BaseException] = []
-
-    def ask(launch: HeldLaunch) -> None:
-        try:
-            launch.stay()
-        except MonarchError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=ask, args=(launch,)) for launch in (soon, late)]
-    for number, thread in enumerate(threads, 1):
-        thread.start()
-        # Of the sender, which reads none.
-        sent = [launch._connection for launch in (soon, late)][:number]
-        assert wait_until(lambda sent=sent: all(array("i", ioctl(each, TIOCOUTQ, bytes(4)))[0] for each in sent), ENDS)
-    os.kill(record.pid, signal.SIGCONT)
-    for thread in threads:
-        thread.join()
-    (error,) = failed
-    assert isinstance(error, DetachedMeshInUseError) and f"in use by process {os.getpid()}" in str(error)
-    for launch in (soon, late):
-        launch.leave()
-
-
-def test_closed_connection_to_the_holder_is_an_error(run: Callable[..., Program]) -> None:
-    """As after the loss of all hosts: tables of meshes ask how much time is left."""
-    kept = keep("mine", 60, on="process:1")
-    launch = kept._launch
-    assert launch is not None
-    os.kill(agent_of(find("mine").hosts[0]), signal.SIGKILL)
-    assert wait_until(lambda: not kept.attached and launch._connection.fileno() < 0, ENDS)
-    assert kept.left() is None
-    for use in (lambda: launch.watch(0), lambda: launch.connect(launch.joined[0], []), launch.stay):
-        with pytest.raises(MonarchError, match="this program has left the hosts that process"):
-            use()
-    launch.leave()
-    kept.end()
-
-
-def test_one_program_at_a_time(run: Callable[..., Program]) -> None:
-    program = run(FIRST, "process:2", "0", "60", "{}", "")
-    program.until("ready")
-    for use in (lambda: attach("mine"), lambda: end("mine"), lambda: keep("mine", 60, on="process:2")):
-        with pytest.raises(DetachedMeshInUseError, match=str(program.process.pid)):
-            use()
-    program.kill()
-    kept = attach("mine")
-    kept.leave()
-    kept = attach("mine")
-    assert kept.attached and not kept.problems
-    kept.end()
-
-
-def test_mesh_that_starts_belongs_to_its_program(run: Callable[..., Program]) -> None:
-    """Others wait for it, even if some hosts have joined."""
-    program = run(STARTING)
-    program.until("joined 1")
-    for use in (lambda: attach("mine"), lambda: end("mine")):
-        with pytest.raises(DetachedMeshInUseError, match=f"is being started by process {program.process.pid}"):
-            use()
-    assert find("mine").user == program.process.pid
-    program.kill()
-    assert wait_until(lambda: not records(), ENDS)
-
-
-def test_stopped_program_does_not_keep_a_mesh(run: Callable[..., Program]) -> None:
-    """Another attaches it, and its lease begins when that one leaves."""
-    program = run(STOPPED)
-    program.until("ready")
-    os.kill(program.process.pid, signal.SIGSTOP)
-
-    def attached() -> bool:
-        with suppress(DetachedMeshInUseError):
-            kept.append(attach("mine"))
-        return bool(kept)
-
-    kept: list[DetachedMesh] = []
-    assert wait_until(attached, ENDS)
-    kept[0].leave()
-    assert wait_until(lambda: not find("mine").user, ENDS)
-
-
-class _Ending(list[RecordedHost]):
-    """Hosts that are looked at just when the process is told to end."""
-
-    def __iter__(self) -> Iterator[RecordedHost]:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return super().__iter__()
-
-
-def test_holder_ends_when_told_so_as_it_looks_at_hosts(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        keys = KeyPair.new()
-        agent = AgentConfig("", "", "", 0, 0, [], keys=(keys.public.decode(), keys.secret.decode()))
-        holder = Holder(HoldOrder("mine", 60.0, "process", 1, {}, agent, os.getpid()), str(tmp_path))
-        holder._launch, holder._stays = ProcessLaunch(ProcessLauncher(), 0, HostRequest(0, agent, "mine")), True
-        port = listening.getsockname()[1]
-        holder.record.hosts = _Ending([RecordedHost("h", "127.0.0.1", f"tcp://127.0.0.1:{port}")])
-        before = signal.signal(signal.SIGTERM, holder._on_term)
-        try:
-            holder._look_at_hosts()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        # Its host is there, which is no reason to stay.
-        assert holder.over
-
-
 def test_mesh_ends_with_the_loss_of_all_hosts(run: Callable[..., Program]) -> None:
     kept = keep("mine", 60, on="process:1")
     os.kill(agent_of(find("mine").hosts[0]), signal.SIGKILL)
@@ -523,30 +213,6 @@ def test_interrupt_of_the_start_frees_the_name(run: Callable[..., Program], monk
     assert wait_until(lambda: not records(), _CLAIM_S / 2)
 
 
-def test_stopped_holder_is_named(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = keep("mine", 60, on="process:1")
-    kept.leave()
-    pid = find("mine").pid
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("monarch._procs.launch.holding.held._ANSWER_S", 0.1)
-    with pytest.raises(MonarchError, match=f"'kill -CONT {pid}' continues it"):
-        attach("mine")
-    os.kill(pid, signal.SIGCONT)
-    monkeypatch.undo()
-    end("mine")
-
-
-def test_holder_survives_messages_it_does_not_know(run: Callable[..., Program]) -> None:
-    kept = keep("mine", 60, on="process:1")
-    with connect(find("mine").holder, ENDS) as stranger:
-        assert stranger.recv(PACKET)
-        stranger.send(b"of another version")
-        assert b"has another version of monarch" in stranger.recv(PACKET)
-        assert not stranger.recv(PACKET)
-    assert kept.attached and kept.on == "process:1"
-    kept.end()
-
-
 def test_program_that_dies_while_it_waits_leaves_nothing(run: Callable[..., Program], tmp_path: Path) -> None:
     """The fixture sees what is left."""
     silent = tmp_path / "ssh"
@@ -573,20 +239,6 @@ def test_kill_at_any_moment_leaves_nothing_after_the_lease(run: Callable[..., Pr
     assert wait_until(lambda: not records(), ENDS)
     # A program killed after all other processes of its session.
     sweep_as_the_next_program()
-
-
-def holders() -> list[int]:
-    return [record.pid for record, _ in records() if record is not None and record.alive()]
-
-
-def agents() -> list[int]:
-    return [
-        int(name.split("/")[1].split("-")[1])
-        for record, _ in records()
-        for host in (record.hosts if record is not None else [])
-        for name in sorted(session_folders())
-        if f"/{host.id}-" in name and name.count("/") == 1
-    ]
 
 
 def test_errors_of_launchers_are_told(run: Callable[..., Program], tmp_path: Path) -> None:
