@@ -39,7 +39,7 @@ class NotebookAdvice(Advice):
         fewer = mesh.hosts.instead_of_heal(name)
         if fewer:
             heal = f"no host is free for {describe_ranks(dead)}: {fewer}"
-        elif mesh.recipe.restart:
+        elif mesh.recipe.restart and not mesh.hosts.lost():
             heal = f"--restart replaces {describe_ranks(dead)}, which lose{'s' if len(dead) == 1 else ''} all variables"
         if not alive:
             return heal

@@ -19,7 +19,6 @@ from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.growing import Growing
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
@@ -51,7 +50,6 @@ class CellRunner:
         stopping: the stops of cells.
         outcomes: shows how cells ended.
         restarts: reminds the user of replaced ranks.
-        preempting: moves ranks off hosts that are taken back.
         hooks: functions of rooms above.
     """
 
@@ -62,7 +60,6 @@ class CellRunner:
         stopping: Stopping,
         outcomes: Outcomes,
         restarts: Restarts,
-        preempting: Preempting,
         hooks: Hooks,
     ) -> None:
         self._shell = shell
@@ -70,7 +67,6 @@ class CellRunner:
         self._stopping = stopping
         self._outcomes = outcomes
         self._restarts = restarts
-        self._preempting = preempting
         self._growing = Growing()
         self._hooks = hooks
 
@@ -109,7 +105,7 @@ class CellRunner:
         self._stopping.say_finishing(mesh)
         self._restarts.remind(mesh, ranks_in(choose(actors, header)))
         mesh.check_groups_left()
-        self._preempting.wait(mesh)
+        mesh.wait_for_moves()
         self._growing.grow(mesh)
         mesh.define()
         self._hooks.breakpoints(mesh)

@@ -146,9 +146,7 @@ class MeshMagics(Magics):
             begins=lambda name: self.front_end.begin(shell, name),
             wait=self._prompt.wait,
         )
-        self._runner = CellRunner(
-            shell, self._attach_streams, self.stopping, self._outcomes, restarts, self._preempting, hooks
-        )
+        self._runner = CellRunner(shell, self._attach_streams, self.stopping, self._outcomes, restarts, hooks)
         self._verbs.actions.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._starting.down, lambda: self._attach_streams().place().write)
         self._verbs.actions.update(self.keeping.verbs())

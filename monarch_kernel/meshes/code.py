@@ -13,6 +13,7 @@ from monarch._kernel_api import (
     ask,
     ask_hosts,
     code_files,
+    count_text,
     keep_code,
     lacking,
     member_at,
@@ -20,6 +21,7 @@ from monarch._kernel_api import (
     read_code,
     use_code,
 )
+from monarch.exceptions import SupervisionError
 
 T = TypeVar("T")
 _PATIENCE = 60.0
@@ -37,19 +39,21 @@ class Synced:
         names: the files that some host lacked.
         hosts: the number of hosts that lacked files.
         imported: modules of these files that ranks had imported before.
+        whose: the hosts that were asked, for a sentence.
     """
 
     count: int = 0
     names: list[str] = field(default_factory=list[str])
     hosts: int = 0
     imported: list[str] = field(default_factory=list[str])
+    whose: str = "all hosts have"
 
     def text(self) -> str:
         """Describe it for the notebook."""
         if not self.names:
-            return f"all hosts have the {self.count} Python files of {os.getcwd()}"
+            return f"{self.whose} the {count_text(self.count, 'Python file')} of {os.getcwd()}"
         some = ", ".join(self.names[:8]) + (f" and {len(self.names) - 8} more" if len(self.names) > 8 else "")
-        lines = [f"copied to {self.hosts} host{'s' if self.hosts > 1 else ''}: {some}"]
+        lines = [f"copied to {count_text(self.hosts, 'host')}: {some}"]
         lines += [f"imported before: {name}; %mesh reload {name} loads the new version" for name in self.imported]
         return "\n".join(lines)
 
@@ -96,13 +100,16 @@ class Code:
         modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
         self._sent, self._processes = files, processes
         hosts = sum(bool(missing) for _, missing in by_host.values())
-        return Synced(len(files), names, hosts, sorted(imported & modules))
+        living = "the hosts of the living ranks have"
+        return Synced(len(files), names, hosts, sorted(imported & modules), *([living] if dead else []))
 
     def _ask(self, dead: Sequence[int], question: Callable[[ActorMesh], Future[dict[int, T]]]) -> list[tuple[int, T]]:
         """Return the answers of the living ranks, each with its rank."""
         if not dead:
             return [*question(self._cells).get(_PATIENCE).items()]
         living = [rank for rank in range(len(self._cells)) if rank not in dead]
+        if not living:
+            raise SupervisionError("no rank is alive that could be asked")
         asked = {rank: question(member_at(self._cells, rank)) for rank in living}
         return [(rank, answer) for rank, each in asked.items() for answer in each.get(_PATIENCE).values()]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from monarch._kernel_api import DetachedMesh, HostMesh, duration_text, keep, parse_duration
+from monarch._kernel_api import DetachedMesh, HostMesh, duration_text, hosts_of, keep, parse_duration
 from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.mesh import Mesh
@@ -52,6 +52,8 @@ class DetachedRecipe(Recipe):
     def take_over(self, detached: DetachedMesh) -> None:
         """Use the hosts of an attached mesh."""
         self.left, self.preemption = detached.left, detached.preemption
+        # Those that no rank is on replace others.
+        self.spare = hosts_of(detached.hosts)
 
     def says(self) -> str:
         """Describe the lease to the user."""

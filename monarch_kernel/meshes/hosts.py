@@ -88,8 +88,12 @@ class Hosts:
 
     def leaving_text(self, host: str) -> str:
         """Return that a host is being taken back, and when; empty if it is not."""
-        notice = self._recipe.preemption.of(host) if self._recipe.preemption is not None else None
-        return f"host is taken back in {notice.seconds_left:.0f} s ({notice.reason})" if notice is not None else ""
+        notice = self._recipe.preemption.notice_of(host) if self._recipe.preemption is not None else None
+        if notice is None:
+            return ""
+        left = notice.seconds_left
+        when = f"in {left:.0f} s" if left >= 0.5 else "at any moment"
+        return f"host is taken back {when} ({notice.reason})"
 
     def free(self, missing: int) -> HostMesh | None:
         """Return hosts that the mesh is not on; None if there are none.
@@ -118,7 +122,7 @@ class Hosts:
             return free
         raise HeaderError(
             f"mesh {name!r} has lost {len(lost)} of its {self._count()} hosts, and has no free host for their ranks; "
-            f"{self._without(name)}"
+            f"{self.without_lost(name)}"
         )
 
     def lost(self) -> list[str]:
@@ -133,12 +137,18 @@ class Hosts:
             name: the name of the mesh for the magics; empty for the one in use.
         """
         starts = self._recipe.hosts.isdecimal() and not self._recipe.on
-        return "" if starts or len(self.free_now(())) >= len(self.lost()) else self._without(name)
+        lost = self.lost()
+        if starts or len(self.free_now(())) >= len(lost):
+            return ""
+        preemption = self._recipe.preemption
+        if preemption is not None and any(preemption.notice_of(host) is not None for host in lost):
+            return "the mesh shrinks by itself, by its rule for hosts that are taken back"
+        return self.without_lost(name)
 
     def _count(self) -> int:
         return len({*state_of(self._procs).procs.hosts})
 
-    def _without(self, name: str) -> str:
+    def without_lost(self, name: str) -> str:
         """Return how the mesh continues without its lost hosts."""
         procs, left = state_of(self._procs).procs, self._count() - len(self.lost())
         if left and procs.host_axes == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
@@ -12,6 +13,7 @@ from monarch._kernel_api import (
     ActorMesh,
     CellResult,
     Channel,
+    Future,
     Liveness,
     ProcMesh,
     StateTransfer,
@@ -52,6 +54,10 @@ _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
 
 
+class _DefinitionError(MonarchError):
+    """An earlier cell has failed on a new rank."""
+
+
 class Mesh:
     """A mesh from ``%mesh up``: its processes, and the namespace on each."""
 
@@ -63,8 +69,10 @@ class Mesh:
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
         self._code = Code(cells)
-        self.asked = False
-        """Whether a verb of the user replaces ranks; written by the main thread, read by threads that replace ranks."""
+        self._asking: list[None] = []
+        """One entry for each verb or move that replaces ranks and tells the user. Any thread, in single operations."""
+        self.moving: list[Future[None]] = []
+        """Moves of ranks to other hosts that have begun. Any thread, in single operations."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process; set by the notebook before ranks can die."""
         self.silent: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -135,6 +143,20 @@ class Mesh:
         """Break one generation: a rank that hears of it late may have newer groups by then."""
         spoil_groups(current_node(), [state_of(self.procs).procs], STOPPED, number)
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody replaces ranks who tells the user about them."""
+        return bool(self._asking)
+
+    def wait_for_moves(self) -> None:
+        """Wait for the ranks that move; a Stop ends the wait."""
+        for each in list(self.moving):
+            if not each.done:
+                print(f"waiting until ranks of mesh {self.name!r} have moved to other hosts", file=sys.stderr)
+            # Whoever has begun it tells its error.
+            each.exception()
+            self.moving.remove(each)
+
     def actors(self) -> list[ActorMesh]:
         """Return the live meshes of actors in its processes, without the namespaces."""
         procs = state_of(self.procs).procs
@@ -175,11 +197,11 @@ class Mesh:
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
         """Replace ranks inside for a user who is told by the verb."""
-        self.asked = True
+        self._asking.append(None)
         try:
             yield
         finally:
-            self.asked = False
+            self._asking.pop()
 
     def kill(self, ranks: list[int]) -> list[tuple[int, int]]:
         """Kill the processes of ranks and start new ones; return what ``heal`` returns."""
@@ -240,12 +262,15 @@ class Mesh:
         filled: list[tuple[int, int]] = []
         self.record_ended()
         for rank in sorted(tuple(self._bare)):
-            # First, since the rank may be replaced again meanwhile. A definition that fails would fail again.
+            # First, since the rank may be replaced again meanwhile.
             self._bare.discard(rank)
             try:
                 if rank < len(self.procs):
                     filled.append((rank, self._define(rank) if define else 0))
-            except KeyboardInterrupt:
+            except _DefinitionError:
+                # It would fail again.
+                raise
+            except BaseException:
                 self._bare.add(rank)
                 raise
         return filled
@@ -265,7 +290,7 @@ class Mesh:
                     run = cells.run.call_one(each.text, each.name, port, each.shown)
                 result: CellResult = run.get()
                 if result.error is not None:
-                    raise MonarchError(
+                    raise _DefinitionError(
                         f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
                         f"{result.error.kind}: {result.error.text}; run the cell again"
                     )

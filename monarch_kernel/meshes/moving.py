@@ -7,28 +7,35 @@ from typing import Any
 
 from monarch._kernel_api import (
     ActorMesh,
+    BusyError,
     Drained,
+    check_sizes,
     describe_ranks,
     drain_hosts,
     give_copies,
     state_of,
     take_copies,
 )
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.mesh import Mesh
 
 _PATIENCE_S = 60.0
 """Seconds for the running calls, and for the variables."""
 
 
-def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float, *, heirs: bool = False) -> Drained:
+def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float) -> Drained:
     """Move the ranks of a mesh off hosts, with their variables; without enough other hosts, it shrinks.
+
+    Ranks of lost hosts get the variables of those that leave for them.
 
     Args:
         mesh: the mesh.
         leaving: the hosts that its ranks leave.
         free: the hosts that they may move to.
         seconds: for the running calls, and for the variables.
-        heirs: see ``drain_hosts``.
+
+    Raises:
+        BusyError: a cell still runs there; the mesh is as before.
     """
     cells = state_of(mesh.cells).key
 
@@ -40,23 +47,37 @@ def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float
         mesh.define()
 
     with mesh.changing():
-        return drain_hosts(mesh.procs, leaving, free, seconds, means, define, heirs=heirs)
+        return drain_hosts(mesh.procs, leaving, free, seconds, means, define, succeed=True, begun=mesh.moving.append)
 
 
 def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> list[str]:
     """Before a resize to fewer hosts, let as many lost hosts leave as it removes; return lines about the ranks.
 
     Ranks at the end of the mesh hand their variables to those that the lost hosts had, on their own hosts.
+
+    Raises:
+        HeaderError: fewer hosts are left, or a cell still runs; the mesh is as before.
     """
-    procs = state_of(mesh.procs).procs
-    if procs.host_axes != 1 or procs.labels[0] not in sizes:
+    procs, lost = state_of(mesh.procs).procs, mesh.hosts.lost()
+    axis = procs.labels[0] if procs.host_axes == 1 else ""
+    if not lost or not axis or sizes.get(axis, len(procs.hosts) + 1) > len(procs.hosts):
         return []
-    fewer = len(procs.hosts) - sizes[procs.labels[0]]
-    leaving = mesh.hosts.lost()[: max(0, fewer)]
-    if not leaving:
-        return []
-    drained = move(mesh, leaving, (), _PATIENCE_S, heirs=True)
-    mesh.hosts.leave(leaving)
+    check_sizes(mesh.procs, sizes)
+    left, wanted = len({*procs.hosts}) - len(lost), sizes[axis]
+    if wanted > left:
+        raise HeaderError(
+            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(procs.hosts)} hosts, so it cannot have {wanted}; "
+            f"{mesh.hosts.without_lost(mesh.name)}"
+        )
+    try:
+        drained = move(mesh, lost, (), _PATIENCE_S)
+    except BusyError as error:
+        runs = "runs" if len(error.busy) == 1 else "run"
+        raise HeaderError(
+            f"mesh {mesh.name!r} was not resized: {describe_ranks(error.busy)} still {runs} a cell after "
+            f"{_PATIENCE_S:.0f} s; stop it, or wait for its end, and resize again"
+        ) from None
+    mesh.hosts.leave(lost)
     return moved_lines(mesh, drained)
 
 
@@ -65,17 +86,23 @@ def moved_lines(mesh: Mesh, drained: Drained) -> list[str]:
     lines: list[str] = []
     if drained.moved:
         lost = sorted(drained.lost)
+        users = {state_of(each).name for each in mesh.users_actors()}
         procs = state_of(mesh.procs).procs
         where = ", ".join(dict.fromkeys(mesh.hosts.name(procs.host(rank)) for rank in drained.moved))
         what = f"; the variables of {describe_ranks(lost)} are lost" if lost else f" with {_whose(drained)}"
         lines.append(f"{describe_ranks(drained.moved)} of mesh {mesh.name!r} moved to {where}{what}")
         lines += [f"not moved: {name} ({why})" for name, why in _left_behind(drained).items()]
+        names = [name for name in drained.recreated if name in users]
+        if names:
+            lines.append(
+                f"actors {', '.join(names)}: created again on {describe_ranks(drained.moved)}; their state is lost"
+            )
     return lines
 
 
 def _whose(drained: Drained) -> str:
-    heirs = [drained.heirs[rank] for rank in drained.moved if rank in drained.heirs]
-    return f"the variables of {describe_ranks(heirs)}" if heirs else "their variables"
+    taken = [drained.successors[rank] for rank in drained.moved if rank in drained.successors]
+    return f"the variables of {describe_ranks(taken)}" if taken else "their variables"
 
 
 def _left_behind(drained: Drained) -> dict[str, str]:

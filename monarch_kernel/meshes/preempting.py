@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from monarch._kernel_api import (
+    BusyError,
     Future,
     HostNotice,
     Save,
@@ -68,6 +69,22 @@ def check_rule(rule: str, names: Mapping[str, Any]) -> None:
             f"%mesh up: --on-preempt {kind}: the notebook has no function of that name"
             f"{did_you_mean(kind, [*rules, *functions])}; define it before %mesh up"
         )
+    if kind not in rules and not _takes_one(names[kind]):
+        raise HeaderError(
+            f"%mesh up: --on-preempt {kind}: the function is called with one argument, which has mesh, hosts, ranks "
+            f"and seconds; write def {kind}(preempted):"
+        )
+
+
+def _takes_one(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # Not known.
+        return True
+    return True
 
 
 class Preempting:
@@ -83,8 +100,6 @@ class Preempting:
         self._meshes = meshes
         self._names = names
         self._tell = tell
-        self._moving: dict[str, Future[None]] = {}
-        """Moves in progress, by mesh. Set by threads of notices, in single dict operations."""
 
     def watch(self, mesh: Mesh) -> None:
         """Handle the notices of the hosts of a new mesh."""
@@ -97,23 +112,15 @@ class Preempting:
     def _show(self, name: str, line: str, keep: bool) -> None:
         self._tell()(f"mesh {name!r}: {line}")
 
-    def wait(self, mesh: Mesh) -> None:
-        """Before a cell, wait for the ranks that move; Stop ends the wait."""
-        moving = self._moving.get(mesh.name)
-        if moving is not None and not moving.done:
-            print(
-                f"waiting until ranks of mesh {mesh.name!r} have moved off hosts that are taken back", file=sys.stderr
-            )
-            moving.get()
-
     def _begin(self, mesh: Mesh, notices: Sequence[HostNotice]) -> None:
-        before = self._moving.get(mesh.name)
-        self._moving[mesh.name] = in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices, before))
+        before = list(mesh.moving)
+        mesh.moving.append(in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices, before)))
 
-    def _follow(self, mesh: Mesh, notices: Sequence[HostNotice], before: Future[None] | None) -> None:
-        """Follow the rule. Errors are lines: nobody waits for this thread but cells."""
-        if before is not None:
-            before.exception(max(each.seconds for each in notices) + 120.0)
+    def _follow(self, mesh: Mesh, notices: Sequence[HostNotice], before: Sequence[Future[None]]) -> None:
+        """Follow the rule. Errors are lines: nobody waits for this thread but cells and verbs."""
+        patience = max(each.seconds for each in notices) + 120.0
+        for each in before:
+            each.exception(patience)
         tell = self._tell()
         try:
             _Leave(mesh, notices, tell).follow(mesh.recipe.on_preempt, self._names)
@@ -159,16 +166,20 @@ class _Leave:
         self._leave(kind)
 
     def _call(self, name: str, function: Any) -> str:
+        """Ask a function of the notebook for the rule; without an answer, it is the usual one."""
+        usual = f"ranks move as for {HEAL!r}"
         if not callable(function):
-            self._tell(f"--on-preempt {name}: the notebook has no function of that name; the mesh shrinks")
-            return SHRINK
+            self._tell(f"--on-preempt {name}: the notebook has no function of that name; {usual}")
+            return HEAL
         hosts = tuple(each.name for each in self._notices)
         try:
             answer = function(Preempted(self._mesh.name, hosts, tuple(self._ranks), self._left))
         except Exception as error:
-            self._tell(f"{name}() of --on-preempt raised {type(error).__name__}: {error}")
-            return SHRINK
-        return answer if answer in (SHRINK, HEAL) else SHRINK
+            self._tell(f"{name}() of --on-preempt raised {type(error).__name__}: {error}; {usual}")
+            return HEAL
+        if answer is not None and answer not in (SHRINK, HEAL):
+            self._tell(f"{name}() of --on-preempt returned {answer!r}, expected 'heal', 'shrink' or None; {usual}")
+        return SHRINK if answer == SHRINK else HEAL
 
     def _checkpoint(self, path: str) -> None:
         mesh, begun = self._mesh, time.monotonic()
@@ -187,16 +198,19 @@ class _Leave:
         try:
             self._move(free)
             return
-        except TimeoutError:
+        except BusyError as error:
+            one = len(error.busy) == 1
             self._tell(
-                f"{describe_ranks(self._ranks)} of mesh {mesh.name!r} still run a cell, so "
-                f"their variables cannot move before {self._names} is gone"
+                f"{describe_ranks(error.busy)} of mesh {mesh.name!r} still {'runs' if one else 'run'} a cell, so "
+                f"{'its' if one else 'their'} variables cannot move before {self._names} is gone"
             )
         node, until = current_node(), time.monotonic() + self._left + _MARGIN_S + _LATE_S
         while time.monotonic() < until and any(reaches(node, host) for host in self._hosts):
             time.sleep(_LOOK_S)
         if any(reaches(node, host) for host in self._hosts):
             self._tell(f"{self._names} was not taken back; mesh {mesh.name!r} is unchanged")
+            if mesh.recipe.preemption is not None:
+                mesh.recipe.preemption.forget(self._hosts)
             return
         self._move(free)
 

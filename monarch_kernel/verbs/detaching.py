@@ -131,7 +131,10 @@ class Detaching:
             for problem in detached.problems:
                 print(f"%mesh attach {name}: {problem}", file=sys.stderr)
             if detached.missing:
-                advice = "a restart of this kernel, and another attach, take hosts that are back"
+                advice = (
+                    f"if a host is back later, restart this kernel and attach again: that takes it with its ranks; "
+                    f"%mesh heal {name} replaces its ranks, and %mesh resize {name} lets lost hosts leave"
+                )
                 print(f"%mesh attach {name}: {advice}", file=sys.stderr)
             return detached, self._mesh_of(detached)
         except BaseException:

@@ -69,6 +69,7 @@ class Elastic:
         arguments = parse("heal", words)
         mesh, variables = self._named(arguments.names, arguments.copy_from is not None)
         source = self._source(mesh, arguments.copy_from)
+        mesh.wait_for_moves()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         try:
@@ -162,6 +163,7 @@ class Elastic:
             sizes[axis_of(mesh.procs.sizes, state_of(mesh.procs).procs.host_axes, plain)] = int(plain)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
+        mesh.wait_for_moves()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         try:

@@ -21,9 +21,10 @@ _MOST = 16 << 20
 """Characters of the log that are shown at most."""
 
 
-def _nothing(ranks: Collection[int], cell: int | None) -> str:
+def _nothing(ranks: Collection[int], cell: int | None, mesh: str) -> str:
     """Return why a log is empty."""
-    whose = f"{describe_ranks(ranks) if ranks else 'ranks'} {'has' if len(ranks) == 1 else 'have'}"
+    of = f" of mesh {mesh!r}" if mesh else ""
+    whose = f"{describe_ranks(ranks) if ranks else 'ranks'}{of} {'has' if len(ranks) == 1 else 'have'}"
     return f"{whose} printed nothing{'' if cell is None else f' in cell [{cell}]'}\n"
 
 
@@ -64,7 +65,7 @@ class Log:
             if most and absent:
                 whose = f"mesh {mesh.name!r} has no" if mesh else "no mesh has"
                 raise Usage(f"%mesh log: --rank: {whose} {describe_ranks(absent)}; the last rank is {most - 1}")
-            sys.stderr.write(_nothing(ranks, options.cell))
+            sys.stderr.write(_nothing(ranks, options.cell, options.name or ""))
             return
         lines = chain([first], lines)
         for piece in ending(lines, _SHOWN if options.tail is None else _MOST):

@@ -16,6 +16,7 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.calls.record import Calls
 from monarch_kernel.meshes.activity import Busy, busy_ranks, dead_text, vitals_of
+from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.mesh import Mesh
 
 _MOST = 40
@@ -77,8 +78,9 @@ def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
         point, known = Point(rank, extent), vitals.get(rank)
         silence = current_node().find_part(Liveness)
         silent = silence.text(procs.proc(rank)) if silence is not None else ""
-        # A cell of an earlier notebook is no call of this one.
-        earlier = f"running at {known.place}, for an earlier notebook" if known is not None and known.place else "idle"
+        # A cell of an earlier notebook, or a definition on a new rank, is no call of this one.
+        whose = ", for an earlier notebook" if isinstance(mesh.recipe, DetachedRecipe) else ""
+        earlier = f"running at {known.place}{whose}" if known is not None and known.place else "idle"
         leaving = mesh.hosts.leaving_text(procs.host(rank))
         running = _busy_text(busy[rank], known) if rank in busy else earlier
         rows.append(

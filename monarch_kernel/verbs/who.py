@@ -126,7 +126,8 @@ def _silent(asked: Asked, calls: Calls) -> list[str]:
     for rank in asked.ranks:
         dead, doing = dead_text(asked.mesh, rank), busy[rank].text() if rank in busy else ""
         if dead:
-            ranks_of.setdefault((dead, "; %mesh heal replaces dead ranks"), []).append(rank)
+            advice = asked.mesh.hosts.instead_of_heal(asked.mesh.name) or "%mesh heal replaces dead ranks"
+            ranks_of.setdefault((dead, f"; {advice}"), []).append(rank)
         elif rank not in asked.answers:
             answer = asked.refused.get(rank, f"no answer within {PATIENCE:g} s")
             ranks_of.setdefault((f"{answer} ({doing})" if doing else answer, ""), []).append(rank)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from monarch._core.text.advice import use_advice as use_advice
     from monarch._core.text.causes import describe as describe
     from monarch._core.text.causes import describe_all as describe_all
+    from monarch._core.text.counts import count_text as count_text
     from monarch._core.text.durations import duration_text as duration_text
     from monarch._core.text.durations import parse_duration as parse_duration
     from monarch._core.text.excerpt import Excerpt as Excerpt
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from monarch._meshes.inside import view_at as view_at
     from monarch._meshes.procs.proc_mesh import ProcMesh as ProcMesh
     from monarch._meshes.procs.queries import reaches as reaches
+    from monarch._meshes.procs.resize import check_sizes as check_sizes
     from monarch._meshes.procs.resize import resize as resize_procs
     from monarch._meshes.procs.variables import CellVariables as CellVariables
     from monarch._meshes.registry import meshes_of as meshes_of
@@ -275,6 +277,7 @@ if TYPE_CHECKING:
     from monarch._state.checkpoint.api import find as find
     from monarch._state.checkpoint.api import folder_of as folder_of
     from monarch._state.checkpoint.api import send as send
+    from monarch._state.drain import BusyError as BusyError
     from monarch._state.drain import Drained as Drained
     from monarch._state.drain import drain_hosts as drain_hosts
     from monarch._state.handoff.sender import StateTransfer as StateTransfer
@@ -324,6 +327,7 @@ _WHERE = {
     "monarch._core.telemetry.model": "BarModel CallModel MeshModel RankModel Series Span",
     "monarch._core.text.advice": "Advice advice use_advice",
     "monarch._core.text.causes": "describe describe_all",
+    "monarch._core.text.counts": "count_text",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
     "monarch._core.text.fold": "PROGRESS Block",
@@ -363,7 +367,7 @@ _WHERE = {
     "monarch._meshes.inside": "hosts_of member_at node_of region_of state_of targets_of view_at",
     "monarch._meshes.procs.proc_mesh": "ProcMesh",
     "monarch._meshes.procs.queries": "reaches",
-    "monarch._meshes.procs.resize": "resize_procs=resize",
+    "monarch._meshes.procs.resize": "check_sizes resize_procs=resize",
     "monarch._meshes.registry": "meshes_of",
     "monarch._node.current": "current_node has_node open_node",
     "monarch._node.future": "Future Promise in_thread to_its_end when_done",
@@ -421,7 +425,7 @@ _WHERE = {
     "monarch._session.session": "need_session shutdown_context",
     "monarch._session.workers": "WorkerHosts attach_to_workers",
     "monarch._state.checkpoint.api": "Save find folder_of send",
-    "monarch._state.drain": "Drained drain_hosts",
+    "monarch._state.drain": "BusyError Drained drain_hosts",
     "monarch._state.handoff.sender": "StateTransfer",
     "monarch._state.heal": "heal_mesh",
     "monarch._supervision.broken_groups": "meshes_of_calls spoil_groups",

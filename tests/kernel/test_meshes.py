@@ -88,7 +88,7 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
         more.run(line).ok()
         some[1][0].kill()
         cell = more.mesh("import time\ntime.sleep(60)", "far")
-        assert "ranks 2-3" in cell.text and "lost with its host" in cell.text
+        assert "ranks 2-3" in cell.text and "lost with their host" in cell.text
         more.run("%mesh down far").ok()
         more.run("%mesh use mesh").ok()
     finally:

@@ -246,7 +246,7 @@ def test_death_of_remote_agent_fails_only_its_calls(own_server: None) -> None:
         start = time.monotonic()
         with supervise(procs) as watch:
             os.kill(agent, signal.SIGKILL)
-            with pytest.raises(SupervisionError, match="lost with its host"):
+            with pytest.raises(SupervisionError, match="lost with"):
                 lost.get(timeout=20)
             assert time.monotonic() - start < 2
             assert list(kept.get(timeout=20).values()) == ["slept"] * 2

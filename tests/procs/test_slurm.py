@@ -50,7 +50,7 @@ if __name__ == "__main__":
         try:
             call.get(60)
         except Exception as error:
-            print(type(error).__name__, "lost with its host n" in str(error), flush=True)
+            print(type(error).__name__, "host n" in str(error), flush=True)
     job.kill()
     print(job.seconds_left)
 """

@@ -68,7 +68,7 @@ if __name__ == "__main__":
         try:
             call.get(50)
         except Exception as error:
-            print(type(error).__name__, "lost with its host node" in str(error), flush=True)
+            print(type(error).__name__, "host node" in str(error), flush=True)
         job.kill()
         sys.exit()
     print(actors.ask.call(others).get(60).values()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,8 +13,12 @@ from typing import Any
 from monarch._core.thread_trace import has_raised, raise_in, raise_nothing
 from monarch._wire.held import harmless
 
-_trip = ctypes.pythonapi.PyErr_SetInterruptEx
-_trip.argtypes = [ctypes.c_int]
+trip = ctypes.pythonapi.PyErr_SetInterruptEx
+trip.argtypes = [ctypes.c_int]
+_FINALIZER_S = 0.3
+"""Seconds for a ``__del__`` to end before it is interrupted."""
+_DEEP = 40
+"""Frames in which a ``__del__`` is looked for."""
 _arrived: set[int] = set()
 """Threads that received the last interrupt."""
 raised: dict[int, BaseException] = {}
@@ -53,10 +58,10 @@ def _notice(_: int, frame: FrameType | None) -> None:
         _noticing = False
     # A loop steps without a call or a jump, at which the signal would run this handler again.
     if again and error is None:
-        for _ in map(_trip, (NOTICE,)):
+        for _ in map(trip, (NOTICE,)):
             return
     if again and error is not None:
-        for _ in map(_trip, (NOTICE,)):
+        for _ in map(trip, (NOTICE,)):
             raise error
 
 
@@ -74,7 +79,7 @@ def prod() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
     if _is_blocked(NOTICE):
         # By code of the user. This runs the handler too, but ends no wait.
-        _trip(NOTICE)
+        trip(NOTICE)
 
 
 def _is_blocked(number: int) -> bool:
@@ -82,6 +87,37 @@ def _is_blocked(number: int) -> bool:
     with open("/proc/self/status", "rb") as file:
         blocked = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigBlk:"))
     return bool(blocked >> (number - 1) & 1)
+
+
+class Finalizers:
+    """Defers interrupts that come in a ``__del__``, which would drop them. For the main thread."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When the interrupt came that is deferred."""
+
+    def defer(self, frame: FrameType | None) -> bool:
+        """Return whether the interrupt is to come again, since a ``__del__`` runs that it has just met."""
+        if not _in_finalizer(frame):
+            self._since = None
+            return False
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now < self._since + _FINALIZER_S:
+            return True
+        self._since = None
+        return False
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    for _ in range(_DEEP):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def new_interrupt() -> KeyboardInterrupt:

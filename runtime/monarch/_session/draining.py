@@ -88,7 +88,7 @@ class Preemption:
         self._lock = threading.Lock()
         self._new: list[HostNotice] = []
         """Notices that wait for those of other hosts. Under ``_lock``."""
-        self._of: dict[str, HostNotice] = {}
+        self._known: dict[str, HostNotice] = {}
         """The last notice of each host. Under ``_lock``."""
         self.handler: Callable[[Sequence[HostNotice]], object] | None = None
         """Called with the notices that came together, in a thread. Set by the program before it needs it."""
@@ -100,17 +100,23 @@ class Preemption:
         """Return the name of a host."""
         return self._names.get(host, host)
 
-    def of(self, host: str) -> HostNotice | None:
+    def notice_of(self, host: str) -> HostNotice | None:
         """Return the notice of a host; None if it is not taken back."""
         with self._lock:
-            return self._of.get(host)
+            return self._known.get(host)
+
+    def forget(self, hosts: Sequence[str]) -> None:
+        """Forget the notices of hosts, which have stayed."""
+        with self._lock:
+            for host in hosts:
+                self._known.pop(host, None)
 
     def arrived(self, host: str, reason: str, seconds: float) -> None:
         """Take a notice, in the receiving thread."""
         notice = HostNotice(host, self.name(host), reason, seconds)
         with self._lock:
             self._new.append(notice)
-            self._of[host] = notice
+            self._known[host] = notice
             first = len(self._new) == 1
         if first:
             self._node.receive_loop.call_later(_GATHER_S, self._begin)

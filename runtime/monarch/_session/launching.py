@@ -392,6 +392,8 @@ class _Attachment:
     def attach(self, joined: Sequence[Joined]) -> tuple[str, ...]:
         """Attach hosts, and return their ids; those that it has connected to are released if it fails."""
         session = self._session
+        # Before the lock: what tells may be code of the user.
+        self._tell_of([each.host for each in joined if not each.listening.src])
         with session.one_attachment():
             before = {*session.node.hosts.known}
             greeted: list[Listening] = []
@@ -454,7 +456,6 @@ class _Attachment:
         Of programs that want the same workers at the same moment, the one that gets the first of them gets all.
         """
         until = time.monotonic() + self._patience
-        self._tell_of(workers)
         first = min(range(len(workers)), key=lambda at: workers[at].address, default=0)
         others = [*workers]
         if len(workers) > 1:
@@ -462,7 +463,6 @@ class _Attachment:
             if isinstance(answer, Listening):
                 greeted.append(answer)
                 del others[first]
-                self._tell_of(others)
             elif answer.final:
                 return [answer]
         # A first one that is silent may still be starting, so the others are asked meanwhile.
@@ -472,10 +472,11 @@ class _Attachment:
         greeted[:] = [each for each in answers if not isinstance(each, Refusal)]
         return answers
 
-    def _tell_of(self, waited: Sequence[AgentAddress]) -> None:
-        if waited:
-            names = [each.address for each in waited[:_NAMED]] + ["others"] * (len(waited) > _NAMED)
-            self._tell(f"waiting for {count_text(len(waited), 'worker')}: {', '.join(names)}", False)
+    def _tell_of(self, workers: Sequence[str]) -> None:
+        if workers:
+            names = [*workers[:_NAMED], *["others"] * (len(workers) > _NAMED)]
+            text = f"waiting up to {self._patience:g} s for {count_text(len(workers), 'worker')}: {', '.join(names)}"
+            self._tell(text, False)
 
     def _here(self, joined: Sequence[Joined]) -> str:
         if self._interface:

@@ -286,6 +286,8 @@ class Session:
             )
         try:
             yield
+        except MonarchError:
+            raise
         except (OSError, zmq.ZMQError) as error:
             if self.node.closed:
                 _closed()

@@ -21,6 +21,7 @@ from monarch._wire.keys import KeyPair
 from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
+_MAKE = "make one with 'python -m monarch.worker --new-key FILE'"
 _LONGEST = 3600.0
 _TRUST_ALL = "trust_all_connections"
 """Values that other packages accept in place of a key file."""
@@ -235,7 +236,7 @@ def read_key_file(path: str) -> KeyPair:
         with open(path) as file:
             public, secret = file.read().split()
     except (OSError, ValueError) as error:
-        raise MonarchError(f"{path!r} is not a key file ({error}); make one with new_key_file()") from error
+        raise MonarchError(f"{path!r} is not a key file ({error}); {_MAKE}") from error
     if len(public) != 40 or len(secret) != 40:
-        raise MonarchError(f"{path!r} is not a key file; make one with new_key_file()")
+        raise MonarchError(f"{path!r} is not a key file; {_MAKE}")
     return KeyPair(public.encode(), secret.encode())

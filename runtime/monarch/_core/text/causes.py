@@ -24,7 +24,7 @@ def describe(cause: c.Cause, at: c.CellRef | None = None) -> str:
 def describe_all(cause: c.Cause, at: c.CellRef | None = None) -> str:
     """Return the same for several processes: ``were killed by signal 9 (SIGKILL)``."""
     verb, space, rest = describe(cause, at).partition(" ")
-    return _MANY.get(verb, verb) + space + rest
+    return _MANY.get(verb, verb) + space + rest.replace("with its host", "with their host")
 
 
 def place(at: c.CellRef) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -44,7 +45,11 @@ _HOOK = "__resized__"
 
 
 def resize(
-    mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int], patience: float | None = _PATIENCE
+    mesh: ProcMeshLike,
+    onto: Hosts | None,
+    sizes: Mapping[str, int],
+    patience: float | None = _PATIENCE,
+    last: list[Callable[[], None]] | None = None,
 ) -> ProcMeshLike:
     """See ``ProcMesh.resize``.
 
@@ -53,6 +58,7 @@ def resize(
         onto: hosts to grow onto.
         sizes: the new size of the first axis.
         patience: seconds to wait for earlier calls of actors that are told of the resize; None for no limit.
+        last: gets the step that ends the processes which leave, for the caller to take; None to take it at once.
     """
     if onto is not None and not is_a(onto, Hosts):
         raise ArgumentError(f"resize: expected a mesh of hosts and axis sizes, got {type(onto).__name__}")
@@ -62,7 +68,7 @@ def resize(
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
     if _checked(mesh, sizes).items() - dict(region_of(mesh).extent).items():
         _await_calls(shared, node, patience)
-    return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
+    return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes, last))
 
 
 def _await_calls(shared: ProcsState, node: Node, patience: float | None) -> None:
@@ -92,7 +98,18 @@ def _await_living(shared: ProcsState, node: Node, patience: float | None) -> Non
             ) from None
 
 
-def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
+def check_sizes(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> None:
+    """Raise ShapeError if a mesh cannot be resized so."""
+    _checked(mesh, sizes)
+
+
+def _resize(
+    mesh: ProcMeshLike,
+    shared: ProcsState,
+    onto: Hosts | None,
+    sizes: Mapping[str, int],
+    last: list[Callable[[], None]] | None,
+) -> ProcMeshLike:
     node = node_of(mesh)
     with changing(shared, node, "resized", _PATIENCE):
         procs = shared.procs
@@ -125,7 +142,11 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         made = _grow(mesh, peers, come, actors) if peers else []
         tell_of_new_ones(procs)
         if going:
-            _let_go(mesh, going, left[len(hosts) :])
+            leave = partial(_let_go, mesh, before, going, left[len(hosts) :])
+            if last is None:
+                leave()
+            else:
+                last.append(leave)
         for each in made:
             each.get(_PATIENCE)
         stayed = [rank for rank in range(min(before, count)) if node.peers.get(procs.proc(rank)).dead is None]
@@ -195,11 +216,11 @@ def _follow(actor: ActorMesh) -> None:
         state.spec.region = state.region
 
 
-def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> None:
-    """End the processes that leave, and the spares on hosts that leave."""
+def _let_go(mesh: ProcMeshLike, before: int, going: Sequence[str], hosts: Sequence[str]) -> None:
+    """End the processes that leave a mesh of so many, and the spares on hosts that leave."""
     node, shared = node_of(mesh), state_of(mesh)
     assert shared.starting is not None
-    for rank in range(shared.procs.size, shared.procs.size + len(going)):
+    for rank in range(before - len(going), before):
         meshes_of(node).left.tell(shared.procs.uid, rank)
     living = [proc for proc in going if node.peers.get(proc).dead is None]
     ended = Ended(node, f"{mesh.name}.resize()", [node.peers.get(proc) for proc in living])
@@ -207,7 +228,9 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
     stop_soon(node, leaving)
     send_to_all(node, leaving, m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk")))
     for host in hosts:
-        shared.starting.leave(host)
+        # Other ranks may have moved there.
+        if host not in shared.procs.hosts:
+            shared.starting.leave(host)
     for proc in living:
         peer = node.peers.get(proc)
         if peer.dead is not None:

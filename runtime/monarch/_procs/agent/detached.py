@@ -46,8 +46,10 @@ class DetachedAgent(LeasedAgent):
         """Listen, and write the record; a MonarchError or OSError says why it cannot."""
         listening = self.listen(self.config.listen, self.config.owner_public.encode(), [])
         self.record.hosts = [RecordedHost(self.host, "", listening.owner_address)]
-        self._lease(min(self.record.seconds, _CLAIM))
         publish(self.folder, self.record)
+        # Not before: that may have waited.
+        self._lease(min(self.record.seconds, _CLAIM))
+        self._write()
         return listening
 
     def _lease(self, seconds: float) -> None:

@@ -116,6 +116,19 @@ class HostAgent:
             self._server.forget_claim()
         return line
 
+    def fileno(self) -> int:
+        """Return the descriptor of what it prints, for polls; it must announce itself and have begun."""
+        assert self._lines is not None
+        return self._lines.fileno()
+
+    def abandon(self) -> None:
+        """Kill it though it has not begun to serve, with the process that was to begin in its place."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            # One that stays is a child of it, in the same group.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end; return whether it has ended in time. One that was never started has ended."""
         self.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import msgspec
 from monarch._procs.agent.main import UNABLE
 from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route, count_of
 from monarch._procs.launch.local import HostAgent
+from monarch._procs.launch.payload import GRACE_S
 from monarch._procs.os.posix import proc_start_time
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError
@@ -23,6 +25,8 @@ HERE = "127.0.0.1"
 _numbers = itertools.count(1)
 """Tell the hosts of a program apart, which all have the address of this machine."""
 _END_S = 5.0
+_USUAL: Mapping[str, Any] = {"grace": GRACE_S}
+"""Options of hosts of ``%mesh up --on process:2``."""
 
 
 def parent() -> tuple[int, int]:
@@ -39,12 +43,14 @@ class ProcessLauncher:
         prefixes: for each, a command to start it under, such as one that enters a network namespace.
         env: additional environment variables.
         count: the number of hosts if the request names none.
+        grace: seconds that a host still has after SIGTERM to its agent; 0 to end with that.
     """
 
     addresses: Sequence[str] = ()
     prefixes: Sequence[Sequence[str]] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     count: int = 0
+    grace: float = 0.0
 
     def ask(self, request: HostRequest) -> ProcessLaunch:
         """Start the agents.
@@ -76,6 +82,7 @@ class ProcessLaunch:
             for index in range(count):
                 config = msgspec.structs.replace(request.agent, listen=f"tcp://{self._addresses[index]}")
                 config.owner_pid, config.owner_start = parent()
+                config.grace = launcher.grace
                 prefix = list(launcher.prefixes[index]) if launcher.prefixes else []
                 self.agents.append(HostAgent(config, announces=True, prefix=prefix, env=launcher.env))
         except BaseException:
@@ -85,14 +92,19 @@ class ProcessLaunch:
 
     def watch(self, timeout: float) -> Sequence[News]:
         """Return the report of the next agent; wait up to ``timeout`` seconds for it."""
-        if not self._waiting:
+        poller = select.poll()
+        of: dict[int, int] = {}
+        for index in self._waiting:
+            self.agents[index].begin()
+            of[self.agents[index].fileno()] = index
+            poller.register(self.agents[index], select.POLLIN)
+        found = [of[file] for file, _ in poller.poll(max(0.0, timeout) * 1000)] if of else []
+        if not found:
             return []
-        index = self._waiting[0]
+        index = min(found)
+        self._waiting.remove(index)
         agent, host = self.agents[index], self._names[index]
-        line = agent.first_line(timeout)
-        if line is None:
-            return []
-        self._waiting.pop(0)
+        line = agent.first_line() or b""
         if not line or line.startswith(UNABLE.encode()):
             if not line:
                 agent.wait()
@@ -140,4 +152,4 @@ def make(where: str, count: int, options: Mapping[str, Any]) -> ProcessLauncher:
             f"process: 'process:{named}' asks for {named} hosts, and the number of hosts is {count}; write "
             f"'process:{count}', or leave one of them out"
         )
-    return ProcessLauncher(count=named, **options)
+    return ProcessLauncher(count=named, **{**_USUAL, **options})

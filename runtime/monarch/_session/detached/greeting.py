@@ -57,7 +57,7 @@ class UnavailableHosts:
             (host,) = self.silent
             lines.append(
                 f"host {host.name} does not answer: its agent at {host.address} is there, but has not answered for "
-                f"{PATIENCE_S:g} s; it may be stopped, or its machine busy: attach the mesh again when it is not"
+                f"{PATIENCE_S:g} s; it may be stopped, or its machine busy"
             )
         elif self.silent:
             names = [f"{host.name} at {host.address}" for host in self.silent]

@@ -105,10 +105,10 @@ def _keep_here(config: AgentConfig) -> DetachedMesh:
         try:
             line = agent.first_line(_BEGIN_S)
             if line is None:
-                agent.signal(signal.SIGKILL)
+                agent.abandon()
                 raise SpawnError(
-                    f"the agent of the detached mesh {config.name!r} (process {agent.pid}) did not start within "
-                    f"{_BEGIN_S:g} s, and was ended; try again when the machine is less busy"
+                    f"the agent of the detached mesh {config.name!r} did not start within {_BEGIN_S:g} s, and was "
+                    f"killed; try again when the machine is less busy"
                 )
         finally:
             agent.part()

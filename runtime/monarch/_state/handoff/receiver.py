@@ -72,6 +72,12 @@ def end(token: str) -> None:
         drop(key)
 
 
+@service("handoff.release", "actor")
+def release(actor: Any, token: str) -> None:
+    """Service: the same in its turn among the calls of the actor, after the one that exports."""
+    end(token)
+
+
 @service("handoff.still_given", "quick")
 def still_given() -> int:
     """Service: return the number of exported states."""
