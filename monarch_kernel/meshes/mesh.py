@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, TypeAlias
@@ -153,9 +153,17 @@ class Mesh:
         for each in list(self.moving):
             if not each.done:
                 print(f"waiting until ranks of mesh {self.name!r} have moved to other hosts", file=sys.stderr)
-            # Whoever has begun it tells its error.
-            each.exception()
-            self.moving.remove(each)
+            error = each.exception()
+            self.has_moved([each])
+            if error is not None:
+                # Whoever has begun it was stopped.
+                print(f"a move of ranks of mesh {self.name!r} was not completed: {error}", file=sys.stderr)
+
+    def has_moved(self, moves: Sequence[Future[None]]) -> None:
+        """Note that moves have ended, and that their errors are told."""
+        for each in moves:
+            with contextlib.suppress(ValueError):
+                self.moving.remove(each)
 
     def actors(self) -> list[ActorMesh]:
         """Return the live meshes of actors in its processes, without the namespaces."""
@@ -292,7 +300,7 @@ class Mesh:
                 if result.error is not None:
                     raise _DefinitionError(
                         f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
-                        f"{result.error.kind}: {result.error.text}; run the cell again"
+                        f"{': '.join(filter(None, [result.error.kind, result.error.text]))}; run the cell again"
                     )
             return len(defined)
         finally:

@@ -9,6 +9,7 @@ from monarch._kernel_api import (
     ActorMesh,
     BusyError,
     Drained,
+    Future,
     check_sizes,
     describe_ranks,
     drain_hosts,
@@ -46,8 +47,23 @@ def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float
         mesh.lack(ranks)
         mesh.define()
 
+    begun: list[Future[None]] = []
+
+    def begin(future: Future[None]) -> None:
+        begun.append(future)
+        mesh.moving.append(future)
+
     with mesh.changing():
-        return drain_hosts(mesh.procs, leaving, free, seconds, means, define, succeed=True, begun=mesh.moving.append)
+        try:
+            drained = drain_hosts(mesh.procs, leaving, free, seconds, means, define, succeed=True, begun=begin)
+        except KeyboardInterrupt:
+            # The next cell waits for it, and tells its error.
+            raise
+        except BaseException:
+            mesh.has_moved(begun)
+            raise
+        mesh.has_moved(begun)
+        return drained
 
 
 def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> list[str]:

@@ -172,6 +172,10 @@ class Elastic:
             before = len(mesh.procs)
             defined = mesh.resize(sizes)
         except KeyboardInterrupt:
+            if mesh.moving:
+                raise KeyboardInterrupt(
+                    f"the resize of mesh {mesh.name!r} was stopped; the next cell waits for ranks that move already"
+                ) from None
             wanted = " ".join(f"{axis}={size}" for axis, size in sizes.items())
             raise KeyboardInterrupt(
                 f"the resize of mesh {mesh.name!r} was stopped, and it has {axes_text(mesh.procs.extent)} now; "

@@ -254,16 +254,70 @@ def test_resize_adds_and_removes_hosts(mortal: Notebook) -> None:
     mortal.run("manager.__exit__(None, None, None)").ok()
 
 
+STATEFUL = """
+from monarch.actor import Actor, endpoint
+class Counter(Actor):
+    def __init__(self): self.count = torch.zeros(100_000)
+    def __getstate__(self): return self.count
+    def __setstate__(self, count): self.count = count
+    @endpoint
+    def add(self, much):
+        self.count += much
+        return self.count.mean().item()
+class Plain(Actor):
+    @endpoint
+    def one(self): return 1
+counters, plains = m.spawn("counters", Counter), m.spawn("plains", Plain)
+[counters.slice(hosts=host).add.call(host + 1).get() for host in range(3)]
+plains.one.call().get().values()
+"""
+
+
 def test_smaller_mesh_leaves_a_lost_host_and_keeps_the_variables_of_others(mortal: Notebook) -> None:
-    mortal.run("%mesh up m --on process:2 --procs 2").ok()
-    mortal.mesh("import os\nx = rank * 10\ndef double(): return 2 * x").ok()
-    agents = [int(line.split()[-1]) for line in mortal.mesh("print(os.getppid())").ok().stream().splitlines()]
-    os.kill(agents[0], signal.SIGKILL)
+    mortal.run("%mesh up m --on process:3 --procs 2").ok()
+    mortal.mesh("import os\nx = torch.full((1_000_000,), float(rank))\ndef double(): return 2 * x.mean().item()").ok()
+    mortal.run(f"import torch\n{STATEFUL}").ok()
+    agents = {int(line.split()[-1]): line for line in mortal.mesh("print(os.getppid())").ok().stream().splitlines()}
+    first = next(pid for pid, line in agents.items() if line.startswith("[ranks 0-1]"))
+    os.kill(first, signal.SIGKILL)
     assert wait_until(lambda: "were lost with" in mortal.mesh("pass").text)
-    advice = "no host is free for ranks 0-1: %mesh resize hosts=1 continues on the remaining one"
+    advice = "no host is free for ranks 0-1: %mesh resize hosts=2 continues on the remaining ones"
     assert advice in mortal.mesh("x").text
-    assert "no free host for their ranks; %mesh resize m hosts=1 continues" in mortal.run("%mesh heal").text
-    text = mortal.run("%mesh resize hosts=1").ok().stream()
-    assert re.search(r"ranks 0-1 of mesh 'm' moved to 127\.0\.0\.1 \(\d+\) with the variables of ranks 2-3", text), text
-    assert mortal.mesh("double(), rank, world_size").ok().shown == "[rank 0] (40, 0, 2)\n[rank 1] (60, 1, 2)"
+    assert "no free host for their ranks; %mesh resize m hosts=2 continues" in mortal.run("%mesh heal").text
+    # The mesh is as before after a wrong size.
+    assert "it cannot have 3; %mesh resize m hosts=2" in mortal.run("%mesh resize hosts=3").text
+    assert "only the first axis" in mortal.run("%mesh resize hosts=2 procs=3").text
+    text = mortal.run("%mesh resize hosts=2").ok().stream()
+    assert re.search(r"ranks 0-1 of mesh 'm' moved to 127\.0\.0\.1 \(\d+\) with the variables of ranks 4-5", text), text
+    assert "actors plains: created again on ranks 0-1; their state is lost" in text
+    shown = mortal.mesh("double(), rank, world_size").ok().shown.splitlines()
+    assert shown == [f"[rank {rank}] ({2.0 * was}, {rank}, 4)" for rank, was in enumerate([4, 5, 2, 3])]
+    assert mortal.mesh("y = torch.ones(1)\ndist.all_reduce(y)\ny.item()").ok().shown == "[ranks 0-3] 4.0"
+    assert mortal.run("[*counters.add.call(0).get().values()]").ok().shown == "[3.0, 3.0, 2.0, 2.0]"
     assert "all ranks of mesh 'm' are alive" in mortal.run("%mesh heal").ok().text
+
+
+def test_stop_and_failing_definitions_do_not_cost_the_variables_that_move(mortal: Notebook, tmp_path: Path) -> None:
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    mortal.run("%mesh up m --on process:2 --procs 1").ok()
+    mortal.mesh("import os, time\nx = torch.full((1_000_000,), float(rank) + 1)").ok()
+    # A definition that waits on a new rank, and fails there.
+    mortal.mesh(
+        f"class Slow:\n    if os.path.exists('{gate}'):\n        open('{begun}', 'w').close()\n"
+        f"        while os.path.exists('{gate}'): time.sleep(0.01)\n        raise ValueError('too late')"
+    ).ok()
+    gate.touch()
+    agents = mortal.mesh("print(os.getppid())").ok().stream().splitlines()
+    os.kill(next(int(line.split()[-1]) for line in agents if "[rank 0]" in line), signal.SIGKILL)
+    assert wait_until(lambda: "was lost with" in mortal.mesh("pass").text)
+    cell = mortal.send("%mesh resize hosts=1")
+    cell.until(begun.exists)
+    mortal.interrupt()
+    cell.wait()
+    assert "the resize of mesh 'm' was stopped; the next cell waits for ranks that move already" in cell.text
+    gate.unlink()
+    after = mortal.mesh("x.mean().item()").ok()
+    assert after.shown == "[rank 0] 2.0"
+    # The stop has reached the definition, too.
+    assert "not completed: rank 0 was replaced, but the definitions of cell" in after.stream()
+    assert "now has hosts=1" in mortal.run("%mesh resize hosts=1").ok().stream()

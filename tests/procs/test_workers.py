@@ -181,7 +181,7 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     os.chmod(workers.key, 0o644)
     with pytest.raises(MonarchError, match="chmod 600"):
         attach_to_workers(ca=workers.key, workers=[address])
-    with pytest.raises(MonarchError, match="make one with new_key_file"):
+    with pytest.raises(MonarchError, match=r"make one with 'python -m monarch\.worker --new-key FILE'"):
         attach_to_workers(ca=str(tmp_path / "none"), workers=[address])
     with pytest.raises(FileExistsError):
         new_key_file(other)
@@ -457,7 +457,7 @@ os.kill(int(sys.argv[3]), 9)
 try:
     call.get(30)
 except SupervisionError as error:
-    print(str(error).splitlines()[0].split(" with its host ")[0])
+    print(str(error).splitlines()[0].split(" with their host ")[0])
 hosts.shutdown().get(30)
 """
     lines = program(told, workers.key, address, str(process.pid)).ok().splitlines()

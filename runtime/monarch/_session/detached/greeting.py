@@ -57,7 +57,8 @@ class UnavailableHosts:
             (host,) = self.silent
             lines.append(
                 f"host {host.name} does not answer: its agent at {host.address} is there, but has not answered for "
-                f"{PATIENCE_S:g} s; it may be stopped, or its machine busy"
+                f"{PATIENCE_S:g} s; it may be stopped, or its machine busy: leave the mesh, and attach the mesh again "
+                f"when it is not"
             )
         elif self.silent:
             names = [f"{host.name} at {host.address}" for host in self.silent]
