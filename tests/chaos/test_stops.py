@@ -60,7 +60,7 @@ BODIES = [
     "for i in range(10**9): print('{token}', i)",
     "while True: print('{token}', end='')",
     "try:\n    time.sleep(1000)\nfinally:\n    time.sleep(random.random() * 0.2)",
-    "try:\n    queue.Queue().get()\nexcept KeyboardInterrupt:\n    dist.get_world_size()",
+    "try:\n    queue.Queue().get()\nexcept KeyboardInterrupt:\n    time.sleep(0.1)",
     "with lock:\n    while True: time.sleep(0.001)",
     "while True: Deep()",
     "while True: x = [Slow() for _ in range(3)]; time.sleep(0.001)",

@@ -86,3 +86,26 @@ def test_stop_during_a_finalizer_of_ours_is_not_lost(notebook: Notebook) -> None
     )
     assert cell.status == "error" and cell.contents("error")[0]["ename"] == "KeyboardInterrupt"
     assert "Exception ignored" not in cell.text
+
+
+def test_stop_waits_for_the_end_of_a_finalizer_that_would_drop_it(notebook: Notebook) -> None:
+    """All of the time is in finalizers: Python reports the interrupt of one, and continues."""
+    notebook.mesh("import time\nkept = rank\nclass Slow:\n    def __del__(self): time.sleep(0.01)").ok()
+    for _ in range(3):
+        cell = notebook.send("%%mesh\nprint('runs')\nwhile True: Slow()")
+        cell.until(lambda cell=cell: cell.said().get("runs") == ALL)
+        notebook.interrupt()
+        cell.wait()
+        assert "stopped: ranks 0-3: interrupted" in cell.stream(), cell.text
+        assert "Exception ignored" not in cell.text
+    assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
+
+
+def test_finalizer_that_blocks_is_interrupted(notebook: Notebook) -> None:
+    notebook.mesh("import time\nkept = rank\nclass Blocks:\n    def __del__(self): time.sleep(1000)").ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nBlocks()\nprint('past it')\ntime.sleep(1000)")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    notebook.interrupt()
+    cell.wait()
+    assert cell.reply["ename"] == "KeyboardInterrupt"
+    assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"

@@ -15,7 +15,7 @@ from monarch._wire.held import harmless
 
 trip = ctypes.pythonapi.PyErr_SetInterruptEx
 trip.argtypes = [ctypes.c_int]
-_FINALIZER_S = 0.3
+_FINALIZER_S = 0.1
 """Seconds for a ``__del__`` to end before it is interrupted."""
 _DEEP = 40
 """Frames in which a ``__del__`` is looked for."""
@@ -90,17 +90,24 @@ def _is_blocked(number: int) -> bool:
 
 
 class Finalizers:
-    """Defers interrupts that come in a ``__del__``, which would drop them. For the main thread."""
+    """Interrupts that come in a ``__del__``, which drops them: they wait for its end, for a while."""
 
     def __init__(self) -> None:
+        self.waits = False
+        """Whether an interrupt has met one, and none has come outside since. Main thread; set to False by others."""
         self._since: float | None = None
-        """When the interrupt came that is deferred."""
+        """When the interrupt came that waits. Main thread only."""
 
-    def defer(self, frame: FrameType | None) -> bool:
-        """Return whether the interrupt is to come again, since a ``__del__`` runs that it has just met."""
-        if not _in_finalizer(frame):
-            self._since = None
-            return False
+    def inside(self, frame: FrameType | None) -> bool:
+        """Return whether an interrupt has come in a finalizer."""
+        if _in_finalizer(frame):
+            self.waits = True
+            return True
+        self.waits, self._since = False, None
+        return False
+
+    def defer(self) -> bool:
+        """Return whether that interrupt waits longer for the end of the finalizer."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -108,6 +115,10 @@ class Finalizers:
             return True
         self._since = None
         return False
+
+
+finalizers = Finalizers()
+"""Of the main thread."""
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

@@ -21,7 +21,7 @@ from monarch._actors.construction import construct
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupting import abort_paused
-from monarch._actors.interrupts import NOTICE, Finalizers, listen, new_interrupt, notice, trip
+from monarch._actors.interrupts import NOTICE, finalizers, listen, new_interrupt, notice, trip
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.pausing.breaking import take_breakpoints
 from monarch._actors.pausing.gate import PAUSE, gate
@@ -130,7 +130,6 @@ class Rank:
         self._watched_until = 0.0
         # Receiving thread only: from when on a look for output also maintains the socket files.
         self._next_tend = 0.0
-        self._finalizers = Finalizers()
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
@@ -214,10 +213,13 @@ class Rank:
         """Handle SIGINT by interrupting the running endpoint, if any."""
         main = self.main
         notice()
-        if main.interruptible and self._finalizers.defer(frame):
-            # Without a call or a jump, at which the signal would run this handler again.
-            for _ in map(trip, (number,)):
-                return
+        if main.interruptible and main.in_call() and finalizers.inside(frame):
+            if finalizers.defer():
+                # Without a call or a jump, at which the signal would run this handler again.
+                for _ in map(trip, (number,)):
+                    return
+            # This ends what it waits for, and is dropped with it; the next one follows.
+            raise KeyboardInterrupt
         actors_of(self.node).interrupts += 1
         meant, main.meant = main.meant, None
         if meant is not None and meant[0].running is not meant[1]:
