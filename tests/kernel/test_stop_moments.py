@@ -101,11 +101,40 @@ def test_stop_waits_for_the_end_of_a_finalizer_that_would_drop_it(notebook: Note
     assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
 
 
-def test_finalizer_that_blocks_is_interrupted(notebook: Notebook) -> None:
-    notebook.mesh("import time\nkept = rank\nclass Blocks:\n    def __del__(self): time.sleep(1000)").ok()
-    cell = notebook.send("%%mesh\nprint('runs')\nBlocks()\nprint('past it')\ntime.sleep(1000)")
+BLOCKS = {
+    "a method": "class Blocks:\n    def __del__(self): time.sleep(1000)\nblock = Blocks",
+    "another name": "class Blocks:\n    def close(self): time.sleep(1000)\n    __del__ = close\nblock = Blocks",
+    "a generator": "def make():\n    try: yield\n    finally: time.sleep(1000)\ndef block(): next(make())",
+    "cleanup": "class Blocks:\n  def __del__(self):\n    try: time.sleep(1000)\n    finally: clean()\nblock = Blocks",
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_finalizer_that_blocks_is_interrupted_once(notebook: Notebook, kind: str) -> None:
+    clean = "cleaned = []\ndef clean():\n    for step in range(5): time.sleep(0.05); cleaned.append(step)"
+    notebook.mesh(f"import time\nkept = rank\n{clean}\n{BLOCKS[kind]}").ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nblock()\nprint('past it')\ntime.sleep(1000)")
     cell.until(lambda: cell.said().get("runs") == ALL)
     notebook.interrupt()
     cell.wait()
-    assert cell.reply["ename"] == "KeyboardInterrupt"
-    assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
+    assert "stopped: ranks 0-3: interrupted" in cell.stream(), cell.text
+    assert "Exception ignored" not in cell.text
+    shown = notebook.mesh("kept == rank, cleaned").ok().shown
+    assert shown == f"[ranks 0-3] (True, {[*range(5)] if kind == 'cleanup' else []})"
+
+
+def test_stop_in_a_finalizer_cuts_no_cleanup_and_no_later_cell(notebook: Notebook) -> None:
+    notebook.mesh(
+        "import signal, time\ndone = 0\nclass Closes:\n    def __del__(self):\n"
+        "        try: time.sleep(1000)\n        except KeyboardInterrupt: clean()\n"
+        "def clean():\n    global done\n    for _ in range(8): time.sleep(0.1); done += 1"
+    ).ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nheld = Closes()\nheld.__del__()")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    notebook.interrupt()
+    cell.wait()
+    # Whoever catches an interrupt in a method that it has called has all the time that it needs.
+    assert notebook.mesh("done").ok().shown == "[ranks 0-3] 8"
+    notebook.mesh("held.__class__.__del__ = lambda self: None").ok()
+    after = notebook.mesh("try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: print('taken')")
+    assert after.ok().said() == {"taken": ALL}

@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Sequence
 
-from monarch._actors.interrupts import finalizers
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
@@ -16,8 +15,6 @@ from monarch._procs.rank.foreground import end_shell, interrupt_programs
 
 _SHELL = 0.1
 """Seconds for the main thread to take an interrupt; otherwise it may be in code that ignores the signal."""
-_TRIES = 20
-"""Interrupts of a call that finalizers keep dropping."""
 _LOOP = 0.1
 """Seconds for an event loop to reach a cancelled task; otherwise it is in code that does not await."""
 
@@ -58,15 +55,12 @@ def interrupt(key: str, src: str, port: int) -> bool:
             interrupt_programs(threads.native)
         return raised
     mailbox.executor.meant = mailbox, running
-    finalizers.waits = False
     # Python's handler runs in the main thread; a call that sleeps there wakes only if the main thread gets the signal.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    def insist(tries: int = _TRIES) -> None:
-        if mailbox.running is running and not end_shell() and finalizers.waits and tries:
-            mailbox.executor.meant = mailbox, running
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            mailbox.node.receive_loop.call_later(_SHELL, lambda: insist(tries - 1))
+    def insist() -> None:
+        if mailbox.running is running:
+            end_shell()
 
     mailbox.node.receive_loop.call_later(_SHELL, insist)
     return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,12 +13,8 @@ from typing import Any
 from monarch._core.thread_trace import has_raised, raise_in, raise_nothing
 from monarch._wire.held import harmless
 
-trip = ctypes.pythonapi.PyErr_SetInterruptEx
-trip.argtypes = [ctypes.c_int]
-_FINALIZER_S = 0.1
-"""Seconds for a ``__del__`` to end before it is interrupted."""
-_DEEP = 40
-"""Frames in which a ``__del__`` is looked for."""
+_trip = ctypes.pythonapi.PyErr_SetInterruptEx
+_trip.argtypes = [ctypes.c_int]
 _arrived: set[int] = set()
 """Threads that received the last interrupt."""
 raised: dict[int, BaseException] = {}
@@ -58,10 +54,10 @@ def _notice(_: int, frame: FrameType | None) -> None:
         _noticing = False
     # A loop steps without a call or a jump, at which the signal would run this handler again.
     if again and error is None:
-        for _ in map(trip, (NOTICE,)):
+        for _ in map(_trip, (NOTICE,)):
             return
     if again and error is not None:
-        for _ in map(trip, (NOTICE,)):
+        for _ in map(_trip, (NOTICE,)):
             raise error
 
 
@@ -79,7 +75,7 @@ def prod() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
     if _is_blocked(NOTICE):
         # By code of the user. This runs the handler too, but ends no wait.
-        trip(NOTICE)
+        _trip(NOTICE)
 
 
 def _is_blocked(number: int) -> bool:
@@ -89,46 +85,26 @@ def _is_blocked(number: int) -> bool:
     return bool(blocked >> (number - 1) & 1)
 
 
-class Finalizers:
-    """Interrupts that come in a ``__del__``, which drops them: they wait for its end, for a while."""
+def raise_again_after_finalizers() -> None:
+    """Let interrupts of the main thread come again that a finalizer drops; called from it.
 
-    def __init__(self) -> None:
-        self.waits = False
-        """Whether an interrupt has met one, and none has come outside since. Main thread; set to False by others."""
-        self._since: float | None = None
-        """When the interrupt came that waits. Main thread only."""
+    Python reports what is raised in a ``__del__``, a weakref callback or a generator that is collected, and continues.
+    """
+    show = sys.unraisablehook
 
-    def inside(self, frame: FrameType | None) -> bool:
-        """Return whether an interrupt has come in a finalizer."""
-        if _in_finalizer(frame):
-            self.waits = True
-            return True
-        self.waits, self._since = False, None
-        return False
+    def take(unraisable: sys.UnraisableHookArgs) -> None:
+        ident = threading.get_ident()
+        error = unraisable.exc_value
+        if error is None or ident != threading.main_thread().ident or error is not raised.get(ident):
+            show(unraisable)
+            return
+        # The call has not taken it, so it does not clean up.
+        raised.pop(ident, None)
+        # Without a call or a jump, at which the signal would run its handler in here.
+        for _ in map(_trip, (signal.SIGINT,)):
+            return
 
-    def defer(self) -> bool:
-        """Return whether that interrupt waits longer for the end of the finalizer."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        if now < self._since + _FINALIZER_S:
-            return True
-        self._since = None
-        return False
-
-
-finalizers = Finalizers()
-"""Of the main thread."""
-
-
-def _in_finalizer(frame: FrameType | None) -> bool:
-    for _ in range(_DEEP):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
+    sys.unraisablehook = take
 
 
 def new_interrupt() -> KeyboardInterrupt:

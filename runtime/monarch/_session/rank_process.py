@@ -21,7 +21,7 @@ from monarch._actors.construction import construct
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupting import abort_paused
-from monarch._actors.interrupts import NOTICE, finalizers, listen, new_interrupt, notice, trip
+from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice, raise_again_after_finalizers
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.pausing.breaking import take_breakpoints
 from monarch._actors.pausing.gate import PAUSE, gate
@@ -209,17 +209,10 @@ class Rank:
 
             asyncio.run(wait())
 
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
+    def interrupt(self, *_: Any) -> None:
         """Handle SIGINT by interrupting the running endpoint, if any."""
         main = self.main
         notice()
-        if main.interruptible and main.in_call() and finalizers.inside(frame):
-            if finalizers.defer():
-                # Without a call or a jump, at which the signal would run this handler again.
-                for _ in map(trip, (number,)):
-                    return
-            # This ends what it waits for, and is dropped with it; the next one follows.
-            raise KeyboardInterrupt
         actors_of(self.node).interrupts += 1
         meant, main.meant = main.meant, None
         if meant is not None and meant[0].running is not meant[1]:
@@ -465,6 +458,7 @@ def main(config: bytes) -> int:
     leave_term_to_agent()
     listen()
     interruptible.install()
+    raise_again_after_finalizers()
     gate.install(
         rank.in_call, rank.main.has_call, rank.is_busy, rank.node.receive_loop.receives_here, rank.awaiting_frame
     )
