@@ -105,7 +105,7 @@ class CellRunner:
         self._stopping.say_finishing(mesh)
         self._restarts.remind(mesh, ranks_in(choose(actors, header)))
         mesh.check_groups_left()
-        mesh.wait_for_moves()
+        mesh.moves.wait()
         self._growing.grow(mesh)
         mesh.define()
         self._hooks.breakpoints(mesh)

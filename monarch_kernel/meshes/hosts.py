@@ -37,6 +37,8 @@ class Hosts:
         self._releases = [release]
         self._known = [*state_of(procs).procs.hosts, *recipe.spare]
         """All hosts. Any thread, in single list operations."""
+        self.shrinking = False
+        """Whether the rule for hosts that are taken back is being followed. Written by the thread that follows it."""
         self._late: list[str] = []
         """Hosts that have joined later, and that the mesh is to grow onto. Thread that runs cells only."""
 
@@ -75,7 +77,12 @@ class Hosts:
         """Return the ids of hosts that the mesh is not on and that do not leave."""
         current, node = state_of(self._procs).procs.hosts, current_node()
         used = {*current, *leaving}
-        return [host for host in dict.fromkeys(self._known) if host not in used and reaches(node, host)]
+        preemption = self._recipe.preemption
+        return [
+            host
+            for host in dict.fromkeys(self._known)
+            if host not in used and reaches(node, host) and (preemption is None or preemption.notice_of(host) is None)
+        ]
 
     def leave(self, leaving: Sequence[str]) -> None:
         """Give hosts back that the mesh has left."""
@@ -140,8 +147,7 @@ class Hosts:
         lost = self.lost()
         if starts or len(self.free_now(())) >= len(lost):
             return ""
-        preemption = self._recipe.preemption
-        if preemption is not None and any(preemption.notice_of(host) is not None for host in lost):
+        if self.shrinking:
             return "the mesh shrinks by itself, by its rule for hosts that are taken back"
         return self.without_lost(name)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, TypeAlias
@@ -13,7 +12,6 @@ from monarch._kernel_api import (
     ActorMesh,
     CellResult,
     Channel,
-    Future,
     Liveness,
     ProcMesh,
     StateTransfer,
@@ -42,6 +40,7 @@ from monarch_kernel.grammar.header import Header
 from monarch_kernel.meshes.choosing import choose
 from monarch_kernel.meshes.code import Code, Synced
 from monarch_kernel.meshes.hosts import Hosts
+from monarch_kernel.meshes.moves import Moves
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.replaced import Replaced
 from monarch_kernel.source.definitions import Definitions
@@ -52,10 +51,6 @@ _KILLING = 20.0
 """Seconds for new processes to be ready."""
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
-
-
-class _DefinitionError(MonarchError):
-    """An earlier cell has failed on a new rank."""
 
 
 class Mesh:
@@ -71,8 +66,8 @@ class Mesh:
         self._code = Code(cells)
         self._asking: list[None] = []
         """One entry for each verb or move that replaces ranks and tells the user. Any thread, in single operations."""
-        self.moving: list[Future[None]] = []
-        """Moves of ranks to other hosts that have begun. Any thread, in single operations."""
+        self.moves = Moves(self.name)
+        """Its ranks that move to other hosts."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process; set by the notebook before ranks can die."""
         self.silent: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -147,23 +142,6 @@ class Mesh:
     def asked(self) -> bool:
         """Whether somebody replaces ranks who tells the user about them."""
         return bool(self._asking)
-
-    def wait_for_moves(self) -> None:
-        """Wait for the ranks that move; a Stop ends the wait."""
-        for each in list(self.moving):
-            if not each.done:
-                print(f"waiting until ranks of mesh {self.name!r} have moved to other hosts", file=sys.stderr)
-            error = each.exception()
-            self.has_moved([each])
-            if error is not None:
-                # Whoever has begun it was stopped.
-                print(f"a move of ranks of mesh {self.name!r} was not completed: {error}", file=sys.stderr)
-
-    def has_moved(self, moves: Sequence[Future[None]]) -> None:
-        """Note that moves have ended, and that their errors are told."""
-        for each in moves:
-            with contextlib.suppress(ValueError):
-                self.moving.remove(each)
 
     def actors(self) -> list[ActorMesh]:
         """Return the live meshes of actors in its processes, without the namespaces."""
@@ -266,24 +244,29 @@ class Mesh:
             self._fill(True)
 
     def _fill(self, define: bool) -> list[tuple[int, int]]:
-        """Run the definitions on ranks that lack them, also after an interrupted heal or resize."""
+        """Run the definitions on ranks that lack them, also after an interrupted heal or resize.
+
+        Raises:
+            MonarchError: some have failed, or a rank has died; the others are complete.
+        """
         filled: list[tuple[int, int]] = []
+        failed: list[str] = []
         self.record_ended()
         for rank in sorted(tuple(self._bare)):
             # First, since the rank may be replaced again meanwhile.
             self._bare.discard(rank)
             try:
                 if rank < len(self.procs):
-                    filled.append((rank, self._define(rank) if define else 0))
-            except _DefinitionError:
-                # It would fail again.
-                raise
+                    filled.append((rank, self._define(rank, failed) if define else 0))
             except BaseException:
                 self._bare.add(rank)
                 raise
+        if failed:
+            raise MonarchError("\n".join(failed))
         return filled
 
-    def _define(self, rank: int) -> int:
+    def _define(self, rank: int, failed: list[str]) -> int:
+        """Run the definitions on one rank; those that fail would fail again, and are added to a list."""
         cells: Any = member_at(self.cells, rank)
         if self.elsewhere:
             # Without the files, what needs them fails and says so.
@@ -297,11 +280,14 @@ class Mesh:
                 with self.silent(), called(each.name):
                     run = cells.run.call_one(each.text, each.name, port, each.shown)
                 result: CellResult = run.get()
-                if result.error is not None:
-                    raise _DefinitionError(
-                        f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
-                        f"{': '.join(filter(None, [result.error.kind, result.error.text]))}; run the cell again"
-                    )
+                if result.error is None:
+                    continue
+                if result.stopped:
+                    raise MonarchError(f"rank {rank} was replaced, and a stop has cut the definitions of {each.name}")
+                failed.append(
+                    f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
+                    f"{': '.join(filter(None, [result.error.kind, result.error.text]))}; run the cell again"
+                )
             return len(defined)
         finally:
             receiver.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch._kernel_api import (
@@ -24,21 +24,25 @@ _PATIENCE_S = 60.0
 """Seconds for the running calls, and for the variables."""
 
 
-def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float) -> Drained:
+def move(
+    mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float, tell: Callable[[str], object]
+) -> Drained:
     """Move the ranks of a mesh off hosts, with their variables; without enough other hosts, it shrinks.
 
     Ranks of lost hosts get the variables of those that leave for them.
 
     Args:
         mesh: the mesh.
-        leaving: the hosts that its ranks leave.
+        leaving: the hosts that its ranks leave, and that are given back.
         free: the hosts that they may move to.
         seconds: for the running calls, and for the variables.
+        tell: called with lines about the ranks; not after a Stop, when the next cell prints them.
 
     Raises:
         BusyError: a cell still runs there; the mesh is as before.
     """
     cells = state_of(mesh.cells).key
+    begun: list[tuple[Future[None], Drained]] = []
 
     def means(actors: ActorMesh) -> Any:
         return (give_copies, take_copies, ([],)) if state_of(actors).key == cells else None
@@ -47,27 +51,33 @@ def move(mesh: Mesh, leaving: Sequence[str], free: Sequence[str], seconds: float
         mesh.lack(ranks)
         mesh.define()
 
-    begun: list[Future[None]] = []
-
-    def begin(future: Future[None]) -> None:
-        begun.append(future)
-        mesh.moving.append(future)
+    def begin(future: Future[None], drained: Drained) -> None:
+        begun.append((future, drained))
+        mesh.moves.begin(future, lambda: _settle(mesh, drained, leaving))
 
     with mesh.changing():
         try:
-            drained = drain_hosts(mesh.procs, leaving, free, seconds, means, define, succeed=True, begun=begin)
+            return drain_hosts(mesh.procs, leaving, free, seconds, means, define, succeed=True, begun=begin)
         except KeyboardInterrupt:
-            # The next cell waits for it, and tells its error.
+            # The next cell waits for it, and tells how it has ended.
+            begun.clear()
             raise
-        except BaseException:
-            mesh.has_moved(begun)
-            raise
-        mesh.has_moved(begun)
-        return drained
+        finally:
+            for future, drained in begun:
+                mesh.moves.ended(future)
+                for line in _settle(mesh, drained, leaving):
+                    tell(line)
 
 
-def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> list[str]:
-    """Before a resize to fewer hosts, let as many lost hosts leave as it removes; return lines about the ranks.
+def _settle(mesh: Mesh, drained: Drained, leaving: Sequence[str]) -> list[str]:
+    """Give hosts back after a move; return lines about it."""
+    if drained.moved or drained.gone:
+        mesh.hosts.leave(leaving)
+    return moved_lines(mesh, drained)
+
+
+def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> None:
+    """Before a resize to fewer hosts, let its lost hosts leave; print lines about the ranks.
 
     Ranks at the end of the mesh hand their variables to those that the lost hosts had, on their own hosts.
 
@@ -77,7 +87,7 @@ def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> list[str]:
     procs, lost = state_of(mesh.procs).procs, mesh.hosts.lost()
     axis = procs.labels[0] if procs.host_axes == 1 else ""
     if not lost or not axis or sizes.get(axis, len(procs.hosts) + 1) > len(procs.hosts):
-        return []
+        return
     check_sizes(mesh.procs, sizes)
     left, wanted = len({*procs.hosts}) - len(lost), sizes[axis]
     if wanted > left:
@@ -86,15 +96,13 @@ def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> list[str]:
             f"{mesh.hosts.without_lost(mesh.name)}"
         )
     try:
-        drained = move(mesh, lost, (), _PATIENCE_S)
+        move(mesh, lost, (), _PATIENCE_S, print)
     except BusyError as error:
         runs = "runs" if len(error.busy) == 1 else "run"
         raise HeaderError(
             f"mesh {mesh.name!r} was not resized: {describe_ranks(error.busy)} still {runs} a cell after "
             f"{_PATIENCE_S:.0f} s; stop it, or wait for its end, and resize again"
         ) from None
-    mesh.hosts.leave(lost)
-    return moved_lines(mesh, drained)
 
 
 def moved_lines(mesh: Mesh, drained: Drained) -> list[str]:
@@ -118,7 +126,9 @@ def moved_lines(mesh: Mesh, drained: Drained) -> list[str]:
 
 def _whose(drained: Drained) -> str:
     taken = [drained.successors[rank] for rank in drained.moved if rank in drained.successors]
-    return f"the variables of {describe_ranks(taken)}" if taken else "their variables"
+    if taken:
+        return f"the variables of {describe_ranks(taken)}"
+    return f"{'its' if len(drained.moved) == 1 else 'their'} variables"
 
 
 def _left_behind(drained: Drained) -> dict[str, str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from monarch._kernel_api import (
     BusyError,
-    Future,
     HostNotice,
     Save,
     axes_text,
@@ -24,17 +23,19 @@ from monarch._kernel_api import (
     state_of,
     take_variables,
 )
-from monarch.exceptions import MonarchError
+from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.moving import move, moved_lines
+from monarch_kernel.meshes.moving import move
 from monarch_kernel.meshes.recipe import HEAL
 from monarch_kernel.meshes.registry import Meshes
 
 SHRINK, CHECKPOINT = "shrink", "checkpoint"
-_MARGIN_S = 2.0
-"""Seconds before the end of a host at which moves from it are given up."""
+_MOVE_S = 3.0
+"""Seconds for new processes and for the variables, before the agents of a host begin to end."""
+_END_S, _END_PART = 3.0, 0.3
+"""The time in which agents end: so many seconds, or that part of the whole time if it is shorter."""
 _LATE_S = 15.0
 """Seconds after which a host that has not gone is taken to stay."""
 _LOOK_S = 0.2
@@ -113,20 +114,20 @@ class Preempting:
         self._tell()(f"mesh {name!r}: {line}")
 
     def _begin(self, mesh: Mesh, notices: Sequence[HostNotice]) -> None:
-        before = list(mesh.moving)
-        mesh.moving.append(in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices, before)))
+        in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices))
 
-    def _follow(self, mesh: Mesh, notices: Sequence[HostNotice], before: Sequence[Future[None]]) -> None:
+    def _follow(self, mesh: Mesh, notices: Sequence[HostNotice]) -> None:
         """Follow the rule. Errors are lines: nobody waits for this thread but cells and verbs."""
-        patience = max(each.seconds for each in notices) + 120.0
-        for each in before:
-            each.exception(patience)
         tell = self._tell()
         try:
-            _Leave(mesh, notices, tell).follow(mesh.recipe.on_preempt, self._names)
+            with mesh.moves.planned(max(each.seconds for each in notices) + 120.0):
+                mesh.hosts.shrinking = True
+                _Leave(mesh, notices, tell).follow(mesh.recipe.on_preempt, self._names)
         except Exception as error:
             # Otherwise every later cell of the mesh would raise it.
-            tell(f"mesh {mesh.name!r}: ranks were not moved: {str(error).splitlines()[0]}")
+            tell(f"mesh {mesh.name!r}: the move was not completed: {str(error).splitlines()[0]}")
+        finally:
+            mesh.hosts.shrinking = False
 
 
 class _Leave:
@@ -145,7 +146,9 @@ class _Leave:
     @property
     def _left(self) -> float:
         """Seconds for calls to end and for state to move."""
-        return max(0.5, min(each.seconds_left for each in self._notices) - _MARGIN_S)
+        return max(
+            0.5, min(each.seconds_left - min(_END_S, _END_PART * each.seconds) for each in self._notices) - _MOVE_S
+        )
 
     def follow(self, rule: str, names: Mapping[str, Any]) -> None:
         """Follow a rule."""
@@ -198,13 +201,14 @@ class _Leave:
         try:
             self._move(free)
             return
-        except BusyError as error:
-            one = len(error.busy) == 1
+        except CallTimeoutError as error:
+            busy = error.busy if isinstance(error, BusyError) else self._ranks
+            one = len(busy) == 1
             self._tell(
-                f"{describe_ranks(error.busy)} of mesh {mesh.name!r} still {'runs' if one else 'run'} a cell, so "
+                f"{describe_ranks(busy)} of mesh {mesh.name!r} still {'runs' if one else 'run'} a cell, so "
                 f"{'its' if one else 'their'} variables cannot move before {self._names} is gone"
             )
-        node, until = current_node(), time.monotonic() + self._left + _MARGIN_S + _LATE_S
+        node, until = current_node(), time.monotonic() + max(each.seconds_left for each in self._notices) + _LATE_S
         while time.monotonic() < until and any(reaches(node, host) for host in self._hosts):
             time.sleep(_LOOK_S)
         if any(reaches(node, host) for host in self._hosts):
@@ -216,10 +220,7 @@ class _Leave:
 
     def _move(self, free: Sequence[str]) -> None:
         mesh = self._mesh
-        drained = move(mesh, self._hosts, free, self._left)
-        for line in moved_lines(mesh, drained):
-            self._tell(line)
+        drained = move(mesh, self._hosts, free, self._left, self._tell)
         if drained.gone:
             size = axes_text(mesh.procs.extent)
             self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} left")
-        mesh.hosts.leave(self._hosts)

@@ -130,13 +130,17 @@ class Detaching:
             detached = attach(name, tell=lambda line, _: tell(f"mesh {name!r}: {line}"))
             for problem in detached.problems:
                 print(f"%mesh attach {name}: {problem}", file=sys.stderr)
-            if detached.missing:
+            mesh = self._mesh_of(detached)
+            used = state_of(mesh.procs).procs.hosts
+            if any(host.id in used for host in detached.missing):
                 advice = (
                     f"if a host is back later, restart this kernel and attach again: that takes it with its ranks; "
                     f"%mesh heal {name} replaces its ranks, and %mesh resize {name} lets lost hosts leave"
                 )
                 print(f"%mesh attach {name}: {advice}", file=sys.stderr)
-            return detached, self._mesh_of(detached)
+            elif detached.missing:
+                print(f"%mesh attach {name}: no rank of the mesh is there", file=sys.stderr)
+            return detached, mesh
         except BaseException:
             # By its name: an interrupt may come as the call above returns. A program may have it for itself.
             if not before:

@@ -69,7 +69,7 @@ class Elastic:
         arguments = parse("heal", words)
         mesh, variables = self._named(arguments.names, arguments.copy_from is not None)
         source = self._source(mesh, arguments.copy_from)
-        mesh.wait_for_moves()
+        mesh.moves.wait()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         try:
@@ -163,16 +163,16 @@ class Elastic:
             sizes[axis_of(mesh.procs.sizes, state_of(mesh.procs).procs.host_axes, plain)] = int(plain)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
-        mesh.wait_for_moves()
+        mesh.moves.wait()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         try:
-            for line in leave_lost(mesh, sizes):
-                print(line)
-            before = len(mesh.procs)
-            defined = mesh.resize(sizes)
+            with mesh.moves.planned(None):
+                leave_lost(mesh, sizes)
+                before = len(mesh.procs)
+                defined = mesh.resize(sizes)
         except KeyboardInterrupt:
-            if mesh.moving:
+            if mesh.moves.any:
                 raise KeyboardInterrupt(
                     f"the resize of mesh {mesh.name!r} was stopped; the next cell waits for ranks that move already"
                 ) from None

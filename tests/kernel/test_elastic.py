@@ -319,5 +319,7 @@ def test_stop_and_failing_definitions_do_not_cost_the_variables_that_move(mortal
     after = mortal.mesh("x.mean().item()").ok()
     assert after.shown == "[rank 0] 2.0"
     # The stop has reached the definition, too.
-    assert "not completed: rank 0 was replaced, but the definitions of cell" in after.stream()
+    assert "rank 0 of mesh 'm' moved to" in after.stream() and "with the variables of rank 1" in after.stream()
+    assert "rank 0 was replaced, and a stop has cut the definitions of cell" in after.stream()
     assert "now has hosts=1" in mortal.run("%mesh resize hosts=1").ok().stream()
+    assert mortal.mesh("Slow.__name__").ok().shown == "[rank 0] 'Slow'"

@@ -198,7 +198,7 @@ if __name__ == "__main__":
                 time.sleep(0.05)
             except DeviceMeshError as error:
                 lost = error
-        print(len(lost.ranks), "dropped with its host" in str(lost), flush=True)
+        print(len(lost.ranks), "dropped with" in str(lost), flush=True)
         _run(*place._inside[0], "ip", "neigh", "del", *way)
         more = place.make()
         heal_mesh(actors, hosts=more.mesh)

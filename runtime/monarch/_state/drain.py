@@ -117,7 +117,7 @@ def drain_hosts(
     between: Callable[[list[int]], object] = lambda ranks: None,
     *,
     succeed: bool = False,
-    begun: Callable[[Future[None]], object] = lambda future: None,
+    begun: Callable[[Future[None], Drained], object] = lambda future, drained: None,
 ) -> Drained:
     """Do what ``drain`` says, by ids of hosts; those that are lost already have no state to move.
 
@@ -129,7 +129,8 @@ def drain_hosts(
         means: how the state of an actor mesh moves; None for its own methods, if it has them.
         between: called with the moved ranks when their actors exist, before they get their state.
         succeed: whether ranks of a lost host get the state of those that leave the host they move to.
-        begun: called with the future of the move once nothing ends it half way, also no interrupt of this thread.
+        begun: called with the future of the move, and the result to come, once nothing ends it half way, also no
+            interrupt of this thread.
 
     Raises:
         BusyError: a call still runs; the mesh is as before.
@@ -180,7 +181,7 @@ def drain_hosts(
 
     here = copy_context()
     moved = in_thread(node, "drain", lambda: here.run(finish))
-    begun(moved)
+    begun(moved, drained)
     moved.get()
     return drained
 
