@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from monarch._kernel_api import (
@@ -86,7 +86,11 @@ class Hosts:
 
     def leave(self, leaving: Sequence[str]) -> None:
         """Give hosts back that the mesh has left."""
-        self._known = [host for host in self._known if host not in leaving]
+        for host in leaving:
+            # Several times, if it has come back; a new list would lose what another thread adds.
+            while host in self._known:
+                with suppress(ValueError):
+                    self._known.remove(host)
         need_session(current_node()).release(leaving)
 
     def name(self, host: str) -> str:

@@ -38,6 +38,8 @@ _END_S, _END_PART = 3.0, 0.3
 """The time in which agents end: so many seconds, or that part of the whole time if it is shorter."""
 _LATE_S = 15.0
 """Seconds after which a host that has not gone is taken to stay."""
+_LATER_S = 60.0
+"""Seconds for calls of the other ranks to end after the loss of a host."""
 _LOOK_S = 0.2
 _KEEP = 2
 """Versions of a checkpoint that stay."""
@@ -199,7 +201,7 @@ class _Leave:
         mesh = self._mesh
         free = mesh.hosts.free_now(self._hosts) if kind == HEAL else []
         try:
-            self._move(free)
+            self._move(free, self._left)
             return
         except CallTimeoutError as error:
             busy = error.busy if isinstance(error, BusyError) else self._ranks
@@ -216,11 +218,11 @@ class _Leave:
             if mesh.recipe.preemption is not None:
                 mesh.recipe.preemption.forget(self._hosts)
             return
-        self._move(free)
+        self._move(mesh.hosts.free_now(self._hosts) if kind == HEAL else [], _LATER_S)
 
-    def _move(self, free: Sequence[str]) -> None:
+    def _move(self, free: Sequence[str], seconds: float) -> None:
         mesh = self._mesh
-        drained = move(mesh, self._hosts, free, self._left, self._tell)
+        drained = move(mesh, self._hosts, free, seconds, self._tell)
         if drained.gone:
             size = axes_text(mesh.procs.extent)
             self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} left")
