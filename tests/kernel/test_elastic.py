@@ -323,3 +323,23 @@ def test_stop_and_failing_definitions_do_not_cost_the_variables_that_move(mortal
     assert "rank 0 was replaced, and a stop has cut the definitions of cell" in after.stream()
     assert "now has hosts=1" in mortal.run("%mesh resize hosts=1").ok().stream()
     assert mortal.mesh("Slow.__name__").ok().shown == "[rank 0] 'Slow'"
+
+
+def test_notice_during_a_resize_waits_for_it(mortal: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    mortal.run("%mesh up m --on process:3 --procs 1").ok()
+    mortal.mesh("import os, time\nx = torch.full((1_000_000,), float(rank))").ok()
+    lines = mortal.mesh("print(os.getppid())").ok().stream().splitlines()
+    agents = [int(line.split()[-1]) for line in sorted(lines)]
+    os.kill(agents[0], signal.SIGKILL)
+    assert wait_until(lambda: "was lost with" in mortal.mesh("pass", "[0:2]").text)
+    mortal.mesh(f"while not os.path.exists('{gate}'): time.sleep(0.01)", "[2] --nowait").ok()
+    # It waits for the cell on rank 2, whose variables move.
+    resize = mortal.send("%mesh resize hosts=2")
+    resize.until(lambda: "waiting for cell" in resize.text)
+    os.kill(agents[1], signal.SIGTERM)
+    resize.until(lambda: "is being taken back (SIGTERM)" in resize.text)
+    gate.touch()
+    resize.until(lambda: "has shrunk to hosts=1, procs=1: rank 1 left" in resize.text)
+    assert "with the variables of rank 2" in resize.text and "now has hosts=2, procs=1" in resize.text
+    assert mortal.mesh("x.mean().item()").ok().shown == "[rank 0] 2.0"
