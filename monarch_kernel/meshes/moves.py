@@ -77,10 +77,12 @@ class Moves:
             if tells and not each.done:
                 print(f"waiting until ranks of mesh {self._name!r} have moved to other hosts", file=sys.stderr)
             error = each.exception(patience)
+            if not tells:
+                # The next cell does.
+                continue
             with self._lock:
                 lines = self._open.pop(each, _silent)
-            if tells:
-                told = lines()
-                if error is not None:
-                    told = [*told, f"the move was not completed: {error}"]
-                print("".join(f"{line}\n" for line in told), end="", file=sys.stderr)
+            told = lines()
+            if error is not None:
+                told = [*told, f"the move was not completed: {error}"]
+            print("".join(f"{line}\n" for line in told), end="", file=sys.stderr)
