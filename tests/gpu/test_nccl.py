@@ -150,6 +150,17 @@ def test_a_stop_frees_a_rank_in_the_first_collective_of_a_group(book: Notebook) 
     assert book.mesh("x.fill_(rank + 1); dist.all_reduce(x); x[0].item()").ok().shown == "[ranks 0-1] 3.0"
 
 
+def test_a_stop_frees_a_rank_in_a_collective_of_one_of_several_groups(book: Notebook) -> None:
+    """The abort of the others waits for the GPU, and so for this collective."""
+    book.mesh("groups = [dist.new_group([0, 1]) for _ in range(3)]\nfor g in groups: dist.all_reduce(x, group=g)").ok()
+    cell = book.send("%%mesh\nif rank == 0:\n    dist.all_reduce(x, group=groups[1])\n    torch.cuda.synchronize()")
+    until_said(cell, "rank 0 waits for rank 1", "waiting for its GPU")
+    book.interrupt()
+    assert "stopped" in cell.wait().text
+    again = "x.fill_(rank + 1)\nfor g in groups: dist.all_reduce(x, group=g)\nx[0].item()"
+    assert book.mesh(again).ok().shown == "[ranks 0-1] 12.0"
+
+
 def test_a_rank_that_misses_a_collective_is_named(book: Notebook) -> None:
     cell = book.send(
         "%%mesh\nif rank == 0:\n    dist.all_reduce(x)\n    torch.cuda.synchronize()\nelse:\n    torch.cuda._sleep(10)"

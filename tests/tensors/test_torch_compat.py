@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from monarch._tensors import torch_compat
+from leaks import wait_until
 from monarch._tensors.collectives import nccl
 from monarch._wire import tensor_compat
 
@@ -126,36 +127,39 @@ def test_untyped_returns_the_storage(recwarn: pytest.WarningsRecorder) -> None:
 
 
 class ProcessGroupNCCL:
-    """A stand-in for torch's, which is found by its name, and notes what happens to it."""
+    """A stand-in for torch's, which is found by its name."""
 
-    def __init__(self, steps: list[str], fails: bool = False) -> None:
-        self.steps = steps
+    def __init__(self, after: threading.Event, done: threading.Event, fails: bool = False) -> None:
+        self.after = after
+        self.done = done
         self.fails = fails
 
     def abort(self) -> None:
-        self.steps.append("abort")
+        self.done.set()
+        assert self.after.wait(20)
         if self.fails:
             raise RuntimeError("unhandled system error")
 
-    def _group_start(self) -> None:
-        self.steps.append("start")
 
-    def _group_end(self) -> None:
-        self.steps.append("end")
-
-
-def test_nccl_backends_are_aborted_in_one_group() -> None:
-    steps: list[str] = []
-    assert torch_compat.abort_together([ProcessGroupNCCL(steps), ProcessGroupNCCL(steps)]) == 2
-    assert steps == ["start", "abort", "abort", "end"]
-    steps.clear()
-    with pytest.raises(RuntimeError):
-        torch_compat.abort_together([ProcessGroupNCCL(steps, True)])
-    assert steps == ["start", "abort", "end"]
+def test_nccl_backends_are_aborted_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An abort may wait for that of any other one, since it waits for the GPU."""
+    one, other = threading.Event(), threading.Event()
+    backends = [ProcessGroupNCCL(one, other), ProcessGroupNCCL(other, one, fails=True)]
+    monkeypatch.setattr(nccl, "nccl_backends", lambda _: backends)
+    assert nccl.abort_nccl() == 2
+    assert nccl.await_aborts(20)
+    assert wait_until(lambda: "ending a group of NCCL failed: RuntimeError: unhandled" in capsys.readouterr().err)
+    slow = ProcessGroupNCCL(threading.Event(), threading.Event())
+    backends[:] = [slow]
+    # A death may follow a Stop.
+    assert [nccl.abort_nccl(), nccl.abort_nccl()] == [1, 1]
+    assert not nccl.await_aborts(0.01)
+    slow.after.set()
+    assert nccl.await_aborts(20)
 
 
 def test_nccl_backends_are_found_behind_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, wrapped = ProcessGroupNCCL([]), ProcessGroupNCCL([])
+    plain, wrapped = (ProcessGroupNCCL(threading.Event(), threading.Event()) for _ in range(2))
     backends = {"plain": plain, "again": plain, "wrapped": SimpleNamespace(wrapped_pg=wrapped), "gloo": None}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(nccl, "backend_of", lambda group, device: backends[group])

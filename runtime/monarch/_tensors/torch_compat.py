@@ -538,26 +538,6 @@ def stream_handle(gpu: int) -> int:
     return cast("Any", torch)._C._cuda_getCurrentRawStream(gpu)
 
 
-def abort_together(backends: Sequence[Any]) -> int:
-    """Abort NCCL backends; return how many.
-
-    In one NCCL group, as torch does it: aborts of communicators one by one may wait for each other
-    (https://github.com/pytorch/pytorch/issues/119797).
-    """
-    # Versions of torch without it make this wait for the watchdog.
-    able = [each for each in backends if hasattr(each, "abort")]
-    grouped = able and hasattr(able[0], "_group_start")
-    if grouped:
-        able[0]._group_start()
-    try:
-        for each in able:
-            each.abort()
-    finally:
-        if grouped:
-            able[0]._group_end()
-    return len(able)
-
-
 def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return shape and offset of this rank's part of a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

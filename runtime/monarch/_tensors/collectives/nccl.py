@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,6 @@ from monarch._core.diagnosis.facts import Entered
 from monarch._tensors.collectives.connections import end_listening, open_sockets
 from monarch._tensors.collectives.waiting import labels
 from monarch._tensors.torch_compat import (
-    abort_together,
     backend_of,
     begun,
     default_group,
@@ -22,7 +22,12 @@ from monarch._tensors.torch_compat import (
     group_names,
     groups,
 )
+from monarch._wire.receiving.aside import tell
 
+ABORT_S = 10.0
+"""Seconds to wait for aborts before their groups are destroyed."""
+_aborting: dict[int, threading.Thread] = {}
+"""The threads that abort a backend, by its id. Any thread, in single operations."""
 _connecting: dict[int, set[tuple[int, int]]] = {}
 """By thread, the sockets from before the group that it connects now. Any thread, in single operations."""
 
@@ -95,5 +100,38 @@ def issued() -> list[Entered]:
 
 
 def abort_nccl() -> int:
-    """Abort the NCCL groups of this process; return how many."""
-    return abort_together(nccl_backends(groups()))
+    """Begin to abort the NCCL groups of this process, each in its own thread; return how many.
+
+    An abort frees memory of the GPU, which waits for all kernels. One after another, that of an idle group would wait
+    for the collective of a group whose turn comes later (https://github.com/NVIDIA/nccl/pull/564).
+    """
+    # Versions of torch without it make this wait for the watchdog.
+    found = [each for each in nccl_backends(groups()) if hasattr(each, "abort")]
+    for each in found:
+        thread = threading.Thread(target=_abort, args=(each,), name="monarch-abort", daemon=True)
+        if _aborting.setdefault(id(each), thread) is thread:
+            try:
+                thread.start()
+            except RuntimeError:
+                # There is no room for a thread.
+                _abort(each)
+    return len(found)
+
+
+def await_aborts(seconds: float) -> bool:
+    """Wait until the aborts that have begun are done; return False if any is not after so many seconds."""
+    until = time.monotonic() + seconds
+    for each in list(_aborting.values()):
+        # Another thread may have noted it, and is about to start it.
+        with suppress(RuntimeError):
+            each.join(max(0.0, until - time.monotonic()))
+    return not _aborting
+
+
+def _abort(backend: Any) -> None:
+    try:
+        backend.abort()
+    except Exception as error:
+        tell(f"monarch: ending a group of NCCL failed: {type(error).__name__}: {error}")
+    finally:
+        _aborting.pop(id(backend), None)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.made_groups import all_sockets, observe_groups, on_made
-from monarch._tensors.collectives.nccl import abort_nccl
+from monarch._tensors.collectives.nccl import ABORT_S, abort_nccl, await_aborts
 
 
 class ProgramGroups:
@@ -43,6 +43,7 @@ class ProgramGroups:
     def end(self) -> None:
         """Destroy the groups that the program has left, and hold them."""
         on_made.remove(self._hold)
+        await_aborts(ABORT_S)
         if dist.is_initialized():
             dist.destroy_process_group()
 

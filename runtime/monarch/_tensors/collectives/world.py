@@ -29,7 +29,7 @@ from monarch._tensors.collectives.made_groups import (
     observe_groups,
     on_renewed,
 )
-from monarch._tensors.collectives.nccl import abort_nccl, free_connecting, nccl_backends
+from monarch._tensors.collectives.nccl import ABORT_S, abort_nccl, await_aborts, free_connecting, nccl_backends
 from monarch._tensors.collectives.renewed import Formers
 from monarch._tensors.collectives.shared_gpus import mend_shared_gpus, share
 from monarch._tensors.collectives.store import find_store, meet
@@ -317,6 +317,7 @@ def leave(world: World, formers: Formers) -> None:
     if group is not None and group is world.groups.get(tuple(range(world.place.size))):
         # Abort first, since destroying waits for work in progress.
         world.free("the process group was destroyed; use the group again")
+        await_aborts(ABORT_S)
         with as_it_is():
             formers.note(set(map(id, world.groups.values())), set(map(id, world.apart.values())))
             dist.destroy_process_group()
