@@ -23,6 +23,7 @@ PACKAGE = ROOT / "runtime" / "monarch"
 FLOORS = [
     "_config",
     "_core",
+    "_python",
     "_wire",
     "_procs",
     "_tensors",
@@ -255,6 +256,60 @@ def test_only_the_top_of_the_kernel_looks_the_magics_up() -> None:
     top = KERNEL_FLOORS[KERNEL_FLOORS.index("magics") :]
     below = [path for path in KERNEL if kernel_room_of(module_name(path)) not in top]
     assert not [path for path in below if "MeshMagics" in path.read_text(encoding="utf-8")]
+
+
+PURE = {
+    "os": {"os.path", "os.sep"},
+    "signal": {"signal.Signals"},
+    "threading": {"threading.RLock"},
+    "time": {"time.strftime", "time.localtime"},
+}
+"""What ``_core`` may use of modules that do more: names, the text of paths and times, and locks of its own state."""
+IMPURE = {
+    "asyncio",
+    "ctypes",
+    "io",
+    "multiprocessing",
+    "pathlib",
+    "queue",
+    "select",
+    "shutil",
+    "socket",
+    "subprocess",
+    "zmq",
+}
+
+
+def impurities(text: str) -> list[str]:
+    """Return what some code uses that ``_core`` may not: I/O, threads and clocks."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        elif isinstance(node, ast.Import):
+            names = [each.name for each in node.names if each.name not in PURE]
+        elif isinstance(node, ast.Attribute):
+            names = [name for name in [ast.unparse(node)] if name.partition(".")[0] in PURE or name.startswith("sys._")]
+        else:
+            names = [node.id] if isinstance(node, ast.Name) and node.id == "open" else []
+        for name in names:
+            top = name.partition(".")[0]
+            # `os.path` is part of `os.path.join`.
+            is_allowed = top not in PURE or any(map(name.startswith, PURE[top]))
+            if not is_allowed or top in IMPURE or name == "open" or name.startswith("sys._"):
+                found.append(name)
+    return found
+
+
+def test_core_is_pure() -> None:
+    core = [path for path in FILES if room_of(module_name(path)) == "_core"]
+    wrong = {path: found for path in core if (found := impurities(path.read_text("utf-8")))}
+    assert not wrong, "\n".join(f"{path.relative_to(ROOT)}: {', '.join(found)}" for path, found in wrong.items())
+
+
+def test_impurities_are_found() -> None:
+    code = "import os, time, ctypes\nfrom threading import RLock, Thread\nos.path.join('a'), os.getpid(), open('x')"
+    assert sorted(impurities(code)) == ["ctypes", "open", "os.getpid", "threading.Thread"]
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:

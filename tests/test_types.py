@@ -34,8 +34,8 @@ INSIDES = {
     "runtime/monarch/_meshes/actors/adverbs.py": 14,
     "runtime/monarch/_meshes/actors/deferred_calls.py": 3,
     # Private names of Python and pyzmq.
-    "runtime/monarch/_core/frames.py": 3,
-    "runtime/monarch/_core/thread_trace.py": 1,
+    "runtime/monarch/_python/frames.py": 3,
+    "runtime/monarch/_python/thread_trace.py": 1,
     "runtime/monarch/_wire/accepting.py": 1,
     "runtime/monarch/_wire/held.py": 1,
     "runtime/monarch/_wire/options.py": 1,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from monarch._core.digests.digest import DIGEST as DIGEST
     from monarch._core.digests.digest import Digest as Digest
     from monarch._core.digests.digest import describe_difference as describe_difference
-    from monarch._core.frames import frame_of as frame_of
     from monarch._core.kinds import is_a as is_a
     from monarch._core.kinds import is_dict as is_dict
     from monarch._core.kinds import is_list as is_list
@@ -246,6 +245,7 @@ if TYPE_CHECKING:
     from monarch._procs.session_folder import host_of as host_of
     from monarch._procs.zygote.user_forks import leave_if_forked as leave_if_forked
     from monarch._procs.zygote.user_forks import watch_forks as watch_forks
+    from monarch._python.frames import frame_of as frame_of
     from monarch._session.code import code_files as code_files
     from monarch._session.code import keep_code as keep_code
     from monarch._session.code import lacking as lacking
@@ -308,7 +308,7 @@ _WHERE = {
     "monarch._actors.ports": "Channel",
     "monarch._core.diagnosis.findings": "diagnose",
     "monarch._core.digests.digest": "DIGEST Digest describe_difference",
-    "monarch._core.frames": "frame_of",
+    "monarch._python.frames": "frame_of",
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.position": "Frame Position RUNNING ThreadPosition",
     "monarch._core.roster": "split_proc",

@@ -211,7 +211,7 @@ class Member(Actor):
     def free_late(self, number: int) -> str:
         """Aborts what this call waits in, like a Stop; in another thread, like the receiving one."""
         from monarch._actors.running import current
-        from monarch._core.frames import frame_of, is_between_calls
+        from monarch._python.frames import frame_of, is_between_calls
         from monarch._supervision.freeing import free
 
         self.ensure()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.running import ActorLike
 from monarch._core.kinds import is_a
-from monarch._core.later import asyncio
+from monarch._python.later import asyncio
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from monarch._actors import interrupts
-from monarch._core.frames import frame_of, handled_by
+from monarch._python.frames import frame_of, handled_by
 
 _CHAIN = 20
 """The most exceptions that are followed."""

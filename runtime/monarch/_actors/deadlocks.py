@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch._actors.awaits import Awaits
 from monarch._actors.running import ActorLike
 from monarch._core.deadlock import Probe, Request, Waits
-from monarch._core.later import asyncio
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch._wire.receiving.loop import Waiter
 from monarch.exceptions import DeadlockError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from monarch._actors.running import ActorLike
-from monarch._core.later import asyncio
 from monarch._node.node import Node
 from monarch._node.remote_errors import (
     exception_of,
@@ -13,6 +12,7 @@ from monarch._node.remote_errors import (
     unpack_failure,
     with_source,
 )
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, SerializationError, StoppedError, SupervisionError
 

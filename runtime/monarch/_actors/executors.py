@@ -17,8 +17,8 @@ from monarch._actors import interruptible
 from monarch._actors.interrupts import ThreadInterrupts
 from monarch._actors.pausing.gate import gate
 from monarch._actors.running import ActorLike
-from monarch._core.later import asyncio
 from monarch._node.node import Node
+from monarch._python.later import asyncio
 from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 

@@ -11,8 +11,8 @@ from typing import Any
 from monarch._actors.executors import start_task
 from monarch._actors.running import ActorLike, current
 from monarch._core.kinds import is_coroutine
-from monarch._core.later import asyncio
 from monarch._node.remote_errors import pack_failure
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from monarch._core.thread_trace import has_raised, raise_in, raise_nothing
+from monarch._python.thread_trace import has_raised, raise_in, raise_nothing
 from monarch._wire.held import harmless
 
 _trip = ctypes.pythonapi.PyErr_SetInterruptEx

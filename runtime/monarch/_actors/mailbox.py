@@ -32,7 +32,6 @@ from monarch._actors.ports import ReplyPort
 from monarch._actors.running import before, current, explained, prepare
 from monarch._actors.turns import Turns
 from monarch._core.kinds import class_of
-from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
@@ -40,6 +39,7 @@ from monarch._node.remote_errors import Outcome, is_consequence, pack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch._wire.pickling import ATOMS, dumps, dumps_whole, loads
 from monarch.exceptions import ArgumentError, MonarchError, PointError

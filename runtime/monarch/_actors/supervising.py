@@ -10,8 +10,8 @@ from monarch._actors.executors import start_task
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.running import current
 from monarch._core.kinds import is_coroutine
-from monarch._core.later import asyncio
 from monarch._node.remote_errors import pack_failure
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 
 _judging: set[asyncio.Task[None]] = set()

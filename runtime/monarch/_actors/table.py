@@ -10,8 +10,8 @@ from monarch._actors.deadlocks import Deadlocks
 from monarch._actors.ending import refuse
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.running import current
-from monarch._core.later import asyncio
 from monarch._node.node import Node
+from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch._wire.receiving.loop import Waiter
 from monarch.exceptions import ProtocolError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.executors import start_task
 from monarch._actors.running import ActorLike
-from monarch._core.later import asyncio
+from monarch._python.later import asyncio
 
 if TYPE_CHECKING:
     from monarch._wire.messages import Call

@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 from monarch._actors.pausing.gate import gate
-from monarch._core.frames import frame_of
 from monarch._core.kinds import is_tuple
 from monarch._core.places import is_ours
 from monarch._core.position import IDLE, PAUSED, RUNNING, ThreadPosition
@@ -18,6 +17,7 @@ from monarch._debug.frames import described, users_frames
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import request, service
+from monarch._python.frames import frame_of
 
 _OWN = "monarch-"
 """The beginning of the names of threads of this package."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from monarch._core.frames import caller
+from monarch._python.frames import caller
 
 _OWN = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__), "<frozen ", "<string>")
 """Code that is not the user's."""

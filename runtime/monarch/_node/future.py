@@ -13,8 +13,8 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._core.later import asyncio
 from monarch._node.node_like import NodeLike
+from monarch._python.later import asyncio
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import CallTimeoutError, DeadlockError
 

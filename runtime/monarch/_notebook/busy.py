@@ -16,10 +16,10 @@ from monarch._actors import interrupts
 from monarch._actors.cleanup import cleans_up, is_handling, region_of
 from monarch._actors.escape import ask_escape
 from monarch._actors.interrupting import interrupt
-from monarch._core.frames import frame_of
 from monarch._core.stop_ladder import Activity
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Wait, blocked, ran_on_cpu
+from monarch._python.frames import frame_of
 from monarch._supervision.freeing import running, thread_of, waiting
 
 _CELL = re.compile(r"cell \[\d+\]")

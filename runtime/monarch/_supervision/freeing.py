@@ -15,7 +15,6 @@ from monarch._actors.cleanup import cleans_up
 from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
-from monarch._core.frames import frame_of, is_between_calls
 from monarch._core.stop_ladder import Freed
 from monarch._groups.breaking import spoil_generation
 from monarch._groups.rendezvous import local_rendezvous
@@ -24,6 +23,7 @@ from monarch._node.future import Future
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Blocked, Wait, blocked
 from monarch._procs.rank.foreground import end_shell
+from monarch._python.frames import frame_of, is_between_calls
 
 if TYPE_CHECKING:
     from monarch._actors.mailbox import Mailbox

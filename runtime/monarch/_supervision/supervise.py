@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._core.kinds import is_a
-from monarch._core.later import asyncio
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.inside import node_of, region_of, state_of
@@ -18,6 +17,7 @@ from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
+from monarch._python.later import asyncio
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import supervisors_of
 from monarch.exceptions import ArgumentError, SupervisionError

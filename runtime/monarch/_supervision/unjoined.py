@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from monarch._core.fail_fast import Standing
-from monarch._core.frames import frame_of
 from monarch._core.roster import Procs, split_proc
 from monarch._core.text.unjoined import describe_unjoined
 from monarch._core.unjoined import Finding, Unjoined, Waits
@@ -21,6 +20,7 @@ from monarch._node.node import Node
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import Request, request, service
 from monarch._procs.os.blocked import Wait, blocked
+from monarch._python.frames import frame_of
 from monarch._supervision.freeing import place_of, running, standing, thread_of
 from monarch._wire.receiving.aside import tell
 from monarch.config import COLLECTIVE_WAIT

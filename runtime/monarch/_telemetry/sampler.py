@@ -9,10 +9,10 @@ from threading import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from monarch._actors.pausing.gate import gate
-from monarch._core.frames import frame_of
 from monarch._core.places import is_ours, place_of
 from monarch._core.telemetry.events import Collective, RankState
 from monarch._procs.os.blocked import Wait, blocked, ran_on_cpu
+from monarch._python.frames import frame_of
 from monarch._supervision.freeing import thread_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, cast
 
-from monarch._core.frames import caller
+from monarch._python.frames import caller
 
 _C10D = "torch.distributed.distributed_c10d"
 _OWN_TYPES = 40

@@ -15,7 +15,7 @@ from threading import RLock, get_ident, main_thread
 
 import zmq
 
-from monarch._core.locks import is_owned
+from monarch._python.locks import is_owned
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held

@@ -7,7 +7,7 @@ from threading import RLock, get_ident
 from types import FrameType
 from typing import NamedTuple
 
-from monarch._core.thread_trace import Traceable
+from monarch._python.thread_trace import Traceable
 
 
 class ActorThread(NamedTuple):

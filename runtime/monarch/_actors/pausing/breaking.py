@@ -10,9 +10,9 @@ from monarch._actors import running
 from monarch._actors.pausing.failed import failed
 from monarch._actors.pausing.gate import gate
 from monarch._actors.pausing.tracing import BREAKPOINT, Stop
-from monarch._core.frames import caller
 from monarch._node.remote_errors import is_consequence
 from monarch._procs.zygote import user_forks
+from monarch._python.frames import caller
 
 
 def take_breakpoints() -> None:

@@ -21,11 +21,11 @@ from monarch._actors.pausing.actor_threads import ActorThreads
 from monarch._actors.pausing.next_line import at_next_line
 from monarch._actors.pausing.points import UNCAUGHT, Packed, Points
 from monarch._actors.pausing.tracing import ERROR, Step, Stop, Tracer, describe
-from monarch._core.frames import caller, frame_of
-from monarch._core.locks import is_owned
 from monarch._core.places import is_ours, is_users
-from monarch._core.thread_trace import Traceable
 from monarch._node.services.registry import declared
+from monarch._python.frames import caller, frame_of
+from monarch._python.locks import is_owned
+from monarch._python.thread_trace import Traceable
 from monarch._wire.held import harmless_idle
 from monarch._wire.receiving.leadership import Gate
 

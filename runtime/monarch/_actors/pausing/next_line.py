@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch._actors.interruptible import sleep
 from monarch._core.places import is_users
-from monarch._core.thread_trace import may_trace
+from monarch._python.thread_trace import may_trace
 
 
 def at_next_line(

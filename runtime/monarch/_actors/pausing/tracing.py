@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from monarch._actors.pausing.points import RAISED, Point, Points, describe_error, enters, lines_of
 from monarch._core.places import is_ours, is_users
-from monarch._core.thread_trace import may_trace
+from monarch._python.thread_trace import may_trace
 
 BREAKPOINT, STEP, ERROR = "breakpoint", "step", "exception"
 NEXT, INTO, UNTIL, FINISH, OUT = "next", "step", "until", "finish", "out"

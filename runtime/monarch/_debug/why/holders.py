@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._core.frames import frame_of, outward
 from monarch._core.kinds import is_dict, is_list
 from monarch._core.places import is_users
 from monarch._core.position import Frame
+from monarch._python.frames import frame_of, outward
 
 _OWNER = re.compile(r"owner=(\d+)")
 _DEPTH = 200

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from monarch._core.diagnosis.facts import Kind
-from monarch._core.frames import frame_of
 from monarch._core.kinds import is_list, is_tuple
 from monarch._debug.why.holders import line_of
 from monarch._debug.why.pool_threads import of_future
 from monarch._debug.why.workers_compat import THREADS, doing_of, of_executor, of_loader, of_pool, of_spawned
+from monarch._python.frames import frame_of
 
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _LONGEST = 80

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
-from monarch._core.frames import frame_of, outward
 from monarch._core.kinds import is_a, is_list, is_set
 from monarch._debug.why.holders import line_of
+from monarch._python.frames import frame_of, outward
 
 _DEPTH = 200
 _LONGEST_CHAIN = 4

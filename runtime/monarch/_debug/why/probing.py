@@ -16,7 +16,6 @@ from monarch._actors.pausing.gate import gate
 from monarch._actors.pausing.tasks import awaiting, task_of
 from monarch._actors.table import actors_of
 from monarch._core.diagnosis.facts import FORMING, Doing, Entered, Kind, RankFacts, Target
-from monarch._core.frames import frame_of
 from monarch._core.position import Frame
 from monarch._core.roster import split_proc
 from monarch._debug.frames import described, users_frames
@@ -29,6 +28,7 @@ from monarch._node.future import Future
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import cpu_of_family
 from monarch._procs.os.children import family_runs
+from monarch._python.frames import frame_of
 from monarch._supervision.freeing import thread_of
 from monarch._telemetry.sampler import still
 from monarch._wire.messages import Call

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from monarch._core.diagnosis.facts import FORMING, Entered, Holder, Kind
-from monarch._core.frames import frame_of
 from monarch._core.kinds import class_of, is_dict
 from monarch._core.places import is_ours, is_users
 from monarch._debug.frames import users_frames
@@ -23,6 +22,7 @@ from monarch._debug.why.workers_compat import doing_of
 from monarch._procs.os.blocked import Blocked, Call, Wait, awaited_child, blocked, ran_on_cpu, system_call
 from monarch._procs.os.children import at_other_end, child_named, command_of, only_child
 from monarch._procs.os.file_locks import lock_holders
+from monarch._python.frames import frame_of
 
 _LOOK = 0.02
 """Seconds between two looks at a thread."""

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 
-from monarch._core.frames import caller
 from monarch._engine import devices, wiring
 from monarch._engine.dtensor_compat import DispatchMode, lift_fresh, without_modes
 from monarch._engine.local.current import active, active_mesh
@@ -22,6 +21,7 @@ from monarch._engine.recording.observer import current
 from monarch._engine.stream import Ref
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._node.services.registry import service
+from monarch._python.frames import caller
 from monarch.exceptions import ArgumentError, AxisError
 
 wiring.wire()

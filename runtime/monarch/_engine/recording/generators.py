@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from monarch._core.frames import caller
 from monarch._engine.lines import Line
 from monarch._engine.recording.libraries import is_library_file
+from monarch._python.frames import caller
 
 _SOURCES = ("random.py", "secrets.py")
 """Files of the standard library that pass calls on."""

@@ -17,7 +17,6 @@ from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
 from monarch._core.flow import take_all
-from monarch._core.later import runs_event_loop
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
@@ -32,6 +31,7 @@ from monarch._node.node import Node
 from monarch._node.owed import Owed
 from monarch._node.peers import Targets, cost_of
 from monarch._node.services.registry import declared
+from monarch._python.later import runs_event_loop
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large, dumps, dumps_call

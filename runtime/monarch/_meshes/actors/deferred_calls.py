@@ -8,9 +8,9 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._core.later import runs_event_loop
 from monarch._meshes.inside import called_of, check_alive, node_of, state_of
 from monarch._node.future import Future, judging, when_done
+from monarch._python.later import runs_event_loop
 from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from monarch._core.frames import frame_of
+from monarch._python.frames import frame_of
 from monarch._wire.receiving.leadership import Gate
 
 Action = Callable[[], None]

@@ -6,8 +6,8 @@ import signal
 import threading
 
 from monarch._actors.interrupts import Interrupt
-from monarch._core.thread_trace import raise_in
 from monarch._node.services.registry import service
+from monarch._python.thread_trace import raise_in
 
 
 class _Running:

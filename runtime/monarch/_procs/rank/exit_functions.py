@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from monarch._core.frames import caller
+from monarch._python.frames import caller
 
 _atexit: Any = atexit
 _finalize: Any = weakref.finalize

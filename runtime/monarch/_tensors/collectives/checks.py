@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from monarch._core.collective_calls import CollectiveCall, Tensor
-from monarch._core.frames import caller
 from monarch._core.kinds import is_list
 from monarch._core.places import is_users
 from monarch._core.position import Frame
+from monarch._python.frames import caller
 from monarch._tensors.collectives import waiting
 from monarch._tensors.collectives.agreeing import agree_all
 from monarch._tensors.collectives.details import reduction_of

@@ -14,9 +14,9 @@ import torch.distributed as dist
 # torch exports these without __all__.
 from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
-from monarch._core.frames import outward
 from monarch._core.places import is_ours
 from monarch._core.unjoined import Waits
+from monarch._python.frames import outward
 from monarch._tensors.collectives.agreeing import is_checked_now
 from monarch._tensors.collectives.messages import WAITS, Message, message_in, message_of
 from monarch._tensors.torch_compat import begun, default_group, group_names

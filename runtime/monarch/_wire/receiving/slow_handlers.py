@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from monarch._core.frames import frame_of
+from monarch._python.frames import frame_of
 from monarch._wire.receiving.checks import Check, watched
 
 VARIABLE = "MONARCH_DEBUG"

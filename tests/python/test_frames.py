@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from leaks import wait_until
-from monarch._core.frames import frame_of, is_between_calls
 from monarch._notebook.looking.writing import declared_global, write_locals
+from monarch._python.frames import frame_of, is_between_calls
 
 
 def changed_by(change: Callable[[], None], value: int) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._core.thread_trace import Traceable
+from monarch._python.thread_trace import Traceable
 
 
 class Worker:
@@ -106,7 +106,7 @@ def test_a_traced_thread_runs_while_another_one_is_to_raise() -> None:
     # In Python 3.11, it would run in place at the beginning of the next function, so this is tried in a process.
     script = """
 import sys, threading, time
-from monarch._core.thread_trace import Traceable, has_raised, may_trace, raise_in
+from monarch._python.thread_trace import Traceable, has_raised, may_trace, raise_in
 
 class Raised(KeyboardInterrupt):
     def __init__(self):

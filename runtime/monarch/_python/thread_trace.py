@@ -9,7 +9,7 @@ from threading import RLock, get_ident
 from types import FrameType
 from typing import Any
 
-from monarch._core.frames import caller
+from monarch._python.frames import caller
 
 Called = Callable[[FrameType], object]
 _pending: dict[int, Called] = {}
