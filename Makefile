@@ -26,7 +26,7 @@ MODULES := node_modules/.stamp-all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab notebooks test test-ts test-quick test-failed test-soak test-gpu test-ops chaos check lint types spelling fmt bench clean
+.PHONY: help venv demo lab notebooks test test-ts test-quick test-wide test-failed test-soak test-gpu test-ops chaos check lint types spelling fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,17 +69,21 @@ notebooks: $(STAMP) ## run all notebooks, and store them with their outputs
 	@echo "running the notebooks"
 	@$(PY) notebooks/save.py $(ARGS)
 
-test: $(STAMP) $(RDMA) test-ts ## run all tests but the soak tests
-	@echo "running all tests"
-	@$(PY) -m pytest -m "not soak" $(BESIDE) $(ARGS)
+test: $(STAMP) $(RDMA) test-ts ## run the tests of each promise, and the front end's
+	@echo "running the tests"
+	@$(PY) -m pytest -m "not wide and not soak" $(BESIDE) $(ARGS)
 
 test-ts: $(MODULES) ## run the tests of the front end
 	@echo "running the tests of the front end"
 	@$(NPM) run --silent test
 
-test-quick: $(STAMP) $(RDMA) ## run the tests that are neither slow nor soak tests
+test-quick: $(STAMP) $(RDMA) ## run the quick tests of these
 	@echo "running the quick tests"
-	@$(PY) -m pytest -m "not slow and not soak" $(BESIDE) $(ARGS)
+	@$(PY) -m pytest -m "not slow and not wide and not soak" $(BESIDE) $(ARGS)
+
+test-wide: $(STAMP) $(RDMA) ## run the tests that hold the promises of `make test` in more cases
+	@echo "running the wide tests"
+	@$(PY) -m pytest -m "wide and not soak" $(BESIDE) $(ARGS)
 
 test-failed: $(STAMP) $(RDMA) ## run the tests that failed in the last run again, one after the other
 	@echo "running the failed tests again, one after the other"

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
 from state import credit_lost
-from tiers import LIST, mark, rules
+from tiers import LISTS, mark, rules
 from warm import hold_server, own_preload, usual_preload
 from warm_python import held_for_kernels
 
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Begins with the folders whose files take longest, so that at the end no process waits long for another.
     """
-    mark(items, rules(LIST.read_text()))
+    mark(items, [rule for text in LISTS for rule in rules(text.read_text())])
     rank = {name: at for at, name in enumerate(_SLOWEST)}
     browser = [item for item in items if _folder(item) == _BROWSER]
     others = sorted(

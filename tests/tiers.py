@@ -1,7 +1,7 @@
-"""Which tests run how often: ``tiers.txt`` marks tests as slow, or as soak tests, beside the marks in their code.
+"""Which tests run how often: ``tiers.txt`` and ``wide.txt`` mark tests as slow, wide or soak, beside the marks in code.
 
-A line is ``slow NAME``, ``soak NAME`` or ``soak NAME keep N``. NAME is a file, or a test with all its parameters; of
-these, N spread over them are no soak tests.
+A line is ``MARK NAME`` or ``MARK NAME keep N``. NAME is a folder, a file, or a test with all its parameters; of these,
+N spread over them are not marked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-LIST = Path(__file__).with_name("tiers.txt")
+MARKS = ("slow", "wide", "soak")
+LISTS = [Path(__file__).with_name(name) for name in ("tiers.txt", "wide.txt")]
 
 
 class Rule(NamedTuple):
@@ -20,7 +21,7 @@ class Rule(NamedTuple):
 
     mark: str
     name: str
-    """Path below tests/, with or without ``::test``."""
+    """Path below tests/, with or without ``::test``; a folder ends in a slash."""
     keep: int
 
 
@@ -35,8 +36,10 @@ def rules(text: str) -> list[Rule]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        if words[0] not in ("slow", "soak") or len(words) not in (2, 4) or (len(words) == 4 and words[2] != "keep"):
-            raise ValueError(f"tiers.txt: expected 'slow NAME' or 'soak NAME [keep N]', got {line!r}")
+        if words[0] not in MARKS or len(words) not in (2, 4) or (len(words) == 4 and words[2] != "keep"):
+            raise ValueError(
+                f"tiers.txt: expected 'MARK NAME [keep N]' with a mark of {', '.join(MARKS)}, got {line!r}"
+            )
         found.append(Rule(words[0], words[1], int(words[3]) if len(words) == 4 else 0))
     return found
 
@@ -51,7 +54,7 @@ def mark(items: Iterable[pytest.Item], of: Sequence[Rule]) -> None:
     named: dict[str, list[pytest.Item]] = {}
     for item in items:
         node = item.nodeid.removeprefix("tests/")
-        for name in {node.split("::")[0], node.split("[")[0]}:
+        for name in {node.split("/")[0] + "/", node.split("::")[0], node.split("[")[0]}:
             named.setdefault(name, []).append(item)
     for rule in of:
         meant = named.get(rule.name, [])

@@ -12,6 +12,8 @@ from monarch_kernel.dap.protocol import Refused
 
 PATIENCE = 7.0
 """Seconds for an answer; what runs in a frame has 5 s."""
+_LOOK = 0.25
+"""Seconds between looks whether the rank has died meanwhile."""
 
 
 async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
@@ -36,11 +38,14 @@ async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
             loop.call_soon_threadsafe(take, answer)
 
     answers = Answers(node, [proc], asked, heard, urgent=True)
+    until = loop.time() + patience
     try:
-        answer = await asyncio.wait_for(answered, patience)
-    except asyncio.TimeoutError:
-        dead = node.peers.get(proc).dead is not None
-        raise Refused(f"rank {rank} is dead" if dead else f"rank {rank} has not answered in {patience:g} s") from None
+        while not (await asyncio.wait({answered}, timeout=_LOOK))[0]:
+            if node.peers.get(proc).dead is not None:
+                raise Refused(f"rank {rank} is dead")
+            if loop.time() > until:
+                raise Refused(f"rank {rank} has not answered in {patience:g} s")
+        answer = answered.result()
     finally:
         answers.close()
     if isinstance(answer, Failure):

@@ -17,10 +17,11 @@ import pytest
 
 from leaks import wait_until
 from monarch._groups.breaking import position
+from monarch._meshes.actors import backpressure
 from monarch._meshes.actors.ask import ask
 from monarch._meshes.actors.each import UNREAD
 from monarch.actor import Actor, current_rank, endpoint, this_host
-from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError
+from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, SendTimeoutError
 from monarch.testing import local_hosts
 
 
@@ -108,6 +109,25 @@ def test_view_gets_a_value_for_each_of_its_actors(workers: Any) -> None:
 def test_wrong_values_are_refused(workers: Any, values: Any) -> None:
     with pytest.raises(ArgumentError, match=r"workers\.add\.call_each: expected"):
         workers.add.call_each(values)
+
+
+def test_call_each_reaches_all_or_none(procs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a collective of the endpoint, ranks before one without room would wait for it."""
+    monkeypatch.setattr(backpressure, "ROOM_S", 0.5)
+    workers, gate = procs(3).spawn("workers", Worker), tmp_path / "gate"
+    behind = workers.slice(gpus=2)
+    behind.hold.broadcast(str(gate))
+    with pytest.raises(SendTimeoutError):
+        for _ in range(50_000):
+            behind.took.broadcast()
+    with pytest.raises(
+        SendTimeoutError, match=r"not sent to any rank: rank 2 of workers is \S+ messages behind"
+    ) as raised:
+        workers.add.call_each([1, 2, 3])
+    assert raised.value.rank == 2
+    gate.touch()
+    assert list(workers.took.call().get(60).values()) == [0, 0, 1]
+    assert list(workers.add.call_each([1, 2, 3]).get(60).values()) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_map_yields_in_order(workers: Any) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
+from monarch._node import gather
 from monarch._node.current import current_node
 from monarch._node.liveness import here
 from monarch._node.services.registry import declared
@@ -350,6 +351,22 @@ def test_interrupt_of_unpickling_is_not_the_outcome(first: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         future.get(timeout=GUARD)
     assert future.get(timeout=GUARD) == 7
+
+
+def test_interrupt_while_an_error_is_read_is_not_the_outcome(first: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it may run code of its class, and looks for the source."""
+    read = gather.group
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(gather, "group", read)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gather, "group", interrupted)
+    future = first.make.call(int, "missing")
+    with pytest.raises(KeyboardInterrupt):
+        future.get(timeout=GUARD)
+    with pytest.raises(ActorError, match="missing"):
+        future.get(timeout=GUARD)
 
 
 # Finalizers

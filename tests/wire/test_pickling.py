@@ -101,6 +101,22 @@ def test_arguments_are_pickled_as_any_pair(args: tuple[Any, ...], kwargs: dict[s
     assert len(buffers) == len(dumps((args, kwargs))[1])
 
 
+@dataclasses.dataclass
+class Report:
+    text: str
+    more: Any = None
+
+
+def test_classes_without_code_are_pickled_plainly_if_their_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickling, "plain_classes", {Report})
+    plain = Report("a", [1, Report("b")])
+    assert dumps(plain) == (pickle.dumps(plain, 5), []) and loads(dumps(plain)[0]) == plain
+    array = Report("a", np.arange(3))
+    assert loads(*dumps(array)).more.tolist() == [0, 1, 2]
+    # What plain pickle refuses travels as before.
+    assert loads(*dumps(Report("a", lambda: 7))).more() == 7
+
+
 def test_recursive_list_is_not_walked_for_ever() -> None:
     loop: list[Any] = []
     loop.append(loop)

@@ -64,15 +64,23 @@ class _Watch:
 
     def hold(self, group: Any) -> None:
         """Watch a group that has just been made, in place of its backends."""
-        from monarch._tensors.collectives.timeouts import hold_timeout
+        from monarch._tensors.collectives.timeouts import held_groups, hold_timeout, let_go
 
         if not hold_timeout(group):
             return
         self._new.set()
         with self._lock:
             begins, self._runs = not self._runs, True
-        if begins:
+        if not begins:
+            return
+        try:
             threading.Thread(target=self._run, args=(current_node(),), name="monarch-timeouts", daemon=True).start()
+        except RuntimeError:
+            # There is no room for a thread; the next group tries again.
+            with self._lock:
+                self._runs = False
+            for held in held_groups():
+                let_go(held)
 
     def look_again(self) -> None:
         """Look at the groups now; a look while they were renewed may have missed some."""

@@ -341,15 +341,24 @@ class Gather(Future[R]):
         return f"; {text}" if text else ""
 
     def _make(self) -> R:
+        try:
+            made = self._read_replies()
+        except KeyboardInterrupt:
+            # The next reader reads the answers again.
+            raise
+        except BaseException:
+            self._replies = []
+            raise
+        self._replies = []
+        return made
+
+    def _read_replies(self) -> R:
         if self._error_to_tell is not None:
             self.forget_error()
         if len(self._replies) == 1:
             reply = self._replies[0]
             if type(reply) is Reply and reply.status == RESULT:
-                value = self._load(reply, ())
-                # Only now: an interrupt leaves it for the next reader.
-                self._replies = []
-                return self._finish(self, [value])
+                return self._finish(self, [self._load(reply, ())])
         values: list[Any] = []
         failures: dict[int, Failure] = {}
         lost: dict[int, Dead] = {}
@@ -374,7 +383,6 @@ class Gather(Future[R]):
                 failures[rank] = unpack_failure(reply.body)
             elif type(reply) is Lost:
                 lost[rank] = reply.dead
-        self._replies = []
         if self._why and not lost:
             raise SupervisionError(
                 f"{self.label} failed: {self._why}",

@@ -28,7 +28,7 @@ from monarch._notebook.running_cell import RunningCell, running_cell
 from monarch._notebook.show import Bundle, bundle_of, portable
 from monarch._notebook.streams import note_file, tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps, loads, plain_classes
 from monarch.exceptions import SerializationError
 
 Steps: TypeAlias = Generator[Any, Any, "CellResult"]
@@ -102,6 +102,10 @@ class CellResult(Outcome):
     def stopped(self) -> bool:
         """Whether it was interrupted, or left a collective because of other ranks or of a stop."""
         return self.error is not None and (self.error.interrupted or self.error.freed or self.error.broken)
+
+
+# Most cells show nothing and raise nothing; then their result needs no more.
+plain_classes.add(CellResult)
 
 
 class StoppedIteration(BaseException):

@@ -67,6 +67,8 @@ class Exporter(Protocol):
 
 exporter: Exporter | None = None
 """Of this process; none until it is part of a session."""
+plain_classes: set[type] = set()
+"""Classes of this package, without code for pickling, which the receiver has too. Added to as they are defined."""
 in_rank = False
 """Whether GPU tensors go to GPU memory on arrival, even if this process has not used the GPU yet."""
 
@@ -168,8 +170,8 @@ def _text(error: BaseException) -> str:
 
 
 def _plainness(obj: Any) -> object:
-    """Return whether plain pickle suffices: for a few objects of builtin types (PLAIN), with arrays and small tensors
-    (SMALL), or with some that go beside the body (LARGE).
+    """Return whether plain pickle suffices: for a few objects of builtin types or ``plain_classes`` (PLAIN), with
+    arrays and small tensors (SMALL), or with some that go beside the body (LARGE).
     """
     nodes: list[Any] = [obj]
     plainness: object = PLAIN
@@ -186,6 +188,8 @@ def _plainness(obj: Any) -> object:
         elif kind is bytes:
             if len(node) >= THRESHOLD:
                 plainness = LARGE
+        elif kind in plain_classes:
+            nodes += node.__dict__.values()
         else:
             size = size_of(node, kind, THRESHOLD, storages)
             if size is None:

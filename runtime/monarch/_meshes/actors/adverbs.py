@@ -20,9 +20,10 @@ from monarch._core.flow import take_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
-from monarch._meshes.actors.backpressure import wait_for_room
+from monarch._meshes.actors.backpressure import reserve_each, wait_for_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
+from monarch._meshes.actors.sending import into_memory, send_to_all
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
@@ -33,15 +34,12 @@ from monarch._node.peers import Targets, cost_of
 from monarch._node.services.registry import declared
 from monarch._python.later import runs_event_loop
 from monarch._wire import messages as m
-from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large, dumps, dumps_call
 from monarch.exceptions import ArgumentError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._node.peers import Peer
 
-_COPIED_ONCE = 32 << 10
-"""Bytes from which a frame is no longer copied for each receiver."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -112,10 +110,22 @@ class Endpoint(Generic[P, R]):
         deaths, targets = node.peers.deaths, targets_of(mesh)
         gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, _values, state.key)
         gather.view = mesh
-        for peer, message in zip(targets.peers, prepared, strict=True):
+        costs = [cost_of(*each) for each in prepared]
+        try:
+            # Before the first is sent: in a collective of the endpoint, some ranks alone would wait for the others.
+            reserve_each(node, targets.peers, costs, mesh, self.name)
+        except BaseException:
+            node.ports.close(gather.port)
+            raise
+        for place, (peer, message) in enumerate(zip(targets.peers, prepared, strict=True), 1):
             # With the view of the whole mesh, in which the answer names its position.
             one = Targets(node.hosts, [peer], targets.shape, targets.version)
-            self._dispatch(message, one, gather, False)
+            try:
+                self._dispatch(message, one, gather, False, True)
+            except BaseException:
+                for later, cost in zip(targets.peers[place:], costs[place:], strict=True):
+                    later.give_back(cost)
+                raise
         node.watch.sent(gather)
         if node.peers.deaths != deaths:
             gather.check()
@@ -283,9 +293,22 @@ class Endpoint(Generic[P, R]):
             raise SerializationError(f"{title_of(mesh, self.name)} was not sent: {error}") from error.__cause__
 
     def _dispatch(
-        self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
+        self,
+        prepared: tuple[bytes, list[memoryview]],
+        targets: Targets,
+        sink: _Answers | None,
+        gathered: bool,
+        reserved: bool = False,
     ) -> None:
-        """Send to all targets; if this raises, to none, and close the port of the sink."""
+        """Send to all targets; if this raises, to none, and close the port of the sink.
+
+        Args:
+            prepared: body and buffers.
+            targets: the receivers.
+            sink: takes the answers; None if there are none.
+            gathered: whether answers of a host may be folded into one.
+            reserved: whether there is room reserved at the receivers already.
+        """
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
         body, buffers = prepared
@@ -298,12 +321,12 @@ class Endpoint(Generic[P, R]):
             if node.bulk.deferred or node.bulk.releases:
                 # Memory released since the last call is free for the answers of this one.
                 node.bulk.settle()
-            full = take_all(targets.peers, cost)
+            full = -1 if reserved else take_all(targets.peers, cost)
             if full >= 0:
                 wait_for_room(node, targets.peers, full, cost, mesh, self.name)
             bulk = None
             if buffers and targets.near and are_large(buffers):
-                bulk = _into_memory(node, targets, buffers, cost)
+                bulk = into_memory(node, targets, buffers, cost)
         except BaseException:
             if port:
                 # Nobody will answer.
@@ -313,62 +336,6 @@ class Endpoint(Generic[P, R]):
             node.proc, state.key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
         )
         send_to_all(node, targets, call, buffers, bulk, gathered)
-
-
-def _into_memory(node: Node, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
-    """Write large buffers into shared memory for receivers on this host; None if they go through the socket."""
-    receivers = [peer for peer in targets.near if peer.dead is None]
-    if not receivers:
-        return None
-    try:
-        bulk = node.bulk.put(buffers, [peer.proc for peer in receivers])
-    except BaseException:
-        for peer in targets.peers:
-            peer.give_back(cost)
-        raise
-    for peer in receivers:
-        if peer.dead is not None:
-            # The receiver died meanwhile and will release nothing.
-            node.bulk.forget_holder(peer.proc)
-    return bulk
-
-
-def send_to_all(
-    node: Node,
-    targets: Targets,
-    call: m.Call,
-    buffers: Sequence[memoryview],
-    bulk: m.PackedBulk | None,
-    gathered: bool,
-) -> None:
-    """Send one message to all members of a view: directly on this host, once per host elsewhere."""
-    # A copy, since the caller may change its memory before everything is sent.
-    frames = lasting(buffers) if buffers and (targets.far or bulk is None) else ()
-    if targets.near:
-        frame: Any = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
-        if len(frame) >= _COPIED_ONCE and len(targets.near) > 1:
-            frame = lasting([frame])[0]
-        for peer in targets.near:
-            peer.send(frame, () if bulk else frames)
-    if targets.far:
-        far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
-        node.hosts.cast(node.proc, targets.far, call.port if gathered else 0, [far, *frames])
-
-
-def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
-    return m.Call(
-        call.src,
-        call.actor,
-        call.method,
-        call.port,
-        call.view,
-        call.sender,
-        call.flags,
-        call.body,
-        bulk,
-        frames,
-        call.cost,
-    )
 
 
 class _Arrival(Future[R]):

@@ -73,6 +73,29 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh:
         full = take_all(peers, cost)
 
 
+def reserve_each(node: Node, peers: Sequence[Peer], costs: Sequence[int], mesh: ActorMeshLike, method: str) -> None:
+    """Reserve room for a message of its own at every receiver, or at none; see ``wait_for_room``.
+
+    Args:
+        node: the node of this process.
+        peers: the receivers.
+        costs: the cost of each message.
+        mesh: the addressed mesh, for errors.
+        method: the endpoint, for errors.
+
+    Raises:
+        SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
+    """
+    while True:
+        pairs = enumerate(zip(peers, costs, strict=True))
+        full = next((place for place, (peer, cost) in pairs if not peer.window.take(cost)), -1)
+        if full < 0:
+            return
+        for peer, cost in zip(peers[:full], costs[:full], strict=True):
+            peer.give_back(cost)
+        _wait(node, peers[full], full, len(peers), mesh, method)
+
+
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
     """Wait until one receiver has room, or until an actor may continue without."""
     here = current.get()

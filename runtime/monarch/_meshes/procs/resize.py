@@ -87,8 +87,8 @@ def _await_living(shared: ProcsState, node: Node, patience: float | None) -> Non
     hooked = [each for each in actor_meshes_on(shared, node) if _is_on_all(each) and _has_hook(each)]
     living = [rank for rank in range(shared.procs.size) if node.peers.get(shared.procs.proc(rank)).dead is None]
     views = [view for each in hooked for view in _views(view_at(each, state_of(each).region), living)]
-    replies = {called_of(view): endpoint_of(view, finish_calls).call() for view in views}
-    for name, reply in replies.items():
+    replies = [(called_of(view), endpoint_of(view, finish_calls).call()) for view in views]
+    for name, reply in replies:
         try:
             reply.get(patience)
         except CallTimeoutError:

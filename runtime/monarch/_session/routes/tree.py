@@ -147,7 +147,12 @@ class Tree:
         if now < self._refused.get(host, -_ENDING_S) + _ENDING_S:
             return
         self._refused[host] = now
-        link = hosts.connect_to(host, self._former[host])
+        try:
+            link = hosts.connect_to(host, self._former[host])
+        except (OSError, zmq.ZMQError):
+            # Too many open files, for now: it asks again.
+            del self._refused[host]
+            return
         link.send(self._farewell(host))
         link.close(int(_ENDING_S * 1000))
 
