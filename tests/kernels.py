@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -178,6 +179,8 @@ class Notebook:
         self.events: list[dict[str, Any]] = []
         """The events of its debugger."""
         self.guard = GUARD
+        self.hung = False
+        """Whether a test has given up waiting for a cell."""
 
     def _await_ready(self) -> None:
         """Wait until the kernel answers and its messages come.
@@ -204,6 +207,8 @@ class Notebook:
 
     def send(self, code: str, subshell: str | None = None, cell_id: str | None = None, **options: Any) -> Cell:
         """Sends a cell, which runs when those before it have ended."""
+        if self.hung:
+            self._recover()
         content = {
             "code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False,
             "stop_on_error": False, **options,
@@ -216,6 +221,13 @@ class Notebook:
         cell = self.cells[message["header"]["msg_id"]] = Cell(self, code)
         self.client.shell_channel.send(message)
         return cell
+
+    def _recover(self) -> None:
+        """Replace the ranks that a test which hung has left busy: later tests would wait for them too."""
+        self.hung = False
+        with suppress(AssertionError):
+            self.run("%mesh kill")
+        self.hung = False
 
     def run(self, code: str, **options: Any) -> Cell:
         """Runs a cell to its end."""
@@ -244,6 +256,7 @@ class Notebook:
         while not condition():
             if time.monotonic() > until:
                 self.interrupt()
+                self.hung = True
                 raise AssertionError(f"hangs: {what}; shown: {[cell.text for cell in self.cells.values()][-3:]}")
             self._poller.poll(_LOOK_MS)
             for channel, keep in ((self.client.iopub_channel, self._shown), (self.client.shell_channel, self._replied)):

@@ -1,4 +1,4 @@
-"""torch's own samples for each op, run on divided tensors: by DTensor on the ranks, and by tensors of a mesh."""
+"""torch's own samples for each op, run on sharded tensors: by DTensor on the ranks, and by tensors of a mesh."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DIVISIONS: dict[int, dict[str, Callable[[int, int], list[Any]]]] = {
         "first tensor": lambda at, ndim: [_shard(0, ndim) if at == 0 else Replicate(), Replicate()],
     },
 }
-"""By the number of axes of the mesh: how tensor number ``at`` of a sample is divided."""
+"""By the number of axes of the mesh: how tensor number ``at`` of a sample is sharded."""
 
 
 def _shard(dim: int, ndim: int) -> Any:
@@ -94,14 +94,14 @@ def is_random(name: str) -> bool:
 
 
 def outcome(op: Any, sample: Any, division: Callable[[int, int], list[Any]], distribute: Any, gather: Any) -> str:
-    """Return "ok", or the stage and cause of a failure, for a sample on divided tensors.
+    """Return "ok", or the stage and cause of a failure, for a sample on sharded tensors.
 
     Args:
         op: of torch.
         sample: of its arguments.
         division: placements by the number of the tensor and its dims.
-        distribute: makes a divided tensor of one and placements.
-        gather: returns the value of a divided tensor.
+        distribute: makes a sharded tensor of one and placements.
+        gather: returns the value of a sharded tensor.
     """
     arguments = sample.input, list(sample.args), dict(sample.kwargs)
     expected, expected_grads = _run(op, arguments, lambda tensor: tensor.detach().clone())
@@ -209,7 +209,7 @@ CAUSES = {
     "torch's DTensor ends its process, or never ends": r"ends its process",
     "torch has no sharding rule for the op": r"does not have a sharding strategy|no rule|not have a sharding",
     "the shape of the result depends on values": r"shape of its result depends|data.dependent",
-    "the op would move a divided dim; redistribute first": r"redistribut|unevenly sharded|would remove or reshape",
+    "the op would move a sharded dim; redistribute first": r"redistribut|unevenly sharded|would remove or reshape",
     "the op changes a tensor in place to other placements": r"in.place",
     "torch's rule fails": r"torch's rule fails|sharding_prop|Sharding propagation failed",
     "the op fails on the ranks": r"failed on rank",

@@ -71,6 +71,13 @@ def test_the_protocol_says_its_version() -> None:
     assert f"version {messages.VERSION}." in PROTOCOL
 
 
+def test_names_that_are_imported_late_are_listed() -> None:
+    """Tab in a notebook offers what ``dir`` lists."""
+    for name in PUBLIC:
+        module = importlib.import_module(name)
+        assert set(getattr(module, "__all__", ())) <= set(dir(module)), name
+
+
 def test_each_public_module_is_in_the_api_page() -> None:
     assert [heading.strip("`") for heading in sections(API, "##")] == PUBLIC
 

@@ -160,7 +160,7 @@ def test_meshes_of_pods_are_added_one_by_one() -> None:
     for more, text in (
         ({"image_spec": ImageSpec("image:2")}, "all meshes of a job have the same pods"),
         ({"label_selector": "app=x"}, "label_selector, pod_rank_label and annotations are not supported"),
-        ({}, "expected either image_spec or pod_template"),
+        ({}, "expected exactly one of image_spec and pod_template"),
         ({"image_spec": image, "num_replicas": 0}, "got 0"),
     ):
         with pytest.raises(ValueError, match=re.escape(text)):

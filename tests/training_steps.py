@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
 
 def batch(mesh: Any, seed: int, size: int = 8) -> tuple[Any, Any]:
-    """Return inputs and targets, divided along dp."""
+    """Return inputs and targets, sharded along dp."""
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randn(size, 16, generator=generator), torch.randint(4, (size,), generator=generator)
     return monarch.distribute(x, mesh, ["dp", None]), monarch.distribute(y, mesh, ["dp"])

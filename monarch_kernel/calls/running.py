@@ -40,7 +40,6 @@ from monarch_kernel.calls.record import ahead_of
 from monarch_kernel.source.cell import Source
 
 STOPPED = "a stop aborted a collective; the next use of the group recreates it"
-_DEAD = "SupervisionError"
 
 
 def _reason(error: BaseException) -> str:
@@ -267,8 +266,9 @@ class Run(Running):
         late = await_delivery()
         if late:
             raise MonarchError(
-                f"the cell was not run: the host agent of {', '.join(late)} has not answered since the last stop, and "
-                f"its pending interrupt would hit this cell; run it again, or check whether the agent is suspended"
+                f"the cell was not run: the host agent of {', '.join(late)} has not acknowledged the last Stop, so a "
+                f"late interrupt could reach this cell; run it again, and if this repeats, check whether the agent is "
+                f"suspended"
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
         with at_once(), called(name):

@@ -107,9 +107,9 @@ class Stopped:
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
-            return "stopped in a collective by closing its connections"
+            return "was in a collective, whose connections were closed"
         if self._freed.get(rank) is Freed.CONNECTION:
-            return "stopped by closing the connection that it was waiting for"
+            return "was waiting for a connection, which was closed"
         return "interrupted"
 
 

@@ -66,6 +66,8 @@ def stop_ranks(
 ) -> Stopped:
     """Stop a cell on the ranks where it still runs, within about 1.5 s for any number of them.
 
+    Ranks that get no CPU have up to 3 s more.
+
     Args:
         run: the cell.
         calls: the calls of the notebook; they know which ranks the next stop restarts.

@@ -98,8 +98,8 @@ class Editor:
             when = f"{(time.perf_counter() - begun) * 1e3:.0f} ms"
         except CallTimeoutError:
             when = "busy actors take it after their current message"
-        count = f"{state_of(mesh).name}: {len(whole)} actors"
-        return f"{count} have the new {cls.__name__}: {different or 'nothing changed'} ({when})"
+        count = f"{len(whole)} actor{'' if len(whole) == 1 else 's'} of {state_of(mesh).name}"
+        return f"updated {count} to the new {cls.__name__}: {different or 'nothing changed'} ({when})"
 
     def update(self, words: list[str]) -> None:
         """``%mesh update NAME``: give actors the notebook's current class of that name."""

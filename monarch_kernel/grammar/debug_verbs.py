@@ -65,7 +65,7 @@ def _vars() -> Parser:
 
 def _watch() -> Parser:
     parser = Parser(
-        "watch", "report ranks that diverge, and NaN",
+        "watch", "report ranks that diverge, NaN and Inf",
         "Every N optimizer steps, it compares fingerprints of the parameters and gradients of a module across ranks; "
         "in data-parallel training they should be equal. It reports once the first step, tensor and ranks that differ, "
         "or that have NaN or Inf. Without a name, it lists the watches.",
@@ -86,14 +86,14 @@ def _check() -> Parser:
         "Without on or off, it says whether it is on.",
     )  # fmt: skip
     parser.add_argument(
-        "words", nargs="*", metavar="on|off", help="turn it on or off; a mesh may follow",
+        "words", nargs="*", metavar="on|off", help="on or off, then an optional mesh, as in: on trainers",
         offers=("on", "off", Offer.MESH), then=(Offer.MESH,),
     )  # fmt: skip
     return parser
 
 
 def _until() -> Parser:
-    parser = Parser("until", "run to a line below, or to the end of the function")
+    parser = Parser("until", "run until a later line, for example out of a loop")
     parser.add_argument(
         "words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; all paused ranks if omitted",
         offers=(Offer.MESH,), then=(Offer.RANK,),
@@ -125,7 +125,7 @@ def _clear() -> Parser:
 
 DEBUGGING = [
     on_ranks("pause", "stop ranks at their next Python line"),
-    on_ranks("resume", "let paused ranks continue"),
+    on_ranks("resume", "resume paused ranks"),
     _where(),
     _print(),
     on_ranks("why", "explain what ranks wait for, and why"),
@@ -137,11 +137,11 @@ DEBUGGING = [
     _break(),
     one_mesh("breaks", "list the breakpoints of a mesh"),
     _clear(),
-    on_ranks("next", "run to the next line of the function"),
-    on_ranks("step", "run to the next line, also in called functions"),
+    on_ranks("next", "step over to the next line"),
+    on_ranks("step", "step into the called function"),
     _until(),
-    on_ranks("finish", "run to the end of the function"),
-    on_ranks("continue", "let paused ranks continue, like resume"),
+    on_ranks("finish", "run until the function returns"),
+    on_ranks("continue", "resume paused ranks, like resume"),
     on_ranks("debug", "inspect failed or paused ranks at a prompt"),
     on_ranks("forget", "release the variables of the last error"),
 ]

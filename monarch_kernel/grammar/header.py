@@ -235,7 +235,7 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
             if label.strip() in axes:
                 raise HeaderError(f"the axis {label.strip()!r} appears twice in [{text}]")
             if not value.strip():
-                raise HeaderError(f"{part!r} names no ranks; write a number or a range, as in [gpus=0:4]")
+                raise HeaderError(f"{part!r} has no value; write an index or a range, as in [gpus=0:4]")
             axes[label.strip()] = _index(value)
         return axes, None
     if any("=" in part for part in parts):

@@ -79,7 +79,7 @@ def unknown(verb: str, line: str = "") -> str:
     if guess:
         return f"unknown verb {verb!r} after %mesh{guess}"
     if len(line.split()) > 1:
-        return f"%mesh {line.strip()}: neither a verb nor a line of Python; %mesh help lists the verbs"
+        return f"%mesh {line.strip()}: neither a command of %mesh nor valid Python; %mesh help lists the commands"
     return f"unknown verb {verb!r} after %mesh: expected one of {', '.join(PARSERS)}; %mesh help explains them"
 
 

@@ -10,7 +10,7 @@ def _run() -> Parser:
     """Return the parser of ``run``, for help only: what follows the script is the script's."""
     parser = Parser("run", "run a torchrun script on the ranks")
     parser.add_argument(
-        "--on", metavar="MESH", help="mesh and slice, as in a header: --on mesh[0:4]", offers=(Offer.MESH,)
+        "--on", metavar="MESH", help="the ranks to run on, such as mesh[0:4]; all if omitted", offers=(Offer.MESH,)
     )
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or -m MODULE", offers=(Offer.SCRIPT,))
     parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script", offers=(Offer.PATH,))
@@ -32,7 +32,7 @@ def _get() -> Parser:
         "A file that several ranks of a host share is copied once, from the lowest rank.",
     )  # fmt: skip
     parser.add_argument(
-        "path", metavar="PATH", help="a file, folder or pattern there, as in out/log-{rank}.txt or *.pt"
+        "path", metavar="PATH", help="a file, folder or pattern on the ranks, such as out/log-{rank}.txt or *.pt"
     )
     folder = "local folder; each rank gets a subfolder such as rank-0 (default: the current folder)"
     parser.add_argument("target", nargs="?", default=".", metavar="FOLDER", help=folder, offers=(Offer.PATH,))
@@ -41,8 +41,8 @@ def _get() -> Parser:
 
 def _put() -> Parser:
     parser = Parser("put", "copy a file or folder to each host")
-    parser.add_argument("path", metavar="PATH", help="a file or folder here", offers=(Offer.PATH,))
-    folder = "folder there; the working directory of the ranks if omitted"
+    parser.add_argument("path", metavar="PATH", help="a local file or folder", offers=(Offer.PATH,))
+    folder = "folder on the hosts; the working directory of the ranks if omitted"
     parser.add_argument("target", nargs="?", default="", metavar="FOLDER", help=folder)
     return parser
 

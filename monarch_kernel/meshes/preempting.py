@@ -68,10 +68,9 @@ def check_rule(rule: str, names: Mapping[str, Any]) -> None:
     rules = (SHRINK, HEAL, CHECKPOINT)
     if kind not in rules and not callable(names.get(kind)):
         functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
-        raise HeaderError(
-            f"%mesh up: --on-preempt {kind}: the notebook has no function of that name"
-            f"{did_you_mean(kind, [*rules, *functions])}; define it before %mesh up"
-        )
+        guess = did_you_mean(kind, [*rules, *functions])
+        remedy = guess or f"; define it before %mesh up, or use {', '.join(rules)}"
+        raise HeaderError(f"%mesh up: --on-preempt {kind}: the notebook has no function of that name{remedy}")
     if kind not in rules and not _takes_one(names[kind]):
         raise HeaderError(
             f"%mesh up: --on-preempt {kind}: the function is called with one argument, which has mesh, hosts, ranks "

@@ -125,7 +125,7 @@ def _note(group: Group, first: Group) -> str:
     other = describe_ranks(first.ranks)
     if where:
         return f"differs from {other} {where}"
-    return f"differs from {other} in parts that are not shown" if group.bundle == first.bundle else ""
+    return f"prints the same as on {other}, but the contents differ" if group.bundle == first.bundle else ""
 
 
 def _badge(label: str) -> str:

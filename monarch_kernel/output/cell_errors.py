@@ -97,7 +97,7 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
     ranks = sorted(rank for group in places.values() for rank in group)
     where = f" on {describe_ranks(ranks)}" if ranks else ""
     lines = [f"  {describe_ranks(sorted(group))}: {text}" for text, group in places.items()]
-    return "\n".join([f"{name} did not end within {seconds:g} s{where}, and was stopped", *lines])
+    return "\n".join([f"{name} timed out after {seconds:g} s{where}, and was interrupted", *lines])
 
 
 def _follows(error: CellError) -> bool:

@@ -15,6 +15,9 @@ from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
 from monarch_kernel.verbs.elastic import new_lines
 
+_NAMED = 8
+"""Names of lost variables that are listed; the rest is counted."""
+
 
 class Killing:
     """The verb that kills ranks.
@@ -47,5 +50,11 @@ class Killing:
             doing.setdefault(busy[rank].text() if rank in busy else "idle", []).append(rank)
         lines = [f"killed {describe_ranks(group)} of mesh {mesh.name!r} ({text})" for text, group in doing.items()]
         names = [name for name, holders in lost.items() if set(holders) & set(ranks)]
-        what = f"variables and actor state of {describe_ranks(ranks)}{': ' + ', '.join(names) if names else ''}"
+        what = f"variables and actor state of {describe_ranks(ranks)}{': ' + _some(names) if names else ''}"
         return [*lines, f"lost: {what}", *new_lines(mesh, new, "")]
+
+
+def _some(names: list[str]) -> str:
+    """Return the first names, and how many there are besides."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -147,3 +147,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'monarch.actor' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(home), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

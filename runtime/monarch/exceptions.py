@@ -23,7 +23,7 @@ Everything below is a MonarchError:
     DeadlockError                       actors wait for each other
     CallTimeoutError                    ``get(timeout=...)`` timed out; the call is still running
         SendTimeoutError                    a receiver is too far behind; the message was not sent
-    MeshOpError                         an op cannot run on tensors that are divided over a mesh
+    MeshOpError                         an op cannot run on tensors that are sharded over a mesh
     ProtocolError                       a peer speaks another version, or is another process than expected
 """
 
@@ -233,7 +233,7 @@ class TensorError(DeviceMeshError):
 
 
 class MeshOpError(MonarchError, NotImplementedError):
-    """An op cannot run on tensors that are divided over a mesh; the text names the op and the line."""
+    """An op cannot run on tensors that are sharded over a mesh; the text names the op and the line."""
 
 
 class EditError(DeviceMeshError):

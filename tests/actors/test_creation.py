@@ -380,7 +380,7 @@ def test_restart_rule_makes_the_actor_again(procs: Callable[..., Any], told: lis
     once = mesh.spawn("once", FailsOnce, str(tmp_path))
     # A call sent before would get the error of a constructor, and the actor would not be made again.
     assert wait_until(lambda: all((tmp_path / f"{rank}.made").exists() for rank in range(2)))
-    assert mesh._state.restarts > 0
+    assert wait_until(lambda: mesh._state.restarts > 0)
     assert values(once.rank.call()) == [0, 1] and told == []
 
 

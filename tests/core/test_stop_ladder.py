@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from monarch._core.stop_ladder import (
     BOUND,
     GRACE,
-    INSISTING,
-    LOOKING,
+    LOOK_AT,
+    LOOK_UNTIL,
     PATIENCE,
     PATIENCE_AFAR,
     Activity,
@@ -152,7 +152,7 @@ def _of(log: list[tuple[float, Command]], kind: type) -> Command:
 @pytest.mark.parametrize("count", [1, 64, 256])
 def test_ladder_time_is_independent_of_rank_count(count: int) -> None:
     ladder, log, seconds, _ = simulate({rank: Rank() for rank in range(count)})
-    assert seconds == pytest.approx(LOOKING)
+    assert seconds == pytest.approx(LOOK_UNTIL)
     assert [type(command) for _, command in log] == [Interrupt, Free, Insist, Look]
     assert set(ladder.endings.values()) == {Ending.LEFT}
     assert all(ladder.activity(rank) is Activity.SILENT for rank in range(count))
@@ -194,7 +194,7 @@ def test_ranks_without_a_cpu_have_longer_to_answer() -> None:
 
 def test_silent_rank_of_a_silent_agent_is_unknown() -> None:
     ladder, _, seconds, _ = simulate({0: Rank(), 1: Rank(agent=None)})
-    assert INSISTING + PATIENCE <= seconds <= BOUND + PATIENCE
+    assert LOOK_AT + PATIENCE <= seconds <= BOUND + PATIENCE
     assert (ladder.activity(0), ladder.activity(1)) == (Activity.SILENT, Activity.UNKNOWN)
 
 
@@ -234,7 +234,7 @@ def test_ladder_of_mixed_ranks_takes_time_of_slowest() -> None:
     swallows, computes = Rank(says=(0.01, Activity.PYTHON)), Rank(says=(0.01, Activity.COMPUTING))
     kinds = [quick, stuck, swallows, computes]
     ladder, log, seconds, _ = simulate({rank: kinds[rank % 4] for rank in range(256)})
-    assert LOOKING < seconds <= BOUND < 2.0
+    assert LOOK_UNTIL < seconds <= BOUND < 2.0
     expected = [Ending.INTERRUPTED, Ending.FREED, Ending.RESTARTED, Ending.LEFT]
     assert all(ending is expected[rank % 4] for rank, ending in ladder.endings.items())
     assert log[-1][1] == Restart(tuple(range(2, 256, 4)))

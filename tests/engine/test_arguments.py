@@ -69,7 +69,7 @@ def test_functions_of_rank_local_tensors_refuse_others(mesh: Any, name: str) -> 
     function: Any = getattr(monarch, name)
     options = {"dp": 0} if name == "slice_mesh" else {}
     with pytest.raises(
-        MeshOpError, match=rf"{name}: expected rank-local tensors, got one that is divided over .*to_local"
+        MeshOpError, match=rf"{name}: expected rank-local tensors, got one that is sharded over .*to_local"
     ):
         function([monarch.ones(4, mesh=mesh, spec=["dp"])], **options)
     with pytest.raises(MeshOpError, match=rf"{name}: expected rank-local tensors, got a tensor of the program"):

@@ -137,8 +137,8 @@ def test_slice_goes_on_while_its_mesh_waits_for_another_one(meshes: list[Any]) -
         monarch.distribute(torch.tensor([0, 1, 2, 99]), second, ["dp"]), monarch.distribute(TABLE, second, None)
     )
     moved = rows.to_mesh(first)
-    divided = monarch.distribute(torch.ones(4), first.slice(mp=0), ["dp"])
+    sharded = monarch.distribute(torch.ones(4), first.slice(mp=0), ["dp"])
     # The op before fails on the first mesh only once the second one has told why.
-    assert divided.sum().item() == 4
+    assert sharded.sum().item() == 4
     with pytest.raises(TensorError, match="embedding failed"):
         moved.sum().item()

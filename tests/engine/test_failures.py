@@ -311,8 +311,8 @@ def test_value_for_a_new_slice_outlives_a_failure_elsewhere(mesh: Any) -> None:
     with mesh.activate():
         lost = fails(torch.ones(2))
     # Rank 0 waits in the making of its groups for rank 2, which has failed.
-    divided = monarch.distribute(torch.ones(4), mesh.slice(mp=0), ["dp"])
-    assert divided.sum().item() == 4
+    sharded = monarch.distribute(torch.ones(4), mesh.slice(mp=0), ["dp"])
+    assert sharded.sum().item() == 4
     with pytest.raises(TensorError, match="of a test"):
         monarch.inspect(lost)
 
@@ -338,8 +338,8 @@ def test_rank_is_freed_that_runs_ops_in_groups_another_one_has_given_up(
     gives_up = monarch.remote(give_up_once, propagate=lambda value, path: value.clone())
     with mesh.activate():
         kept = gives_up(torch.ones(2), str(tmp_path / "given up"))
-    divided = monarch.distribute(torch.ones(4), part, ["dp"])
-    assert divided.sum().item() == 4
+    sharded = monarch.distribute(torch.ones(4), part, ["dp"])
+    assert sharded.sum().item() == 4
     assert torch.equal(monarch.inspect(kept), torch.ones(2))
 
 

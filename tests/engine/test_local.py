@@ -210,21 +210,21 @@ def test_show_prints_the_tensor_of_a_rank(mesh: Any, capsys: Any) -> None:
 
 
 def test_both_views_convert_and_refuse_to_mix(mesh: Any) -> None:
-    divided = monarch.distribute(torch.arange(8.0).reshape(4, 2), mesh, ["dp", None]).requires_grad_()
-    own = divided.to_local()
+    sharded = monarch.distribute(torch.arange(8.0).reshape(4, 2), mesh, ["dp", None]).requires_grad_()
+    own = sharded.to_local()
     assert values(mesh, own)[2] == [[4, 5], [6, 7]]
     back = monarch.from_local(own * 2, mesh, ["dp", None])
     assert back.full_tensor().tolist() == [[0, 2], [4, 6], [8, 10], [12, 14]]
     back.sum().backward()
-    assert divided.grad.full_tensor().tolist() == [[2, 2]] * 4
-    for mixed in (lambda: own + divided, lambda: divided + own, lambda: divided.detach().copy_(own.detach())):
-        with pytest.raises(MeshOpError, match=r"convert one of them\s+with\s+divided.to_local\(\)"):
+    assert sharded.grad.full_tensor().tolist() == [[2, 2]] * 4
+    for mixed in (lambda: own + sharded, lambda: sharded + own, lambda: sharded.detach().copy_(own.detach())):
+        with pytest.raises(MeshOpError, match=r"convert\s+the distributed tensor with\s+.to_local\(\)"):
             mixed()
     with pytest.raises(MeshOpError, match=r"monarch.from_local\(tensor, mesh, spec\) makes one"):
         monarch.distribute(own.detach(), mesh, None)
     with pytest.raises(ArgumentError, match=r"use monarch\.inspect"):
         monarch.fetch(own)
-    with pytest.raises(ArgumentError, match="recorded steps take tensors that are divided"):
+    with pytest.raises(ArgumentError, match="recorded steps take tensors that are sharded"):
         monarch.compile(lambda x: x)(own)
     with pytest.raises(ShapeError, match="parts of different shapes"):
         monarch.distribute(torch.ones(3), mesh, ["dp"]).to_local()

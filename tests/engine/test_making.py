@@ -19,7 +19,7 @@ AXES = st.sampled_from([None, "dp", "mp", "both"])
 
 
 @st.composite
-def divided(draw: st.DrawFn) -> tuple[list[int], list[Any], list[Any], torch.dtype]:
+def sharded(draw: st.DrawFn) -> tuple[list[int], list[Any], list[Any], torch.dtype]:
     """A shape, two specs for it and a dtype."""
     shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
 
@@ -35,7 +35,7 @@ def divided(draw: st.DrawFn) -> tuple[list[int], list[Any], list[Any], torch.dty
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(divided())
+@given(sharded())
 def test_any_shape_and_spec_goes_there_and_back(mesh: Any, case: Any) -> None:
     shape, spec, other, dtype = case
     value = (torch.arange(numpy.prod(shape)).reshape(shape) % 5).to(dtype)

@@ -126,9 +126,9 @@ def test_wrong_moves_raise_at_the_line(pair: Any, leaks: Any) -> None:
         monarch.to_mesh(torch.ones(2), first)
     with pytest.raises(ArgumentError, match="expected a Stream"):
         x.to_mesh(second, 3)
-    divided = monarch.ones(2, mesh=first)
+    sharded = monarch.ones(2, mesh=first)
     with pytest.raises(MeshOpError, match="call it between the steps"):
-        monarch.compile(lambda x: x.to_mesh(second))(divided)
+        monarch.compile(lambda x: x.to_mesh(second))(sharded)
 
 
 def test_a_failure_arrives_on_the_other_mesh(pair: Any) -> None:

@@ -1,4 +1,4 @@
-"""torch's own samples: all that its DTensor computes on divided tensors, tensors of a mesh compute too."""
+"""torch's own samples: all that its DTensor computes on sharded tensors, tensors of a mesh compute too."""
 
 from __future__ import annotations
 

@@ -236,17 +236,17 @@ def test_terms_have_the_order_of_their_norm(a: Any) -> None:
 
 
 def test_gradient_through_a_write_by_a_mask(a: Any) -> None:
-    alone, divided = A.clone().requires_grad_(), a.clone().requires_grad_()
-    for each in (alone, divided):
+    alone, sharded = A.clone().requires_grad_(), a.clone().requires_grad_()
+    for each in (alone, sharded):
         (each * 1).index_put_((each > 0,), torch.tensor(0.0)).square().sum().backward()
     assert alone.grad is not None
-    check(divided.grad, alone.grad)
+    check(sharded.grad, alone.grad)
 
 
 def test_rows_of_a_divided_table_have_views(mesh: Any) -> None:
     table, rows = torch.randn(12, 8), torch.tensor([[0, 5, 11], [7, 2, 1]])
-    divided = monarch.distribute(table, mesh, ["mp", None])
-    found = F.embedding(monarch.distribute(rows, mesh, ["dp", None]), divided)
+    sharded = monarch.distribute(table, mesh, ["mp", None])
+    found = F.embedding(monarch.distribute(rows, mesh, ["dp", None]), sharded)
     check(found.flatten(0, 1) @ B.T, table[rows.flatten()] @ B.T)
 
 
@@ -268,10 +268,10 @@ def test_losses_and_their_gradients_equal_one_process(mesh: Any, rows: int) -> N
             alone = value.clone().requires_grad_()
             expected = function(alone, target, reduction=reduction)
             expected.backward()
-            divided = monarch.distribute(value, mesh, ["dp", None]).requires_grad_()
-            loss = function(divided, monarch.distribute(target, mesh, ["dp", None]), reduction=reduction)
+            sharded = monarch.distribute(value, mesh, ["dp", None]).requires_grad_()
+            loss = function(sharded, monarch.distribute(target, mesh, ["dp", None]), reduction=reduction)
             loss.backward()
-            grad: Any = divided.grad
+            grad: Any = sharded.grad
             assert abs(loss.item() - expected.item()) < 1e-4, (name, reduction)
             torch.testing.assert_close(grad.full_tensor(), alone.grad, msg=f"{name}, {reduction}")
 

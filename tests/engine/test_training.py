@@ -1,4 +1,4 @@
-"""Training on a mesh gives the losses of one process, however parameters are divided."""
+"""Training on a mesh gives the losses of one process, however parameters are sharded."""
 
 from __future__ import annotations
 

@@ -48,21 +48,21 @@ OPS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", OPS)
 def test_ops_have_values_if_some_parts_are_empty(three: Any, name: str, rows: int) -> None:
     value = torch.randn(rows, 2)
-    divided = monarch.distribute(value, three, ["dp", None])
-    assert [len(monarch.fetch(divided, dp=rank)) for rank in range(3)][2] == 0
-    torch.testing.assert_close(OPS[name](divided).full_tensor(), OPS[name](value))
+    sharded = monarch.distribute(value, three, ["dp", None])
+    assert [len(monarch.fetch(sharded, dp=rank)) for rank in range(3)][2] == 0
+    torch.testing.assert_close(OPS[name](sharded).full_tensor(), OPS[name](value))
 
 
 def test_largest_gradient_is_clipped_if_some_parts_are_empty(three: Any) -> None:
     plain = torch.nn.Linear(3, 4)
-    divided = monarch.module_to_mesh(torch.nn.Linear(3, 4), three, "shard")
-    divided.load_state_dict(plain.state_dict())
+    sharded = monarch.module_to_mesh(torch.nn.Linear(3, 4), three, "shard")
+    sharded.load_state_dict(plain.state_dict())
     data = torch.randn(6, 3)
-    for model, batch in ((plain, data), (divided, monarch.distribute(data, three, None))):
+    for model, batch in ((plain, data), (sharded, monarch.distribute(data, three, None))):
         model(batch).square().sum().backward()
-    norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1, float("inf")) for each in (plain, divided)]
+    norms = [torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1, float("inf")) for each in (plain, sharded)]
     assert norms[1].item() == pytest.approx(norms[0].item(), rel=1e-5)
-    torch.testing.assert_close(divided.bias.grad.full_tensor(), plain.bias.grad)
+    torch.testing.assert_close(sharded.bias.grad.full_tensor(), plain.bias.grad)
 
 
 def test_collectives_of_rank_local_tensors_raise_no_warnings(three: Any) -> None:

@@ -172,7 +172,7 @@ def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     assert cell.status == "error"
     assert "0.2 s" in cell.text and "rank 2: interrupted" in cell.text
     assert (
-        "CallTimeoutError: cell [" in cell.text and "did not end within 0.2 s on rank 2, and was stopped" in cell.text
+        "CallTimeoutError: cell [" in cell.text and "timed out after 0.2 s on rank 2, and was interrupted" in cell.text
     )
     assert re.search(r"rank 2: was at cell \[\d+\] line 4: if rank == 2: time.sleep\(600\)", cell.text)
     # The results of the others are shown.

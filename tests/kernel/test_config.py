@@ -38,7 +38,7 @@ def test_cells_take_the_defaults_unless_they_say_otherwise(book: Notebook) -> No
     assert [rank for rank in range(4) if f"[rank {rank}] {rank}" in book.mesh("rank").ok().shown] == [1, 2]
     assert book.run("list(res.values())").ok().shown == "[1, 2]"
     assert "[rank 3] 3" in book.run("%%mesh mesh\nrank").ok().shown
-    assert "did not end within 0.5 s" in book.run("%mesh __import__('time').sleep(30)").text
+    assert "timed out after 0.5 s" in book.run("%mesh __import__('time').sleep(30)").text
     book.mesh("import time; time.sleep(0.7)", "--timeout none").ok()
     book.mesh("rank", "--nowait").ok()
     book.run("%mesh config --reset ranks").ok()

@@ -47,7 +47,7 @@ def test_class_cell_run_again_updates_live_actors(notebook: Notebook, trainers: 
     totals(notebook)
     new = TRAINER.replace("rate = 1", "rate = 100") + "    @endpoint\n    def reset(self): self.total = 0\n"
     said = notebook.run(f"%%mesh spawn trainers(start=1)\n{new}", cell_id="trainer").ok().stream()
-    assert re.search(r"trainers: 4 actors have the new Trainer: rate changed, reset added \(\d+ ms\)", said)
+    assert re.search(r"updated 4 actors of trainers to the new Trainer: rate changed, reset added \(\d+ ms\)", said)
     assert totals(notebook) == "[102, 102, 102, 102]"
     notebook.run("trainers.reset.call().get()").ok()
     # In a plain cell too, and back: removed members stay removed.
@@ -190,7 +190,8 @@ def test_reload_updates_notebook_ranks_and_actors(notebook: Notebook, module: Pa
     assert notebook.run("list(gens.step.call().get().values())[:1]").ok().shown == "[(1, 'first')]"
     module.write_text(MODULE.replace("LIMIT = 1", "LIMIT = 10").replace("first", "second"))
     said = notebook.run(f"%mesh reload {module.stem}").ok().stream()
-    assert f"{module.stem} was reloaded in the notebook and" in said and "gens: 4 actors have the new Gen" in said
+    assert f"{module.stem} was reloaded in the notebook and" in said
+    assert "updated 4 actors of gens to the new Gen" in said
     assert notebook.run("list(gens.step.call().get().values())[:1]").ok().shown == "[(11, 'second')]"
     assert notebook.run("helper()").ok().shown == "'second'"
     assert notebook.mesh("helper()").ok().shown == "[ranks 0-3] 'second'"

@@ -88,7 +88,8 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
         more.run(line).ok()
         some[1][0].kill()
         cell = more.mesh("import time\ntime.sleep(60)", "far")
-        assert "ranks 2-3" in cell.text and "lost with their host" in cell.text
+        # By a lost connection, or by the news of its agent, which names both ranks at once.
+        assert "ranks 2-3" in cell.text and re.search("lost with (its|their) host", cell.text)
         more.run("%mesh down far").ok()
         more.run("%mesh use mesh").ok()
     finally:
@@ -144,8 +145,8 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("use nix", "no mesh 'nix'; running: mesh"),
         ("down nix", "no mesh 'nix'"),
         ("down a b", "no mesh 'a'; running: mesh"),
-        ("nix on", "%mesh nix on: neither a verb nor a line of Python; %mesh help lists the verbs"),
-        ("x +", "%mesh x +: neither a verb nor a line of Python"),
+        ("nix on", "%mesh nix on: neither a command of %mesh nor valid Python; %mesh help lists the commands"),
+        ("x +", "%mesh x +: neither a command of %mesh nor valid Python"),
         ("[0] rank", "%mesh [0] rank: ranks belong in the first line of a cell, as in %%mesh [0]"),
         ("status", "%mesh alone shows the meshes and their ranks"),
         ("help nix", "unknown verb 'nix'"),

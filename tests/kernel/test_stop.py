@@ -334,7 +334,7 @@ def test_wait_in_a_store_is_freed_and_keeps_the_rank(notebook: Notebook) -> None
         "print('waits')\nclient.wait(['never'], timedelta(hours=1)) if rank < 2 else client.get('never')"
     )
     cell, seconds = stopped(notebook, body)
-    assert "ranks 0-3: stopped by closing the connection that it was waiting for" in is_stopped(cell)
+    assert "ranks 0-3: was waiting for a connection, which was closed" in is_stopped(cell)
     assert seconds < IN_TIME
     # The groups of the mesh were not involved, and are the same.
     assert notebook.mesh("pid == os.getpid()").ok().shown == "[ranks 0-3] True"

@@ -35,7 +35,9 @@ def ranks_wait(notebook: Notebook, ranks: str) -> bool:
 
 
 def test_paused_rank_does_not_time_out_the_others(notebook: Notebook) -> None:
-    notebook.mesh(f"if rank == 2:\n    while not globals().get('go'): time.sleep(0.01)\n{SUM}", "--nowait --out h").ok()
+    notebook.mesh(
+        f"if rank == 2:\n    while not globals().pop('go', 0): time.sleep(0.01)\n{SUM}", "--nowait --out h"
+    ).ok()
     assert "paused rank 2" in notebook.run("%mesh pause mesh[2]").ok().stream()
     paused = time.monotonic()
     assert wait_until(lambda: ranks_wait(notebook, "ranks 0-1,3"))

@@ -138,7 +138,7 @@ def test_own_job_starts_and_ends_its_hosts_once() -> None:
     with pytest.raises(OSError):
         broken.apply()
     assert not broken.active and broken.log == ["create None", "state", "kill"]
-    with pytest.raises(NotImplementedError, match="JobTrait has no _create"):
+    with pytest.raises(NotImplementedError, match="JobTrait must implement _create"):
         JobTrait().apply()
 
 

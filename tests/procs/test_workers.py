@@ -81,7 +81,9 @@ def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> Non
         lines = done.stdout.splitlines()
         assert lines[:2] == ["<HostMesh 'mine' (hosts=2)>", "4 2"]
         if not end:
-            assert lines[2] == "the hosts mine have been shut down; get new ones"
+            assert (
+                lines[2] == "the hosts mine were shut down; get new ones from this_host(), attach_to_workers() or a job"
+            )
         for process, address in some:
             assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
 
@@ -478,7 +480,7 @@ def test_only_owner_stops_mesh_of_workers(workers: Workers, host: Any, leaks: An
                 assert same.spawn_procs({"gpus": 1}).initialized.get(60)
             # Holders of a reference may still use them.
             assert list(first.execute(len, "ab").values()) == [2]
-        with pytest.raises(StoppedError, match="the hosts mine have been shut down"):
+        with pytest.raises(StoppedError, match="the hosts mine were shut down"):
             hosts.spawn_procs()
         assert "waits" in workers.wait(process)
     from monarch.actor import shutdown_context

@@ -22,7 +22,7 @@ export function actionHelp(action: Action, trans: Trans): string {
   const texts: Record<Action, string> = {
     interrupt: trans.__('Raise KeyboardInterrupt in what they run; variables are kept'),
     pause: trans.__('Pause them at their next line'),
-    resume: trans.__('Let paused ranks continue'),
+    resume: trans.__('Resume paused ranks'),
     heal: trans.__('Replace failed ranks with new processes; the others keep their variables'),
     kill: trans.__('End their processes; their variables are lost'),
     stacks: trans.__('Print the stack of each rank, without stopping it')
@@ -74,7 +74,7 @@ function busyWord(session: MeshSession, trans: Trans): string {
 }
 
 function waitsHelp(trans: Trans): string {
-  return trans.__('To use these buttons while a cell runs, choose the Monarch kernel');
+  return trans.__('While a cell runs, these buttons work with the Monarch kernel only');
 }
 
 interface Props {

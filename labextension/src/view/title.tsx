@@ -50,7 +50,7 @@ export function statusText(session: MeshSession, trans: Trans): string {
   }
   if (!model.mesh) {
     return session.slow
-      ? trans.__('The kernel has not answered. If it has ended, run the cell again for a live view.')
+      ? trans.__('The kernel is not responding. If it has ended, run the cell again for a live view.')
       : trans.__('Waiting for the kernel…');
   }
   if (model.mesh.ended) {

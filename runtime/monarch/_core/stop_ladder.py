@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-POLITE = 0.5
+FREE_AT = 0.5
 """Seconds until ranks are freed from what they wait in."""
-FREEING = 0.8
+INSIST_AT = 0.8
 """Seconds until the others are interrupted again."""
-INSISTING = 0.95
+LOOK_AT = 0.95
 """Seconds until ranks are asked for their state."""
-LOOKING = 1.2
+LOOK_UNTIL = 1.2
 """Seconds until answers are no longer awaited."""
 PATIENCE = 3.0
 """Seconds for the answers of ranks that wait for a CPU, and of host agents on a busy machine."""
@@ -26,14 +26,14 @@ PATIENCE_AFAR = 0.4
 """Seconds for the answers of host agents of other hosts: a busy one is not told from one that hangs."""
 GRACE = 0.3
 """Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
-BOUND = LOOKING + GRACE
+BOUND = LOOK_UNTIL + GRACE
 """Maximum seconds of the ladder, if ``tick`` is called when due and no rank waits for a CPU; on a busy machine its
 lateness is added, so that ranks have as long to answer."""
 _WITHOUT_CPU = 0.25
 """Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
-_ENOUGH_CPU = 0.04
-"""Seconds of CPU that are enough for an answer: the receiving thread of a rank gets the GIL within a few milliseconds,
-if the running code gives it up at all."""
+_ENOUGH_CPU = 0.1
+"""Seconds of CPU that are enough for an answer. It takes several turns of the GIL, each within a few milliseconds if the
+running code gives it up at all."""
 
 
 class Activity(Enum):
@@ -137,10 +137,10 @@ class _Stage(Enum):
 
 
 _LASTS = {
-    _Stage.POLITE: POLITE,
-    _Stage.FREEING: FREEING - POLITE,
-    _Stage.INSISTING: INSISTING - FREEING,
-    _Stage.LOOKING: LOOKING - INSISTING,
+    _Stage.POLITE: FREE_AT,
+    _Stage.FREEING: INSIST_AT - FREE_AT,
+    _Stage.INSISTING: LOOK_AT - INSIST_AT,
+    _Stage.LOOKING: LOOK_UNTIL - LOOK_AT,
     _Stage.GRACE: GRACE,
 }
 """Maximum seconds of each stage, from its start."""

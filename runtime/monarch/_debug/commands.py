@@ -22,9 +22,9 @@ _REPEATED = {*STEPS, "continue", "up", "down", "list", "where"}
 _OPERATORS = ("=", "(", ".", "[", "+", "-", "*", "/", "%", "<", ">", "|", "&", "^", "@", ":", ",")
 VALUE, RUN, WRONG = "value", "run", "wrong"
 """Of a line that is no command: an expression, statements, or no Python."""
-HELP = """next, step        run to the next line, or into a call
-until [LINE]      run to a line below
-finish            run to the end of the function
+HELP = """next, step        step over to the next line, or into a call
+until [LINE]      run until a later line, for example out of a loop
+finish            run until the function returns
 continue          continue, together with the ranks that wait for this one
 where             the stacks
 up, down [N]      select the caller, or the function that it calls; frame N selects the N-th frame

@@ -1,4 +1,4 @@
-"""Views that share no memory with their tensor on the ranks, as a part of a divided dim: a write goes back to it.
+"""Views that share no memory with their tensor on the ranks, as a part of a sharded dim: a write goes back to it.
 
 Writes to the tensor after the view was taken do not reach the view.
 """
@@ -34,7 +34,7 @@ def write_back(view: Tensor) -> None:
     back = _BACK.get(op)
     if back is None:
         raise MeshOpError(
-            f"the result of {op} is a copy on the ranks, because it is divided differently from its tensor; "
+            f"the result of {op} is a copy on the ranks, because it is sharded differently from its tensor; "
             f"change the tensor itself, or use an op that returns a new one"
         )
     with torch.no_grad():

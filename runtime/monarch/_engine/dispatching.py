@@ -274,7 +274,7 @@ def _plan(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, tensors: list[Tenso
     except NoRuleError as error:
         what = "; ".join(described(tensor) for tensor in tensors)
         raise MeshOpError(
-            f"{op} cannot run on tensors that are divided over a mesh: {str(error).rstrip('.')}. Its tensors: {what}. "
+            f"{op} cannot run on tensors that are sharded over a mesh: {str(error).rstrip('.')}. Its tensors: {what}. "
             f"Issued at {lines[lines.here()]}\n{error.advice}"
         ) from None
 
@@ -326,8 +326,8 @@ def _implicit(mesh: TensorMesh, op: Any, arg: torch.Tensor) -> Tensor:
     size = arg.numel() * arg.element_size()
     if size > _IMPLICIT:
         raise MeshOpError(
-            f"{op}: cannot combine tensors of a mesh with a tensor of the program of {size / 1e6:.1f} MB and shape "
-            f"{tuple(arg.shape)}; distribute it once with monarch.distribute(tensor, mesh, spec)"
+            f"{op}: mixes distributed tensors with a local tensor of {size / 1e6:.1f} MB and shape {tuple(arg.shape)}; "
+            f"distribute it once with monarch.distribute(tensor, mesh, spec)"
         )
     number = current.observer.number_in(arg) if current.observer is not None else None
     if number is not None:
@@ -379,7 +379,7 @@ def _all_close(args: Any, kwargs: Any) -> tuple[bool, Any]:
 
 
 def _copy(args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Copy between a tensor of the mesh and one of the program, each divided as its target."""
+    """Copy between a tensor of the mesh and one of the program, each sharded as its target."""
     target, source = args[0], args[1]
     if not isinstance(target, Tensor):
         return True, target.copy_(source.full_tensor())
@@ -450,7 +450,7 @@ _MEAN, _SUM = 1, 2
 def _mean_loss(op: Any, backward: bool) -> Any:
     """Return the way of a loss or its gradient, for whose mean torch takes the sizes of parts for those of the whole.
 
-    It runs as a sum, which is then divided.
+    It runs as a sum, which is then sharded.
     """
     at = next(place for place, each in enumerate(schema_of(op).arguments) if each.name == "reduction")
 

@@ -156,7 +156,7 @@ def wrapper(cls: Any, shape: Any, stride: Any, dtype: torch.dtype, device: torch
 
 
 def mesh_without_groups(device: str, ranks: Sequence[int], sizes: Sequence[int], axes: tuple[str, ...]) -> DeviceMesh:
-    """Return a DeviceMesh that only tells how tensors are divided."""
+    """Return a DeviceMesh that only tells how tensors are sharded."""
     return DeviceMesh(
         device,
         torch.tensor(list(ranks)).view(*sizes),
@@ -167,7 +167,7 @@ def mesh_without_groups(device: str, ranks: Sequence[int], sizes: Sequence[int],
 
 
 def spec_for(mesh: DeviceMesh, placements: Any, shape: Any, stride: Any, dtype: torch.dtype) -> DTensorSpec:
-    """Return torch's description of a divided tensor."""
+    """Return torch's description of a sharded tensor."""
     return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
 
 
@@ -244,7 +244,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def propagate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-    """Return how the results of an op are divided.
+    """Return how the results of an op are sharded.
 
     Args:
         op: a torch op.
@@ -274,7 +274,7 @@ def without_modes() -> Any:
 
 
 def forget_shardings() -> None:
-    """Forget how ops run on divided tensors: torch keeps it with a mesh, and takes a new mesh for the same one."""
+    """Forget how ops run on sharded tensors: torch keeps it with a mesh, and takes a new mesh for the same one."""
     debugging: Any = debug
     transforms: Any = redistributing
     debugging._clear_sharding_prop_cache()

@@ -55,7 +55,7 @@ def in_boxes(tensor: Tensor) -> Tensor:
     placements = tensor.monarch_layout.placements
     plain = without_partial(placements)
     if not all(type(each) in (Replicate, Shard) for each in plain):
-        # Dims that are divided in an order of their own, as after some views.
+        # Dims that are sharded in an order of their own, as after some views.
         plain = replicated(placements)
     return moved(tensor, plain) if plain != placements else tensor
 

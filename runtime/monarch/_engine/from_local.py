@@ -29,7 +29,7 @@ def assemble(mesh: TensorMesh, function: Callable[..., torch.Tensor], spec: Spec
         expected = part_of(mesh, shape, placements, rank)[0]
         if tuple(own) != expected:
             raise ShapeError(
-                f"from_local: rank {rank} made a part of shape {tuple(own)}; a tensor of shape {shape} that is divided "
+                f"from_local: rank {rank} made a part of shape {tuple(own)}; a tensor of shape {shape} that is sharded "
                 f"by {spec!r} has {expected} there"
             )
     result = mesh.make(mesh.layouts.dense(shape, made[0][1], placements))
@@ -38,14 +38,14 @@ def assemble(mesh: TensorMesh, function: Callable[..., torch.Tensor], spec: Spec
 
 
 def _whole(mesh: TensorMesh, placements: Any, shapes: list[Any]) -> tuple[int, ...]:
-    """Return the shape of the whole tensor, from the parts along each axis that divides a dim."""
+    """Return the shape of the whole tensor, from the parts along each axis that shards a dim."""
     whole = list(shapes[0])
     extent = mesh.region.extent
-    divided: dict[int, list[str]] = {}
+    sharded: dict[int, list[str]] = {}
     for axis, placement in zip(mesh.axes, placements, strict=True):
         if hasattr(placement, "dim"):
-            divided.setdefault(placement.dim, []).append(axis)
-    for dim, axes in divided.items():
+            sharded.setdefault(placement.dim, []).append(axis)
+    for dim, axes in sharded.items():
         others = {label: 0 for label in extent.labels if label not in axes}
         region = mesh.region.slice(**others) if extent.labels else mesh.region
         whole[dim] = sum(shapes[mesh.ranks.index(rank)][dim] for rank in region.base_ranks())

@@ -28,7 +28,7 @@ def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
         tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
             at once, even if it is mapped from a file, for example with ``torch.load(mmap=True)``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
-        sharding_spec: for each dim of the tensor an axis of the mesh that divides it, a sequence of axes, or None;
+        sharding_spec: for each dim of the tensor an axis of the mesh that shards it, a sequence of axes, or None;
             None alone gives each rank the whole value.
 
     Raises:
@@ -103,7 +103,7 @@ def _maker(kind: str, numbers: Callable[[], tuple[Any, ...]], what: str) -> Call
     Args:
         size: of each dim, as for ``torch.{kind}``.
         mesh: a Mesh, or a mesh of processes or a slice of one.
-        spec: how it is divided: see ``monarch.distribute``.
+        spec: how it is sharded: see ``monarch.distribute``.
         dtype: the default type of torch without one.
         requires_grad: whether autograd records its use.
     """
@@ -121,8 +121,8 @@ def _seeded() -> tuple[Any, ...]:
 zeros = _maker("zeros", _none, "of zeros")
 ones = _maker("ones", _none, "of ones")
 empty = _maker("empty", _none, "without values")
-rand = _maker("rand", _seeded, "of random numbers from 0 to 1, the same however it is divided")
-randn = _maker("randn", _seeded, "of normally distributed random numbers, the same however it is divided")
+rand = _maker("rand", _seeded, "of random numbers from 0 to 1, the same however it is sharded")
+randn = _maker("randn", _seeded, "of normally distributed random numbers, the same however it is sharded")
 
 
 def full(
@@ -163,7 +163,7 @@ def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, 
         function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a
             rank-local tensor: then gradients flow back to it.
         mesh: a Mesh, or a mesh of processes or a slice of one.
-        spec: how the parts divide the tensor: see ``monarch.distribute``. Along axes that divide nothing, all ranks
+        spec: how the tensor is sharded: see ``monarch.distribute``. Along axes that shard nothing, all ranks
             must return the same.
         args: for the function.
 

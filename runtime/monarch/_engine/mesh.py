@@ -104,7 +104,7 @@ class Mesh:
         return _active().rank_tensor(self, None)
 
     def split(self, /, **axes: Any) -> Mesh:
-        """Return the same ranks with an axis divided into several, as in ``mesh.split(gpus=("dp", "tp"), tp=2)``.
+        """Return the same ranks with an axis split into several, as in ``mesh.split(gpus=("dp", "tp"), tp=2)``.
 
         Raises:
             ShapeError: the sizes do not fit.

@@ -87,7 +87,7 @@ def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         layouts: the layouts of the tensors.
 
     Raises:
-        NoRuleError: torch has no rule, and some tensors are divided.
+        NoRuleError: torch has no rule, and some tensors are sharded.
     """
     __tracebackhide__ = True
     schema = schema_of(op)

@@ -1,4 +1,4 @@
-"""``redistribute``: the same tensor, divided in another way."""
+"""``redistribute``: the same tensor, sharded in another way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def redistribute(tensor: Tensor, spec: Any) -> Tensor:
-    """Return a tensor divided as a spec or placements say."""
+    """Return a tensor sharded as a spec or placements say."""
     layout = tensor.monarch_layout
     placements = placements_of(spec, layout.mesh.axes, layout.ndim, "spec")
     return to_placements(tensor, placements)

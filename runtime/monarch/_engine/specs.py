@@ -1,6 +1,6 @@
-"""Sharding specs: for each dim of a tensor the axes of the mesh that divide it; and torch's placements.
+"""Sharding specs: for each dim of a tensor the axes of the mesh that shard it; and torch's placements.
 
-``["dp", None]`` divides dim 0 along the axis ``dp``; ``[("dp", "mp"), None]`` along both; None divides nothing.
+``["dp", None]`` shards dim 0 along the axis ``dp``; ``[("dp", "mp"), None]`` along both; None shards nothing.
 A placement of torch is the same by axis: ``(Shard(0), Replicate())``.
 """
 
@@ -50,7 +50,7 @@ def placements_of(spec: Spec, axes: Sequence[str], ndim: int, what: str = "shard
             raise ArgumentError(f"{what}: name the axes of dim {dim} in the order of the mesh, {tuple(axes)}")
         for place in places:
             if not isinstance(found[place], Replicate):
-                raise ArgumentError(f"{what}: axis {axes[place]!r} is named twice; one axis divides one dim")
+                raise ArgumentError(f"{what}: axis {axes[place]!r} is named twice; one axis shards one dim")
             found[place] = Shard(dim)
     return tuple(found)
 
@@ -72,7 +72,7 @@ def _as_placements(spec: Sequence[Any], axes: Sequence[str], ndim: int, what: st
 
 
 def shard_dim(placement: Any) -> int:
-    """Return the dim that a placement divides; 0 if it divides none."""
+    """Return the dim that a placement shards; 0 if it shards none."""
     return int(getattr(placement, "dim", 0)) if isinstance(placement, Shard) else 0
 
 
@@ -106,7 +106,7 @@ def replicated(placements: Placements) -> Placements:
 
 
 def without_partial(placements: Placements) -> Placements:
-    """Return the placements with terms combined on each rank; what is divided stays divided."""
+    """Return the placements with terms combined on each rank; what is sharded stays sharded."""
     return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in placements)
 
 

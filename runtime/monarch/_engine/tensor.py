@@ -77,7 +77,7 @@ class Tensor(OnRanks, torch.Tensor):
 
     @property
     def spec(self) -> list[Any]:
-        """For each dim the axis of the mesh that divides it, several axes, or None."""
+        """For each dim the axis of the mesh that shards it, several axes, or None."""
         return spec_of(self.monarch_layout.placements, self.monarch_layout.mesh.axes, self.monarch_layout.ndim)
 
     @property
@@ -91,7 +91,7 @@ class Tensor(OnRanks, torch.Tensor):
         return partial_axes(self.monarch_layout.placements, self.monarch_layout.mesh.axes)
 
     def redistribute(self, spec: Any = None) -> Tensor:
-        """Return the tensor divided differently; gradients flow back divided as before.
+        """Return the tensor sharded differently; gradients flow back sharded as before.
 
         Args:
             spec: as ``sharding_spec`` of ``monarch.distribute``; None for the whole value on each rank.
@@ -111,7 +111,7 @@ class Tensor(OnRanks, torch.Tensor):
         return above.to_local(self)
 
     def to_mesh(self, mesh: Any, stream: Any = None) -> Any:
-        """Return a copy on another mesh of the same sizes, divided likewise; see ``monarch.to_mesh``."""
+        """Return a copy on another mesh of the same sizes, sharded likewise; see ``monarch.to_mesh``."""
         return above.to_mesh(self, mesh, stream)
 
     def full_tensor(self) -> torch.Tensor:

@@ -61,7 +61,7 @@ class TensorMesh:
         self.kind = kind
         self.device = torch.device("cpu")
         """Of all tensors as the program has them, also without a GPU of its own: see docs/decisions/0097."""
-        # Without process groups: it only tells how tensors are divided.
+        # Without process groups: it only tells how tensors are sharded.
         self.device_mesh = mesh_without_groups("cpu", self.ranks, self.sizes, self.axes)
         self.layouts = Layouts(self)
         self.stream = OpStream(self.actors, order)

@@ -152,8 +152,8 @@ class _Wait:
         seconds = time.monotonic() - self._begin
         if seconds >= self._bound:
             raise GroupError(
-                f"{_SINCE}, and waited {seconds:.1f} s for {awaited}; send the call again once that is done, "
-                f"or set {FAILED_CALL_WAIT.variable} to wait longer"
+                f"{_SINCE}, and waited {seconds:.1f} s for {awaited}; retry it once that is done, "
+                f"or raise {FAILED_CALL_WAIT.variable}"
             )
         if seconds >= _ANSWER and not self._is_told:
             self._is_told = True

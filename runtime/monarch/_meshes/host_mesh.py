@@ -142,7 +142,10 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         node = self._node
         if self._shared.stopped or node.closed:
             which = f"the hosts {self._shared.name}" if self._shared.name else "these hosts"
-            raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
+            raise StoppedError(
+                f"{which} were shut down; get new ones from this_host(), attach_to_workers() or a job",
+                mesh=self._shared.name or "hosts",
+            )
         rule = restart_of(restart)
         if not is_count(spares):
             raise ArgumentError(f"spares: expected a number of processes per host, got {spares!r}")

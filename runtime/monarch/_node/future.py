@@ -333,7 +333,7 @@ def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
         callback(future)
     except Exception as error:
         name = getattr(callback, "__qualname__", None) or repr(callback)
-        print(f"monarch: {name}, a done-callback of {future.label or 'a call'}, raised:", file=sys.stderr)
+        print(f"monarch: exception in done callback {name} of {future.label or 'a call'}:", file=sys.stderr)
         traceback.print_exception(error)
 
 

@@ -194,7 +194,9 @@ def _hosts_of(meshes: Mapping[str, Sequence[str] | str | int], hostfile: str) ->
     if hostfile:
         numbers = {name: hosts for name, hosts in meshes.items() if isinstance(hosts, int)}
         if len(numbers) < len(meshes):
-            raise ArgumentError(f"meshes: with a hostfile, expected numbers of hosts, got {dict(meshes)!r}")
+            raise ArgumentError(
+                f"meshes: with hostfile=, expected numbers of hosts such as {{'trainers': 4}}, got {dict(meshes)!r}"
+            )
         return read_hostfile(hostfile), numbers
     entries: list[HostEntry] = []
     counts: dict[str, int] = {}

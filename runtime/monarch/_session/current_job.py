@@ -38,7 +38,9 @@ def load_current_job() -> JobTrait:
     try:
         module_path = file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        raise FileNotFoundError(f"{file} does not exist; name a job with set_current_job('module.name')") from None
+        raise FileNotFoundError(
+            f"this folder has no current job ({file} does not exist); call set_current_job('module.name')"
+        ) from None
     module, name = _split(module_path)
     try:
         job = getattr(import_module(module), name)

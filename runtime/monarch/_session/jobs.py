@@ -148,10 +148,12 @@ class JobTrait:
         self._kill()
 
     def _create(self, client_script: str | None) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no _create(client_script), which starts its hosts")
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement _create(client_script), and start its hosts there"
+        )
 
     def _state(self) -> JobState:
-        raise NotImplementedError(f"{type(self).__name__} has no _state(), which returns a JobState of its hosts")
+        raise NotImplementedError(f"{type(self).__name__} must implement _state(), and return a JobState of its hosts")
 
     def _kill(self) -> None:
         """End the hosts; nothing by default."""

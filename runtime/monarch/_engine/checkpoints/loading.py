@@ -194,7 +194,7 @@ def _values(mesh: TensorMesh, folder: str, keys: list[str]) -> dict[str, Any]:
 
 
 def _read(mesh: TensorMesh, folder: str, keys: list[str], tensors: list[Tensor]) -> None:
-    """Issue the op that reads some tensors of a mesh; those that are divided in an unusual way are copied."""
+    """Issue the op that reads some tensors of a mesh; those that are sharded in an unusual way are copied."""
     # All ranks must agree on what has failed before: the op gives values to all.
     mesh.recovery.ask(lambda: mesh.actors.ready.call([]).get())
     targets = [each if has_boxes(each) else _substitute(each) for each in tensors]

@@ -49,7 +49,7 @@ def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeo
         A future of the path of the version.
     """
     if not is_count(keep, 1):
-        raise ArgumentError(f"keep: expected a number of versions of at least 1, got {keep!r}")
+        raise ArgumentError(f"keep: expected an int of at least 1, got {keep!r}")
     if not (is_a(timeout, int, float) and timeout > 0):
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     parts = states_of(state, "save")

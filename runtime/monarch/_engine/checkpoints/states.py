@@ -32,7 +32,7 @@ def parts_in(state: Any, what: str) -> dict[str, tuple[Path, Any]]:
         if isinstance(value, RankTensor):
             raise ArgumentError(
                 f"{what}: {name!r} is a rank-local tensor, which has a different value on each rank; use one that is "
-                f"divided over the mesh, as monarch.from_local(tensor, mesh, spec) returns"
+                f"sharded over the mesh, as monarch.from_local(tensor, mesh, spec) returns"
             )
         if not isinstance(value, Tensor) and any(isinstance(each, Tensor) for each in _inside(value)):
             raise ArgumentError(

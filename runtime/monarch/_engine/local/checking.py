@@ -32,7 +32,7 @@ def check_local(op: str, tensors: Any) -> None:
     for each in tree_leaves(tensors):
         if isinstance(each, Tensor):
             raise MeshOpError(
-                f"{op}: expected rank-local tensors, got one that is divided over {each.monarch_layout.mesh!r}; "
+                f"{op}: expected rank-local tensors, got one that is sharded over {each.monarch_layout.mesh!r}; "
                 f"tensor.to_local() gives its parts, and tensor.replicate() combines and gathers them"
             )
     if isinstance(tensors, torch.Tensor) and not isinstance(tensors, RankTensor):
@@ -45,8 +45,8 @@ def check_local(op: str, tensors: Any) -> None:
 def mixed(op: Any) -> MeshOpError:
     """Return the error for an op on both views of a mesh."""
     return MeshOpError(
-        f"{op}: cannot combine a rank-local tensor with one that is divided over a mesh; convert one of them with "
-        f"divided.to_local() or monarch.from_local(rank_local, mesh, spec)"
+        f"{op}: cannot combine a rank-local tensor with a distributed one; convert the distributed tensor with "
+        f".to_local(), or the rank-local one with monarch.from_local(tensor, mesh, spec)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Between the two views of a mesh: a tensor that is divided over it, and its parts as a rank-local tensor."""
+"""Between the two views of a mesh: a tensor that is sharded over it, and its parts as a rank-local tensor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _parts(tensor: Tensor) -> RankTensor:
     sizes = {part_of(mesh, layout.shape, layout.placements, rank)[0] for rank in mesh.ranks}
     if len(sizes) > 1:
         raise ShapeError(
-            f"to_local: the ranks have parts of different shapes, {sorted(sizes)}; divide the tensor evenly, or "
+            f"to_local: the ranks have parts of different shapes, {sorted(sizes)}; shard the tensor evenly, or "
             f"replicate() it"
         )
     own = dense_layout(mesh, sizes.pop(), layout.dtype)

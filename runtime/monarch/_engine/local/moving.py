@@ -93,7 +93,7 @@ def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
     The copy has the values of this moment; ops on both meshes continue meanwhile. Gradients flow back the same way.
 
     Args:
-        tensors: a rank-local tensor or one that is divided over a mesh, or nested lists, tuples and dicts with some.
+        tensors: a rank-local tensor or one that is sharded over a mesh, or nested lists, tuples and dicts with some.
         mesh: a Mesh, a mesh of processes or a slice of one, of the same sizes. If it has more axes, all ranks along
             them get the same rank-local tensor.
         stream: the stream of the results, for rank-local tensors; that of the tensor without one.
@@ -121,13 +121,13 @@ def _moved(tensor: Any, target: TensorMesh, stream: Any) -> Any:
         raise MeshOpError("to_mesh cannot be part of a recorded step; call it between the steps of the two meshes")
     source: TensorMesh = tensor.monarch_layout.mesh
     if source.actors is None or target.actors is None:
-        raise ArgumentError("to_mesh: tensors of a simulated mesh cannot move")
+        raise ArgumentError("to_mesh is not supported on a simulated mesh")
     if isinstance(tensor, RankTensor):
         check_input("to_mesh", tensor)
     route = _route(source, target)
     if route.missing and isinstance(tensor, Tensor):
         raise ShapeError(
-            f"to_mesh: {target!r} has axes that {source!r} does not have; a tensor that is divided moves between "
+            f"to_mesh: {target!r} has axes that {source!r} does not have; a tensor that is sharded moves between "
             f"meshes of the same sizes"
         )
     if torch.is_grad_enabled() and tensor.requires_grad:
@@ -188,7 +188,7 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
     """Return a copy of a tensor on another mesh, outside of autograd."""
     source: TensorMesh = tensor.monarch_layout.mesh
     route = _route(source, target)
-    divided: Any = None
+    sharded: Any = None
     if isinstance(tensor, RankTensor):
         own = tensor.monarch_stream
         after = own if stream is None else stream if stream.number else None
@@ -201,7 +201,7 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
         shapes = {rank: part_of(target, tensor.shape, placements, rank)[0] for rank in target.ranks}
         if len(set(shapes.values())) == 1:
             shapes = shapes[target.ranks[0]]
-        divided = tuple(placements), tuple(tensor.shape)
+        sharded = tuple(placements), tuple(tensor.shape)
     ref = _MovedRef(target.stream, layout, source.stream)
     line = lines.here()
     first = own.number if own is not None else 0
@@ -214,5 +214,5 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
     args = state_of(source.procs).procs.uid, route.sources, route.movers, second
     receive = _template(target, ("to_mesh", id(source), second), lambda: Template("to_mesh", (), args, {}))
     source.stream.issue(send, (tensor.monarch_ref.number,), (ref.number,), (ref.number,), line)
-    target.stream.issue(receive, (), (ref.number, shapes, tensor.dtype, divided), (ref.number,), line)
+    target.stream.issue(receive, (), (ref.number, shapes, tensor.dtype, sharded), (ref.number,), line)
     return RankTensor(ref, layout, after) if isinstance(tensor, RankTensor) else Tensor(ref, layout)

@@ -119,7 +119,7 @@ def _shape(tensor: RankTensor, mesh: TensorMesh, axes: tuple[str, ...], reductio
         return (size, *shape)
     if not shape or shape[0] != size:
         raise ShapeError(
-            f"reduce: scatter=True divides the first dim over the axis {axes[0]!r}, so it must have size {size}; the "
+            f"reduce: scatter=True shards the first dim over the axis {axes[0]!r}, so it must have size {size}; the "
             f"tensor has shape {shape}"
         )
     return shape if reduction == "stack" else shape[1:]

@@ -38,7 +38,7 @@ class RankTensor(OnRanks, torch.Tensor):
     """One tensor on each rank of a mesh, of equal shapes and with different values. The ranks compute independently.
 
     Made by torch's functions in ``with mesh.activate():``, by ``monarch.remote`` functions, or from a tensor that is
-    divided over the mesh by ``to_local()``. Ops return at once. ``monarch.inspect`` waits for the value of a rank.
+    sharded over the mesh by ``to_local()``. Ops return at once. ``monarch.inspect`` waits for the value of a rank.
     """
 
     monarch_ref: Ref

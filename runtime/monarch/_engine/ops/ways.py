@@ -1,4 +1,4 @@
-"""Ops that torch's DTensor runs wrongly or refuses on divided tensors, and that other ops compute."""
+"""Ops that torch's DTensor runs wrongly or refuses on sharded tensors, and that other ops compute."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ways(issue: Issue) -> dict[Any, Way]:
 
 
 def _batch_norm(op: Any, issue: Issue) -> Way:
-    """Change the running statistics by ops of their own: of divided inputs, DTensor leaves them as they were."""
+    """Change the running statistics by ops of their own: of sharded inputs, DTensor leaves them as they were."""
 
     def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
         given, weight, bias, mean, variance, training, momentum, eps = args
@@ -60,7 +60,7 @@ def _batch_norm(op: Any, issue: Issue) -> Way:
         batch_variance = scale.pow(-2).sub(eps).mul(count / max(count - 1, 1))
         pairs: list[tuple[Any, Any]] = [(mean, batch_mean), (variance, batch_variance)]
         for statistic, of_batch in pairs:
-            # Divided as the statistic, so that the sum is too: it is not combined in place.
+            # Sharded as the statistic, so that the sum is too: it is not combined in place.
             statistic.mul_(1 - momentum).add_(moved(of_batch, without_partial(statistic.placements)), alpha=momentum)
         return True, result
 
@@ -129,7 +129,7 @@ def _group_norm_backward(issue: Issue) -> Way:
 
 
 def _index_put(op: Any, issue: Issue, in_place: bool = False) -> Way:
-    """Write to a divided tensor by a mask or indices: DTensor refuses, or divides masks as if they had one dim."""
+    """Write to a sharded tensor by a mask or indices: DTensor refuses, or shards masks as if they had one dim."""
 
     def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
         target, indices, values = args[:3]

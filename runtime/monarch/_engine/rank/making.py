@@ -73,7 +73,7 @@ def draw(
     out = torch.empty(tuple(sizes), dtype=dtype)
     if out.numel() == 0 or is_fake(out):
         return out
-    # Rows of the part that are contiguous in the whole tensor: all dims after the last divided one.
+    # Rows of the part that are contiguous in the whole tensor: all dims after the last sharded one.
     inner = len(shape)
     while inner > 0 and sizes[inner - 1] == shape[inner - 1]:
         inner -= 1

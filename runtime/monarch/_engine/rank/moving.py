@@ -280,7 +280,7 @@ def _unsend(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: An
 
 def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:
     uid, sources, movers, stream = args
-    number, shape, dtype, divided = values
+    number, shape, dtype, sharded = values
     rank = current_node().rank
     source = sources[rank]
     if is_dict(shape):
@@ -289,9 +289,9 @@ def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: A
         value = exports.here(number) if movers[source] is None else None
         if value is None:
             value = _read(number, uid, movers[source], torch.empty(shape, dtype=dtype, device=mesh.device_type))
-    if divided is None:
+    if sharded is None:
         return value
-    placements, whole = divided
+    placements, whole = sharded
     return wrap(value, mesh, placements, whole)
 
 
@@ -303,7 +303,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
         if answer == _HALTED:
             if uid in exports.lost_sources:
                 raise SourceFailedError(_lost("ranks of the source mesh died; heal that mesh first"))
-            raise SourceHaltedError("the rank that sends a value waits for others of its mesh")
+            raise SourceHaltedError("the source rank is blocked on other ranks of its mesh")
         if isinstance(answer, OpFailure):
             raise SourceFailedError(answer)
         if answer is not None:
@@ -311,7 +311,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
     except (SourceHaltedError, SourceFailedError):
         raise
     except (DeviceMeshError, TransferError) as error:
-        raise SourceFailedError(_lost(f"the sending rank has died: {error}")) from error
+        raise SourceFailedError(_lost(f"the transfer from the source rank failed: {error}")) from error
     mover.taken.broadcast(number)
     return value
 

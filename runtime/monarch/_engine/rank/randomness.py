@@ -28,7 +28,7 @@ def random_op(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: 
 
 
 def _seeded(mesh: Any, seed: int, tensors: Any) -> Any:
-    """Seed torch's generators in a block; on the CPU each part of a divided tensor gets a seed of its own."""
+    """Seed torch's generators in a block; on the CPU each part of a sharded tensor gets a seed of its own."""
     if mesh.device_type != "cpu":
         return seed_devices(seed, mesh)
     first = next((each for each in tensors if isinstance(each, DTensor)), None)

@@ -216,9 +216,9 @@ class _Healing:
         """Return living ranks with the same part of a tensor."""
         if layout.is_local:
             return []
-        divided = [at for at, each in enumerate(layout.placements) if not isinstance(each, Replicate)]
+        sharded = [at for at, each in enumerate(layout.placements) if not isinstance(each, Replicate)]
         own = mesh.coordinates(rank)
-        return [other for other in self._living(mesh) if all(mesh.coordinates(other)[at] == own[at] for at in divided)]
+        return [other for other in self._living(mesh) if all(mesh.coordinates(other)[at] == own[at] for at in sharded)]
 
     def _lose(self, mesh: TensorMesh, number: int, layout: Any) -> None:
         self._lost.add(number)

@@ -139,4 +139,6 @@ class NoValues:
 
     def before_look(self) -> None:
         """Likewise, before a function is sent."""
-        raise ArgumentError("a simulated mesh runs no functions on its ranks; simulate ops on tensors only")
+        raise ArgumentError(
+            "a simulated mesh has no processes, so it runs no functions on ranks; only ops on tensors are simulated"
+        )

@@ -90,8 +90,8 @@ class simulate:
         """
         if prod(sizes) > self.hosts * self.gpus:
             raise ArgumentError(
-                f"Mesh: a mesh of {prod(sizes)} ranks needs more devices than the {self.hosts * self.gpus} of "
-                f"simulate(hosts={self.hosts}, gpus={self.gpus})"
+                f"Mesh: {prod(sizes)} ranks exceed the {self.hosts * self.gpus} devices of "
+                f"simulate(hosts={self.hosts}, gpus={self.gpus}); raise hosts= or gpus="
             )
         return SimulatedProcs(self, axes, sizes)
 

@@ -21,7 +21,7 @@ from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._engine.training.lazy import is_lazy, lazy_parts, move_when_run, put_in_place
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
 from monarch._engine.training.recurrent import run_by_steps
-from monarch._engine.training.styles import apply_hooks, check_style, dim_of, divided
+from monarch._engine.training.styles import apply_hooks, check_style, dim_of, sharded
 from monarch.exceptions import ArgumentError, AxisError
 
 M = TypeVar("M", bound=nn.Module)
@@ -35,19 +35,19 @@ wiring.wire()
 def module_to_mesh(module: M, mesh: Any, plan: Any = "replicate", *, axis: str | None = None) -> M:
     """Move the parameters and buffers of a module to a mesh, in place, and return it.
 
-    Gradients are combined over the mesh automatically, and are divided as their parameters are; so is the state
+    Gradients are combined over the mesh automatically, and are sharded as their parameters are; so is the state
     of an optimizer.
 
     Args:
         module: any module. Parameters that are shared stay shared. Those on the device ``meta`` are made on the ranks,
             by the ``reset_parameters`` of their modules; those of lazy modules move at the first call.
         mesh: a Mesh, or a mesh of processes or a slice of one.
-        plan: ``"replicate"``: each rank has all parameters. ``"shard"``: each parameter is divided over all ranks, and
+        plan: ``"replicate"``: each rank has all parameters. ``"shard"``: each parameter is sharded over all ranks, and
             gathered when its module runs. ``"auto"``: ``"shard"`` for parameters of 65,536 elements or more. A dict:
             specs as for ``monarch.distribute``, or one of these names, by pattern of parameter names, such as
             ``{"*.up.weight": ["mp", None]}``; or styles of ``torch.distributed.tensor.parallel`` by pattern of module
             names, such as ``{"*.up": ColwiseParallel()}``. Others are replicated.
-        axis: the axis along which parallel styles divide; by default the last one of the mesh.
+        axis: the axis along which parallel styles shard; by default the last one of the mesh.
 
     Raises:
         ArgumentError: the plan does not fit the module, or a module on ``meta`` has no ``reset_parameters``.
@@ -124,7 +124,7 @@ class _Mover:
         for pattern, style in self._styles.items():
             if fnmatchcase(owner, pattern):
                 part = next(each for whole, each in modules.items() if _plain(whole) == owner)
-                return divided(placements, self._axis, dim_of(style, part, own)), False
+                return sharded(placements, self._axis, dim_of(style, part, own)), False
         return placements, gathers
 
     def _move(

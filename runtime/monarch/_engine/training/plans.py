@@ -1,4 +1,4 @@
-"""Plans: how each parameter of a module is divided over a mesh."""
+"""Plans: how each parameter of a module is sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch.exceptions import ArgumentError
 
 NAMES = ("replicate", "shard", "auto")
 LARGE = 1 << 16
-"""Elements from which ``"auto"`` divides a parameter: gathering smaller ones costs more than their memory."""
+"""Elements from which ``"auto"`` shards a parameter: gathering smaller ones costs more than their memory."""
 
 
 def split_plan(plan: Any) -> tuple[Any, dict[str, ParallelStyle]]:
@@ -49,8 +49,8 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
                 return placements_of(spec, mesh.axes, tensor.dim(), f"plan[{pattern!r}] for {name}"), False
         plan = "replicate"
     if plan == "shard" or (plan == "auto" and tensor.numel() >= LARGE):
-        divided = _divided(mesh, tensor)
-        return divided, any(isinstance(each, Shard) for each in divided)
+        sharded = _divided(mesh, tensor)
+        return sharded, any(isinstance(each, Shard) for each in sharded)
     if plan in NAMES:
         return placements_of(None, mesh.axes, tensor.dim()), False
     raise ArgumentError(
@@ -59,7 +59,7 @@ def placements_for(plan: Any, mesh: TensorMesh, name: str, tensor: torch.Tensor)
 
 
 def _divided(mesh: TensorMesh, tensor: torch.Tensor) -> Placements:
-    """Return placements that divide a parameter by all ranks, along the first dim that is large enough."""
+    """Return placements that shard a parameter by all ranks, along the first dim that is large enough."""
     ranks = len(mesh.ranks)
     dim = next((at for at, size in enumerate(tensor.shape) if size >= ranks and size % ranks == 0), None)
     if dim is None:

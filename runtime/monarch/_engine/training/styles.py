@@ -54,7 +54,7 @@ def check_style(style: ParallelStyle, module: nn.Module, name: str) -> None:
 
 
 def dim_of(style: ParallelStyle, module: nn.Module, name: str) -> int | None:
-    """Return the dim of a parameter that a style divides; None for none. The style was checked."""
+    """Return the dim of a parameter that a style shards; None for none. The style was checked."""
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return None
     if isinstance(style, ColwiseParallel):
@@ -65,7 +65,7 @@ def dim_of(style: ParallelStyle, module: nn.Module, name: str) -> int | None:
 
 
 def apply_hooks(style: ParallelStyle, module: nn.Module, axis: int) -> None:
-    """Divide the inputs and outputs of a module as a style says, along one axis of their mesh."""
+    """Shard the inputs and outputs of a module as a style says, along one axis of their mesh."""
     inputs, named, outputs = _layouts(style, module)
     if inputs or named:
 
@@ -110,7 +110,7 @@ def _padded(layouts: Sequence[Any], count: int) -> list[Any]:
 
 
 def _placed(value: Any, wanted: Placement | None, axis: int) -> Any:
-    """Return a value with its tensors divided along an axis as wanted."""
+    """Return a value with its tensors sharded along an axis as wanted."""
     if wanted is None:
         return value
 
@@ -127,8 +127,8 @@ def _placed(value: Any, wanted: Placement | None, axis: int) -> Any:
     return tree_map(change, value)
 
 
-def divided(placements: Placements, axis: int, dim: int | None) -> Placements:
-    """Return placements with one axis that divides a dim."""
+def sharded(placements: Placements, axis: int, dim: int | None) -> Placements:
+    """Return placements with one axis that shards a dim."""
     found = list(placements)
     found[axis] = Replicate() if dim is None else Shard(dim)
     return tuple(found)

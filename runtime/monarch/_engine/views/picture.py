@@ -30,10 +30,10 @@ def picture(tensor: Tensor) -> str:
     text = f"monarch.Tensor({described(tensor)})"
     if len(parts) > _MOST or tensor.dim() == 0:
         return f"<pre>{escape(text)}\n{escape(as_text(tensor))}</pre>"
-    # The first two divided dims are drawn, the last of them from left to right.
-    divided = [dim for dim, entry in enumerate(tensor.spec) if entry is not None][:2]
-    across = divided[-1] if divided else tensor.dim() - 1
-    down = divided[0] if len(divided) > 1 else None
+    # The first two sharded dims are drawn, the last of them from left to right.
+    sharded = [dim for dim, entry in enumerate(tensor.spec) if entry is not None][:2]
+    across = sharded[-1] if sharded else tensor.dim() - 1
+    down = sharded[0] if len(sharded) > 1 else None
     boxes = "".join(_box(tensor, sizes, offsets, ranks, across, down) for (sizes, offsets), ranks in parts.items())
     label = escape(f"{text}; {as_text(tensor)}", quote=True)
     return (

@@ -103,7 +103,7 @@ class Endpoint(Generic[P, R]):
         if must_wait(self.mesh):
             packed = [self._pack((value, *args), kwargs) for value in each]
             return call_later(self.mesh, self.name, lambda: self._call_each(packed))
-        return self._call_each([self._prepare((value, *args), kwargs) for value in each])
+        return self._call_each([self._pack((value, *args), kwargs, True) for value in each])
 
     def _call_each(self, prepared: list[tuple[bytes, list[memoryview]]]) -> Future[ValueMesh[R]]:
         mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
@@ -164,7 +164,7 @@ class Endpoint(Generic[P, R]):
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
             return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
-        return iter(self._stream(self._prepare(args, kwargs)))
+        return iter(self._stream(self._pack(args, kwargs, True)))
 
     def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
         mesh = self.mesh
@@ -212,7 +212,7 @@ class Endpoint(Generic[P, R]):
             packed = endpoint._pack(args, kwargs)
             send_later(mesh, self.name, lambda: endpoint._relay(packed, port), lambda _: None, port.exception)
         else:
-            endpoint._relay(endpoint._prepare(args, kwargs), port)
+            endpoint._relay(endpoint._pack(args, kwargs, True), port)
 
     def _relay(self, prepared: tuple[bytes, list[memoryview]], port: Port[Any]) -> None:
         mesh = self.mesh
@@ -259,16 +259,13 @@ class Endpoint(Generic[P, R]):
             packed = self._pack(args, kwargs)
             send_later(self.mesh, self.name, lambda: send(packed), lambda _: None, self._not_sent)
         else:
-            send(self._prepare(args, kwargs))
+            send(self._pack(args, kwargs, True))
 
     def _not_sent(self, error: BaseException) -> None:
         """Report that a deferred broadcast was not sent."""
         mesh, ranks = self.mesh, tuple(region_of(self.mesh).base_ranks())
         text = f"a broadcast of {self.name}() was not sent: {error}"
         node_of(mesh).events.not_sent.tell(mesh, ranks, text)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
-        return self._pack(args, kwargs, True)
 
     def _pack(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = False

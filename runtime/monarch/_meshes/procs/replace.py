@@ -49,9 +49,11 @@ def replace(
         LimitError: too few file descriptors are free.
     """
     procs, starting = shared.procs, shared.starting
-    if starting is None or shared.stopped is not None:
+    if shared.stopped is not None:
+        raise StoppedError(f"cannot replace ranks of {procs.name}: it was stopped; spawn a new one", mesh=procs.name)
+    if starting is None:
         raise StoppedError(
-            f"{procs.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=procs.name
+            f"cannot replace ranks of {procs.name}: only the process that has spawned it can", mesh=procs.name
         )
     moved: dict[str, str] = dict(hosts or {})
     places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]

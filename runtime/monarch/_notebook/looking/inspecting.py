@@ -277,7 +277,9 @@ def _row(name: str, value: Any, step: tuple[str, Any] | None, suffix: str) -> Ro
 def _whole(value: str) -> str:
     """Return a string as it can be sent; a part of it might mean something else."""
     if len(value) > _LONGEST_STRING:
-        raise ValueError(f"the string has {len(value):,} characters; at most {_LONGEST_STRING:,} are sent")
+        raise ValueError(
+            f"a string of {len(value):,} characters exceeds the limit of {_LONGEST_STRING:,}; evaluate a slice of it"
+        )
     return value.encode("utf-8", "backslashreplace").decode()
 
 

@@ -66,7 +66,7 @@ def _capture(line: str, body: str, above: int) -> None:
 def _script(name: str, line: str, body: str) -> None:
     words = shlex.split(line) if name == "script" else [_PYTHON.get(name, name), *shlex.split(line)]
     if not words:
-        raise ValueError("expected a program, as in %%script python3")
+        raise ValueError("%%script: expected a program, as in %%script python3")
 
     def write(text: str) -> None:
         sys.stdout.write(text)

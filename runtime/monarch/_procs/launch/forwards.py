@@ -43,7 +43,10 @@ class Forwards:
         """
         port = self._run("-R", f"127.0.0.1:0:{address.removeprefix('tcp://')}").strip()
         if not port.isdecimal():
-            raise SpawnError(f"host {self._host}: sshd did not say which port it forwards; got {port!r}")
+            raise SpawnError(
+                f"host {self._host}: ssh printed no forwarded port (got {port!r}); its sshd_config needs "
+                f"AllowTcpForwarding yes"
+            )
         return f"tcp://127.0.0.1:{port}"
 
     def _run(self, kind: str, forward: str) -> str:

@@ -100,7 +100,8 @@ class KubernetesJob(JobTrait):
             )
         if (image_spec is None) == (pod_template is None):
             raise ArgumentError(
-                'add_mesh: expected either image_spec or pod_template, as in image_spec=ImageSpec("registry/image:tag")'
+                "add_mesh: expected exactly one of image_spec and pod_template, as in "
+                'image_spec=ImageSpec("registry/image:tag")'
             )
         if name in self.meshes:
             raise ArgumentError(f"add_mesh: the job already has a mesh {name!r}")
@@ -151,7 +152,7 @@ def _pod_of(image: ImageSpec | None, template: Any, port: int) -> dict[str, Any]
         return {"image": image.image, "resources": dict(image.resources or {}), "monarch_port": port}
     if not is_a(template, Mapping):
         raise ArgumentError(
-            f"pod_template: expected a mapping, got {type(template).__name__}; that of Kubernetes' client is made by "
+            f"pod_template: expected a dict, got {type(template).__name__}; convert one of Kubernetes' client with "
             f"kubernetes.client.ApiClient().sanitize_for_serialization(template)"
         )
     made: dict[str, Any] = dict(template)

@@ -74,7 +74,7 @@ def checkpoint(
     """
     actors, (state, _) = _check(mesh, timeout, (state, DICTS[1]), 1)
     if type(keep) is not int or keep < 1:
-        raise ArgumentError(f"keep: expected a number of versions of at least 1, got {keep!r}")
+        raise ArgumentError(f"keep: expected an int of at least 1, got {keep!r}")
     return Save(actors, folder_of(path), state, (), keep, timeout).future
 
 

@@ -69,7 +69,7 @@ class Copy(DefaultSavePlanner):
 
     def _items_of(self, name: str, value: Any) -> list[WriteItem]:
         if isinstance(value, torch.Tensor) and any(each.is_partial() for each in getattr(value, "placements", ())):
-            raise ValueError("it is a partial sum on each rank; redistribute it first")
+            raise ValueError("it has a Partial placement; redistribute it to Replicate or Shard first")
         return create_default_local_save_plan({name: value}, False).items
 
     def key_by_content(self, rank: int) -> None:
@@ -113,7 +113,7 @@ class Copy(DefaultSavePlanner):
         if not os.path.isdir(folder):
             raise FileNotFoundError(
                 f"{folder}, created by the first rank, is not visible on {os.uname().nodename}; "
-                f"a checkpoint of several hosts needs a shared folder"
+                f"a checkpoint of several hosts needs a path on a shared file system"
             )
         try:
             return pickle.dumps(_writer(folder).write_data(self.finish_plan(pickle.loads(plan)), self).wait())
@@ -166,7 +166,7 @@ class Whole:
                 if not os.path.exists(os.path.join(folder, name)):
                     raise FileNotFoundError(
                         f"{name}, written by rank {rank}, is not visible in {folder} on {os.uname().nodename}; "
-                        f"a checkpoint of several hosts needs a shared folder"
+                        f"a checkpoint of several hosts needs a path on a shared file system"
                     )
         _writer(folder).finish(self._metadata, written)
 

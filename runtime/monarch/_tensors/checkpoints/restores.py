@@ -118,7 +118,7 @@ class Version:
             except OSError as error:
                 raise _damaged(self.folder, f"{name} cannot be opened", error) from error
             if found < size:
-                raise _damaged(self.folder, f"{name} has {found:,} bytes, expected at least {size:,}")
+                raise _damaged(self.folder, f"{name} is truncated: {found:,} of at least {size:,} bytes")
 
     def load(self, state: Any) -> None:
         """Read a state into another one, in place; top-level objects with ``load_state_dict`` get theirs.

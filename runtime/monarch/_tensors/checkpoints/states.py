@@ -88,9 +88,14 @@ def _local(name: str, value: Any) -> Local | None:
 
 def _of_distributed(name: str, value: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
     if any(placement.is_partial() for placement in value.placements):
-        raise ArgumentError(f"{name!r} is a partial sum on each rank; redistribute it before you copy it")
+        raise ArgumentError(
+            f"{name!r} has a Partial placement; redistribute it to Replicate or Shard before you copy it"
+        )
     local = value.to_local()
     shape, offset = local_box(value.shape, value.device_mesh, value.placements)
     if shape != tuple(local.shape):
-        raise ArgumentError(f"{name!r} has a layout that is not one box on each rank: {value.placements}")
+        raise ArgumentError(
+            f"{name!r}: expected one contiguous shard on each rank, got the placements {value.placements}; "
+            f"redistribute it first"
+        )
     return local, offset

@@ -61,7 +61,10 @@ def find_store(address: str, port: int, size: int, ended: Callable[[], str] = la
         if store is not None:
             break
         if time.monotonic() > deadline:
-            raise GroupError(f"the store of the process group at {address}:{port} did not answer in {JOIN_SECONDS:g} s")
+            raise GroupError(
+                f"timed out after {JOIN_SECONDS:g} s connecting to the store of the process group at {address}:{port}; "
+                f"check that its rank is running, and that the port is reachable"
+            )
         # A slow machine gets more time at each try.
         patience *= 2
     # Connections are cut when groups break; one that is newer than the cut would wait for ranks that never come.

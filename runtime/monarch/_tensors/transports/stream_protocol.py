@@ -78,14 +78,15 @@ def receive(connection: socket.socket, size: int, until: float | None = None) ->
 
 def receive_into(connection: socket.socket, view: memoryview, until: float | None = None) -> None:
     """Receive into memory; TimeoutError after a time of the monotonic clock."""
+    size = len(view)
     while view:
         if until is not None:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError("the data did not arrive in time")
+                raise TimeoutError(f"timed out with {size - len(view):,} of {size:,} bytes received")
             connection.settimeout(left)
         # The system waits for all of it, so Python runs only once.
         count = connection.recv_into(view, 0, socket.MSG_WAITALL)
         if not count:
-            raise EOFError("the connection was closed")
+            raise EOFError(f"the peer closed the connection after {size - len(view):,} of {size:,} bytes")
         view = view[count:]

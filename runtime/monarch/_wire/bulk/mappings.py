@@ -59,7 +59,8 @@ def _map(pid: int, fd: int, segment: int, end: int) -> mmap.mmap:
             raise MemoryError(f"cannot open bulk data of process {pid}: {error.strerror}") from error
         if error.errno in (errno.EACCES, errno.EPERM):
             raise SupervisionError(
-                f"cannot open the memory of process {pid}: it runs as another user, or hides its /proc entries"
+                f"cannot open the memory of process {pid}: permission denied on /proc/{pid}/fd; it runs as another "
+                f"user, or is not dumpable (hidepid, ptrace_scope)"
             ) from error
         raise _gone(pid) from error
     try:
