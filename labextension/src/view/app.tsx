@@ -104,10 +104,10 @@ export function MeshApp({ session, theme, trans }: Props) {
           <Calls model={session.model} trans={trans} />
         </div>
         <Details session={session} trans={trans} close={unpin} />
-      </div>
-      <div class="mk-below">
-        <Metrics model={session.model} colours={colours} trans={trans} />
-        <Timeline model={session.model} theme={theme} colours={colours} trans={trans} />
+        <div class="mk-below">
+          <Metrics model={session.model} colours={colours} trans={trans} />
+          <Timeline model={session.model} theme={theme} colours={colours} trans={trans} />
+        </div>
       </div>
       {pointed && pointed.rank !== session.pinned && (
         <Tip session={session} rank={pointed.rank} tile={pointed.tile} trans={trans} />
