@@ -32,8 +32,8 @@ lateness is added, so that ranks have as long to answer."""
 _WITHOUT_CPU = 0.25
 """Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
 _ENOUGH_CPU = 0.1
-"""Seconds of CPU that are enough for an answer. It takes several turns of the GIL, each within a few milliseconds if the
-running code gives it up at all."""
+"""Seconds of CPU that are enough for an answer. It takes several turns of the GIL, each within a few milliseconds if
+the running code gives it up at all."""
 
 
 class Activity(Enum):

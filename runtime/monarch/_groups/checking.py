@@ -20,7 +20,8 @@ from monarch.exceptions import GroupError
 PATIENCE = 60.0
 """Seconds for ranks to answer; one that has not used torch yet imports it."""
 _BUSY = "runs a call"
-_ENDING_S = 0.3
+_ENDING_S, _MAKING_S = 0.3, 10.0
+"""Seconds for a call to end that has answered, and for the constructor of an actor."""
 _LOOK_S = 0.005
 
 
@@ -71,10 +72,11 @@ def why_not_here() -> str:
 
 
 def _is_busy() -> bool:
-    """Return whether a call runs here, and not merely ends: its answer is sent a moment earlier."""
-    until = time.monotonic() + _ENDING_S
-    while any(each.running or each.turns.tasks for each in list(actors_of(current_node()).here.values())):
-        if time.monotonic() > until:
+    """Return whether a call runs here, and not merely ends (its answer is sent a moment earlier) or makes an actor."""
+    begun = time.monotonic()
+    while busy := [each for each in list(actors_of(current_node()).here.values()) if each.running or each.turns.tasks]:
+        patience = _MAKING_S if all(each.is_coming for each in busy) else _ENDING_S
+        if time.monotonic() > begun + patience:
             return True
         time.sleep(_LOOK_S)
     return False
