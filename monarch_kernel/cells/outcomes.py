@@ -92,6 +92,7 @@ class Outcomes:
                 # The stop does not hide errors from before it.
                 self.show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
             print(stopped.text(), file=sys.stderr)
+            _record(mesh, header, run, results, total)
             if stopped.timeout is not None:
                 raise CallTimeoutError(_describe_timeout(run, results, stopped))
             raise CellStopped(stopped.outcome())
@@ -207,7 +208,17 @@ def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: Stopped
 
 
 def _record(mesh: Mesh | None, header: Header, run: Run, results: dict[int, CellResult], total: int) -> None:
-    """Record the definitions of a cell for the ranks where it succeeded, of ``total`` ranks."""
+    """Record the definitions of a cell for the ranks where it succeeded, of ``total`` ranks; for the others, which may
+    have died in it, those above the line that they have reached."""
+    if mesh is None or header.once:
+        return
     good = [rank for rank in sorted(results) if results[rank].error is None]
-    if mesh is not None and good and not header.once:
+    if good:
         mesh.definitions.record(run.name, run.source, good, total, header.define)
+    reached = {
+        rank: result.error.line
+        for rank, result in sorted(results.items())
+        if result.error is not None and result.error.line and not result.error.file
+    }
+    if reached:
+        mesh.definitions.record(run.name, run.source, list(reached), total, above=min(reached.values()))

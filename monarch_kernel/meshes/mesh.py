@@ -196,7 +196,9 @@ class Mesh:
             replace_procs(current_node(), [procs.proc(rank) for rank in ranks], _KILLING)
         return self._fill(True)
 
-    def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
+    def copy(
+        self, ranks: list[int], source: int | None, names: list[str]
+    ) -> tuple[list[str], dict[str, str], list[str]]:
         """Copy variables to some ranks from a live one.
 
         Args:
@@ -205,7 +207,8 @@ class Mesh:
             names: the names of the variables; empty for all that can be copied.
 
         Returns:
-            The names that were copied, and those that were not, with the reason.
+            The names that were copied; those that were not, with the reason; and those that were copied without their
+            DistributedDataParallel.
         """
         return StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
 

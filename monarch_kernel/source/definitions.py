@@ -49,8 +49,16 @@ class Definitions:
         """Drop all."""
         self._cells.clear()
 
-    def record(self, name: str, source: Source, ranks: Sequence[int], total: int = 0, whole: bool = False) -> None:
-        """Record a cell that succeeded on some ranks.
+    def record(
+        self,
+        name: str,
+        source: Source,
+        ranks: Sequence[int],
+        total: int = 0,
+        whole: bool = False,
+        above: int | None = None,
+    ) -> None:
+        """Record a cell that ran on some ranks.
 
         Args:
             name: the name of the cell in tracebacks.
@@ -58,8 +66,9 @@ class Definitions:
             ranks: where it ran.
             total: number of ranks of the mesh.
             whole: whether new ranks run the whole cell, not only its definitions.
+            above: the line that these ranks have reached, if they have not run all of it.
         """
-        text = source.code if whole else definitions_of(source.definitions)
+        text = source.code if whole else definitions_of(source.definitions, above)
         if text:
             # The same text again, as after "run all cells", must not run twice.
             self._cells = [each for each in self._cells if each.text != text or not each.ranks <= set(ranks)]
@@ -85,8 +94,13 @@ def names_in(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def definitions_of(source: str) -> str:
-    """Return the top-level imports, functions, classes, ``%cd`` and ``%env`` of a cell, all else blank, or nothing."""
+def definitions_of(source: str, above: int | None = None) -> str:
+    """Return the top-level imports, functions, classes, ``%cd`` and ``%env`` of a cell, all else blank, or nothing.
+
+    Args:
+        source: the cell.
+        above: return those that end above this line; None for all.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -95,6 +109,8 @@ def definitions_of(source: str) -> str:
     kept = [""] * len(lines)
     any_kept = False
     for node in tree.body:
+        if above is not None and (node.end_lineno or 0) >= above:
+            break
         if isinstance(node, _KINDS) or _is_setting(node):
             first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
             # A semicolon may separate it from other code on the line.

@@ -96,17 +96,22 @@ class Elastic:
             raise
         print_new(mesh, new, "" if copying else _LOST)
         if copied is not None:
-            names, left = copied
+            names, left, unwrapped = copied
             if not variables and not left:
                 mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
             print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
                 print(f"not copied: {name} ({why})")
+            for name in unwrapped:
+                print(
+                    f"{name}: copied without DistributedDataParallel; wrap it again on all ranks: "
+                    f"{name} = DDP(getattr({name}, 'module', {name}))"
+                )
 
     def _copy(
         self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]
-    ) -> tuple[list[str], dict[str, str]]:
+    ) -> tuple[list[str], dict[str, str], list[str]]:
         """Copy variables to new ranks; see ``Mesh.copy``."""
         try:
             with one_line(mesh, "%mesh heal --copy-from"):

@@ -46,6 +46,13 @@ def test_finished_rank_is_certain() -> None:
     assert only(ranks(inside(), inside(), None, inside())) == (Level.STUCK, Cause.IDLE, [0, 1, 3], [2])
 
 
+def test_finished_rank_that_has_begun_as_many_may_have_given_other_tensors() -> None:
+    facts = ranks(inside(), None, counts=9)
+    assert only(facts) == (Level.STUCK, Cause.UNLIKE, [0], [1])
+    text = describe_diagnosis(diagnose(facts))
+    assert "rank 1 has ended after as many operations of the group, so the tensors may differ" in text, text
+
+
 def test_computing_rank_is_slow() -> None:
     for kind in COMPUTES:
         facts = ranks(inside(), inside(), doing(kind, 1.0), inside())

@@ -55,7 +55,7 @@ def test_heal_copies_the_variables_of_a_peer(mortal: Notebook) -> None:
     # The cell ends with the first death; on a busy machine the other rank dies a little later.
     assert wait_until(lambda: mortal.run("%mesh").ok().text.count("SIGKILL") >= 2)
     text = mortal.run("%mesh heal --copy-from 1").ok().stream()
-    assert "ranks 0,2 of mesh 'mesh': new processes, with definitions of 1 cell\n" in text
+    assert "ranks 0,2 of mesh 'mesh': new processes, with definitions of 2 cells\n" in text
     assert "copied from rank 1: losses, mine, net, optimizer" in text
     assert "not copied: where (" in text
     # One class on each rank, and the optimizer belongs to the model.
@@ -343,3 +343,35 @@ def test_notice_during_a_resize_waits_for_it(mortal: Notebook, tmp_path: Path) -
     resize.until(lambda: "has shrunk to hosts=1, procs=1: rank 1 left" in resize.text)
     assert "with the variables of rank 2" in resize.text and "now has hosts=2, procs=1" in resize.text
     assert mortal.mesh("x.mean().item()").ok().shown == "[rank 0] 2.0"
+
+
+WRAPPED = """from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def train():
+    for _ in range(3):
+        loss = model(torch.randn(8, 4)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return round(model.module.weight.sum().item(), 5)
+train()"""
+
+
+def test_model_in_ddp_is_copied_with_its_optimizer(mortal: Notebook) -> None:
+    """The optimizer of the new rank changes the parameters of the copied model."""
+    mortal.mesh(WRAPPED).ok()
+    mortal.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    text = mortal.run("%mesh heal --copy-from 0").ok().stream()
+    advice = re.search(r"model: copied without DistributedDataParallel; wrap it again on all ranks: (.*)", text)
+    assert advice and "optimizer" in text and "not copied: model" not in text, text
+    first = mortal.mesh(f"{advice[1]}\ntrain()").ok().shown
+    assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
+
+
+def test_definitions_above_the_line_of_a_death_are_restored(mortal: Notebook) -> None:
+    dies = "import os, signal\ndef above(): return 5\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    body = f"{dies}\ndef below(): pass"
+    assert mortal.mesh(body).status == "error"
+    mortal.run("%mesh heal").ok()
+    assert mortal.mesh("above()", "[1]").ok().shown == "[rank 1] 5"
+    assert "NameError" in mortal.mesh("below()", "[1]").text

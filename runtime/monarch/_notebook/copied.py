@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
@@ -15,10 +15,15 @@ from monarch.exceptions import SerializationError
 _DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 """Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
 
+Copied: TypeAlias = "tuple[list[str], dict[str, str], list[str]]"
+"""Names that were copied; those that were not, with the reason; and those whose module was copied alone, without
+DistributedDataParallel, which belongs to its rank."""
+
 
 @service("replicas.give", "actor")
-def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tuple[list[str], dict[str, str]]]:
-    """Pack variables on their rank, together so that shared objects stay shared.
+def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Copied]:
+    """Pack variables on their rank, together so that shared objects stay shared: an optimizer has the parameters of its
+    model, also if that was in a DistributedDataParallel, of which the module is copied.
 
     Args:
         namespace: the namespace of this rank.
@@ -35,6 +40,8 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
     wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
     if not names:
         wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
+    unwrapped = sorted(name for name, value in wanted.items() if _is_ddp(value))
+    wanted.update({name: wanted[name].module for name in unwrapped})
     left = {name: why for name, value in wanted.items() if (why := _of_its_rank(value))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
     try:
@@ -46,13 +53,18 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
             except SerializationError as error:
                 left[name] = str(error).partition("\n")[0]
                 del wanted[name]
-    return wanted, (sorted(wanted), left)
+    return wanted, (sorted(wanted), left, [name for name in unwrapped if name in wanted])
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
     namespace.variables.update(state)
+
+
+def _is_ddp(value: Any) -> bool:
+    parallel = sys.modules.get("torch.nn.parallel")
+    return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
 
 
 def _of_its_rank(value: Any) -> str:
@@ -65,8 +77,6 @@ def _of_its_rank(value: Any) -> str:
         return ""
     if isinstance(value, distributed.ProcessGroup):
         return "a process group belongs to its rank"
-    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-        return "DistributedDataParallel belongs to its rank; copy its model, and wrap it again on all ranks"
     # Where nobody has imported it, nothing is of it.
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if isinstance(value, kind) or (

@@ -29,6 +29,8 @@ class Held:
 
     def __init__(self, noted: Callable[[], None]) -> None:
         self._noted = noted
+        self.holds = False
+        """Whether handlers are deferred now. Main thread only."""
         # All of these: main thread only.
         self.numbers: deque[int] = deque()
         """Signals that have come and whose handlers have not run."""
@@ -36,6 +38,8 @@ class Held:
         self._held: list[tuple[int, Handler]] = []
         self._held_idle: list[tuple[int, Handler]] = []
         """All handlers at the last ``begin``, those to defer, and those to defer without user code."""
+        self._deferred: list[tuple[int, Handler]] = []
+        """The result of the last ``begin``."""
 
     def begin(self, idle: bool = False) -> list[tuple[int, Handler]]:
         """Defer all Python handlers from now on; ``end_and_run`` takes the result.
@@ -44,6 +48,9 @@ class Held:
             idle: whether no user code runs in the main thread.
         """
         # All handlers are queried each time, in 2 us: nothing announces a new one.
+        if self.holds:
+            # The last end has failed, as at the limit of recursion.
+            self.end(self._deferred)
         handlers = list(map(_getsignal, _NUMBERS))
         if handlers != self._handlers:
             # Most are a number, SIG_DFL or SIG_IGN. A cell has a new handler each time.
@@ -52,6 +59,7 @@ class Held:
             self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
             self._handlers = handlers
         held = self._held_idle if idle else self._held
+        self.holds, self._deferred = True, held
         try:
             for number, _ in held:
                 _set(number, self._note)
@@ -77,6 +85,7 @@ class Held:
         try:
             for number, handler in held:
                 _set(number, handler)
+            self.holds = False
         except BaseException:
             # A restored handler has raised; restore the others all the same.
             self.end(held)
@@ -92,6 +101,7 @@ class Held:
         try:
             for number, handler in held:
                 _set(number, handler)
+            self.holds = False
         except BaseException:
             # A restored handler has raised; restore the others all the same.
             self.end(held)

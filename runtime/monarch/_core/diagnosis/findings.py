@@ -36,6 +36,7 @@ class Cause(str, Enum):
     MESSAGES = "unmatched messages"
     CYCLE = "a cycle of waits"
     IDLE = "ended without it"
+    UNLIKE = "ended after as many"
     ELSEWHERE = "elsewhere"
     BUSY = "computing"
     TOGETHER = "under way"
@@ -215,6 +216,8 @@ def _of_missing(waiting: Sequence[Party], missing: Sequence[Party]) -> Finding:
     doing = missing[0].doing
     level = _level(doing)
     cause = Cause.IDLE if doing.kind is Kind.IDLE else Cause.BUSY if level is Level.SLOW else Cause.ELSEWHERE
+    if all(each.has_begun for each in missing):
+        cause = Cause.UNLIKE
     if doing.entered is not None:
         cause = Cause.TOGETHER
     return Finding(level, cause, tuple(_standings(waiting)), tuple(_standings(missing)), outside)

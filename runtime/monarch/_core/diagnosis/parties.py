@@ -28,6 +28,8 @@ class Party:
     waits_for: list[Party] = field(default_factory=list["Party"])
     outside: list[Target] = field(default_factory=list[Target])
     """Actors that it waits for on ranks that were not asked."""
+    has_begun: bool = False
+    """Whether it is idle, after as many operations of the group as the ranks that wait for it."""
 
     @property
     def doing(self) -> Doing:
@@ -120,7 +122,13 @@ def _waits_for(party: Party, of_rank: dict[Place, list[Party]], counts: dict[Pla
     found = [each for rank, theirs in others.items() for each in _missing(party, theirs, begun[rank])]
     # Messages count as well, so a rank may have begun enough operations without this one.
     elsewhere = [each for theirs in others.values() for each in theirs if each.entered is None]
-    yield from found or (elsewhere if entered.operation in SYMMETRIC else ())
+    if found or entered.operation not in SYMMETRIC:
+        yield from found
+        return
+    for rank, theirs in others.items():
+        for each in theirs:
+            each.has_begun = each.doing.kind is Kind.IDLE and begun[rank] is not None
+    yield from elsewhere
 
 
 def _of_actor(actor: str, parties: list[Party]) -> list[Party]:

@@ -153,6 +153,12 @@ def _advice(finding: Finding) -> str:
     call = f"{operation}()" if operation else "this collective"
     if is_message:
         return f"no rank makes the call that matches {call}; make it on {describe_ranks(missing)}"
+    if finding.cause is Cause.UNLIKE:
+        verb = "has" if len(missing) == 1 else "have"
+        return (
+            f"{describe_ranks(missing)} {verb} ended after as many operations of the group, so the tensors may "
+            f"differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
+        )
     if finding.cause is Cause.IDLE:
         return f"{describe_ranks(missing)} ended without calling {call}; call it on all ranks of the group"
     return ""

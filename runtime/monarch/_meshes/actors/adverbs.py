@@ -16,14 +16,12 @@ from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
-from monarch._core.flow import take_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
-from monarch._meshes.actors.backpressure import reserve_each, wait_for_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
-from monarch._meshes.actors.sending import into_memory, send_to_all
+from monarch._meshes.actors.sending import Outgoing, send_with_room
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
@@ -34,7 +32,7 @@ from monarch._node.peers import Targets, cost_of
 from monarch._node.services.registry import declared
 from monarch._python.later import runs_event_loop
 from monarch._wire import messages as m
-from monarch._wire.pickling import are_large, dumps, dumps_call
+from monarch._wire.pickling import dumps, dumps_call
 from monarch.exceptions import ArgumentError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
@@ -110,22 +108,12 @@ class Endpoint(Generic[P, R]):
         deaths, targets = node.peers.deaths, targets_of(mesh)
         gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, _values, state.key)
         gather.view = mesh
-        costs = [cost_of(*each) for each in prepared]
-        try:
-            # Before the first is sent: in a collective of the endpoint, some ranks alone would wait for the others.
-            reserve_each(node, targets.peers, costs, mesh, self.name)
-        except BaseException:
-            node.ports.close(gather.port)
-            raise
-        for place, (peer, message) in enumerate(zip(targets.peers, prepared, strict=True), 1):
+        each = [
             # With the view of the whole mesh, in which the answer names its position.
-            one = Targets(node.hosts, [peer], targets.shape, targets.version)
-            try:
-                self._dispatch(message, one, gather, False, True)
-            except BaseException:
-                for later, cost in zip(targets.peers[place:], costs[place:], strict=True):
-                    later.give_back(cost)
-                raise
+            (message, Targets(node.hosts, [peer], targets.shape, targets.version))
+            for peer, message in zip(targets.peers, prepared, strict=True)
+        ]
+        self._dispatch(each, gather, False)
         node.watch.sent(gather)
         if node.peers.deaths != deaths:
             gather.check()
@@ -172,7 +160,7 @@ class Endpoint(Generic[P, R]):
         deaths = node.peers.deaths
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
         stream = ReplyStream(node, mesh, targets, self.name)
-        self._dispatch(prepared, targets, stream, False)
+        self._dispatch([(prepared, targets)], stream, False)
         node.watch.sent(stream)
         if node.peers.deaths != deaths:
             stream.check()
@@ -220,7 +208,7 @@ class Endpoint(Generic[P, R]):
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
         node, targets = node_of(mesh), targets_of(mesh)
         relay = _Relay(node, mesh, targets, self.name, port, explicit)
-        self._dispatch(prepared, targets, relay, not explicit)
+        self._dispatch([(prepared, targets)], relay, not explicit)
         node.watch.sent(relay)
         relay.check()
 
@@ -244,7 +232,7 @@ class Endpoint(Generic[P, R]):
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
         gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, finish, state.key)
         gather.view = mesh
-        self._dispatch(prepared, targets, gather, True)
+        self._dispatch([(prepared, targets)], gather, True)
         node.watch.sent(gather)
         if node.peers.deaths != deaths:
             gather.check()
@@ -253,7 +241,7 @@ class Endpoint(Generic[P, R]):
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         def send(prepared: tuple[bytes, list[memoryview]]) -> None:
             targets = self.mesh._members_at()  # pyright: ignore[reportPrivateUsage]
-            self._dispatch(prepared, targets, None, True)
+            self._dispatch([(prepared, targets)], None, True)
 
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
@@ -290,49 +278,39 @@ class Endpoint(Generic[P, R]):
             raise SerializationError(f"{title_of(mesh, self.name)} was not sent: {error}") from error.__cause__
 
     def _dispatch(
-        self,
-        prepared: tuple[bytes, list[memoryview]],
-        targets: Targets,
-        sink: _Answers | None,
-        gathered: bool,
-        reserved: bool = False,
+        self, each: Sequence[tuple[tuple[bytes, list[memoryview]], Targets]], sink: _Answers | None, gathered: bool
     ) -> None:
-        """Send to all targets; if this raises, to none, and close the port of the sink.
+        """Send messages to all of their targets; if this raises, close the port of the sink.
 
         Args:
-            prepared: body and buffers.
-            targets: the receivers.
+            each: body and buffers of a message, and its receivers.
             sink: takes the answers; None if there are none.
             gathered: whether answers of a host may be folded into one.
-            reserved: whether there is room reserved at the receivers already.
         """
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
-        body, buffers = prepared
         port = sink.port if sink is not None else 0
         here = current.get()
         sender = here[0].key if here is not None else ""
-        # Not through cost_of() for a small message.
-        cost = cost_of(body, buffers) if buffers else 1 + (len(body) >> 12)
+        messages: list[Outgoing] = []
         try:
             if node.bulk.deferred or node.bulk.releases:
                 # Memory released since the last call is free for the answers of this one.
                 node.bulk.settle()
-            full = -1 if reserved else take_all(targets.peers, cost)
-            if full >= 0:
-                wait_for_room(node, targets.peers, full, cost, mesh, self.name)
-            bulk = None
-            if buffers and targets.near and are_large(buffers):
-                bulk = into_memory(node, targets, buffers, cost)
+            for (body, buffers), targets in each:
+                # Not through cost_of() for a small message.
+                cost = cost_of(body, buffers) if buffers else 1 + (len(body) >> 12)
+                shape = targets.shape.packed
+                call = m.Call(node.proc, state.key, self.name, port, shape, sender, self._flags, body, None, 0, cost)
+                messages.append(Outgoing(node, targets, call, buffers, gathered))
+            send_with_room(node, messages, mesh, self.name)
         except BaseException:
+            for message in messages:
+                message.drop()
             if port:
-                # Nobody will answer.
+                # Nobody waits for the answers.
                 node.ports.close(port)
             raise
-        call = m.Call(
-            node.proc, state.key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
-        )
-        send_to_all(node, targets, call, buffers, bulk, gathered)
 
 
 class _Arrival(Future[R]):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
-from monarch._core.flow import take_all
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.inside import called_of, node_of, state_of, title_of
@@ -51,49 +50,20 @@ ROOM_S = room_timeout(os.environ.get(VARIABLE))
 """Seconds that a sender waits for a receiver that has no room and finishes nothing."""
 
 
-def wait_for_room(node: Node, peers: Sequence[Peer], full: int, cost: int, mesh: ActorMeshLike, method: str) -> None:
-    """Reserve room for one message at every receiver, or at none, after ``take_all`` has found one without.
+def wait_for_room(node: Node, peers: Sequence[Peer], full: int, mesh: ActorMeshLike, method: str) -> None:
+    """Wait until a receiver has room. None is reserved: two senders that hold some would wait for each other.
 
     Args:
         node: the node of this process.
-        peers: the receivers.
+        peers: all receivers.
         full: the place of the one without room.
-        cost: the cost of the message.
         mesh: the addressed mesh, for errors.
         method: the endpoint, for errors.
 
     Raises:
-        SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
+        SendTimeoutError: it had no room and finished nothing for ROOM_S.
     """
-    while full >= 0:
-        # Holding room while waiting for more would let two senders wait for each other.
-        for other in peers[:full]:
-            other.give_back(cost)
-        _wait(node, peers[full], full, len(peers), mesh, method)
-        full = take_all(peers, cost)
-
-
-def reserve_each(node: Node, peers: Sequence[Peer], costs: Sequence[int], mesh: ActorMeshLike, method: str) -> None:
-    """Reserve room for a message of its own at every receiver, or at none; see ``wait_for_room``.
-
-    Args:
-        node: the node of this process.
-        peers: the receivers.
-        costs: the cost of each message.
-        mesh: the addressed mesh, for errors.
-        method: the endpoint, for errors.
-
-    Raises:
-        SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
-    """
-    while True:
-        pairs = enumerate(zip(peers, costs, strict=True))
-        full = next((place for place, (peer, cost) in pairs if not peer.window.take(cost)), -1)
-        if full < 0:
-            return
-        for peer, cost in zip(peers[:full], costs[:full], strict=True):
-            peer.give_back(cost)
-        _wait(node, peers[full], full, len(peers), mesh, method)
+    _wait(node, peers[full], full, len(peers), mesh, method)
 
 
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:

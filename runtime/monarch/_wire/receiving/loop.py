@@ -17,7 +17,7 @@ from threading import Thread, main_thread
 
 import zmq
 
-from monarch._wire.held import Held
+from monarch._wire.held import Handler, Held
 from monarch._wire.links import Inbox
 from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
@@ -91,6 +91,9 @@ class ReceiveLoop:
         # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
         held = self._held
         while True:
+            if self._lead.leader == _MAIN:
+                # Handlers are deferred already.
+                raise _deadlock(waiter)
             held_handlers = held.begin(report is not None)
             try:
                 done = self._wait(waiter, deadline)
@@ -100,6 +103,16 @@ class ReceiveLoop:
             # A handler may raise nothing; then the wait continues.
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return done or waiter.done
+
+    def hold(self) -> list[tuple[int, Handler]] | None:
+        """Defer signal handlers until ``let_go``, if this is the main thread; nothing may wait meanwhile."""
+        held = self._held
+        return None if self._ident() != _MAIN or held.holds else held.begin()
+
+    def let_go(self, held: list[tuple[int, Handler]] | None) -> None:
+        """Run the handlers that ``hold`` has deferred, whose result this takes; their exceptions are raised here."""
+        if held is not None:
+            self._held.end_and_run(held)
 
     def catch_up(self, patience: float, report: Callable[[], None]) -> None:
         """Handle the messages that have arrived, within a time.
@@ -150,6 +163,11 @@ class ReceiveLoop:
                     return True
                 if self._must_end(ident) or self._passed(deadline):
                     return waiter.done
+        except BaseException:
+            if lead.leader == ident:
+                # Leaving it has failed, as at the limit of recursion. No call, which would fail too.
+                lead.leader, lead.waiter, lead.background = 0, None, False
+            raise
         finally:
             if turn is not None:
                 if ident == _MAIN:
