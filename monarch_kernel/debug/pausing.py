@@ -85,6 +85,9 @@ def paused(mesh: Mesh, ranks: list[int], resume: str = "%mesh resume") -> str:
     found = _positions(ask_ranks(state_of(mesh.procs).procs, ranks, request(pause_here)))
     stopped = [rank for rank, position in found.items() if position.state == "paused"]
     head = f"mesh {mesh.name!r}: no rank is paused yet"
+    if any(position.state not in ("pausing", "idle") for position in found.values()):
+        # The last error of an idle rank is shown in the place of its state.
+        head += f"; idle ranks pause at the beginning of their next call, unless you run {resume}"
     if stopped:
         head = f"paused {describe_ranks(stopped)} of mesh {mesh.name!r}; {resume} lets {_it(stopped)} continue"
     return f"{head}\n{_lines(found, innermost=True)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +144,13 @@ def test_loader_of_a_stopped_cell_delays_no_other(notebook: Notebook, body: str)
     begun = time.perf_counter()
     assert notebook.mesh("rank", "[0]").ok().shown == "[rank 0] 0"
     assert time.perf_counter() - begun < 4
+
+
+def test_import_that_a_stop_cuts_off_is_named(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    cell = notebook.send(f"%%mesh\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport slow_to_import")
+    cell.until(lambda: cell.said().get("begun") == ALL)
+    notebook.interrupt()
+    cell.wait()
+    assert "the import of slow_to_import was cut off" in cell.text and "%mesh restart" in cell.text, cell.text
+    notebook.mesh("sys.path.pop(0); 1 / 1").ok()

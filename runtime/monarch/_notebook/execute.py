@@ -198,11 +198,27 @@ def _failed(error: BaseException, name: str, lines: list[str]) -> CellError:
     leave_if_forked(error)
     last_error.keep(error)
     freed = note_failure(error)
+    if isinstance(error, KeyboardInterrupt) or freed is not None:
+        _tell_cut_import(error)
     if not is_consequence(freed):
         last_error.stop(error)
     failed = _error(freed or error, name, lines)
     failed.freed, failed.broken = is_consequence(freed), broke(error)
     return failed
+
+
+def _tell_cut_import(error: BaseException) -> None:
+    """Say that an interrupt has cut an import off: Python may keep some of its modules half made."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # Python removes the frames of the import itself.
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None:
+            name = frame.f_globals.get("__name__", "a module")
+            print(
+                f"note: the import of {name} was cut off; if it or what needs it fails from now on, "
+                f"%mesh restart gives the ranks new processes",
+                file=note_file(),
+            )
+            return
 
 
 def execute_code(
