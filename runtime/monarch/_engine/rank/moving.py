@@ -310,10 +310,10 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
             answer.read_into(value.view(-1).view(torch.uint8)).get()
     except (SourceHaltedError, SourceFailedError):
         raise
-    except DeviceMeshError as error:
-        raise SourceFailedError(_lost(f"the source rank has died: {error}")) from error
     except TransferError as error:
         raise SourceFailedError(_lost(f"the transfer from the source rank failed: {error}")) from error
+    except DeviceMeshError as error:
+        raise SourceFailedError(_lost(f"the source rank has died: {error}")) from error
     mover.taken.broadcast(number)
     return value
 
