@@ -216,7 +216,7 @@ def _of_missing(waiting: Sequence[Party], missing: Sequence[Party]) -> Finding:
     doing = missing[0].doing
     level = _level(doing)
     cause = Cause.IDLE if doing.kind is Kind.IDLE else Cause.BUSY if level is Level.SLOW else Cause.ELSEWHERE
-    if all(each.has_begun for each in missing):
+    if all(each.has_begun and not each.has_missed for each in missing):
         cause = Cause.UNLIKE
     if doing.entered is not None:
         cause = Cause.TOGETHER

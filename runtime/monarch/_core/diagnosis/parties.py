@@ -29,7 +29,9 @@ class Party:
     outside: list[Target] = field(default_factory=list[Target])
     """Actors that it waits for on ranks that were not asked."""
     has_begun: bool = False
-    """Whether it is idle, after as many operations of the group as the ranks that wait for it."""
+    """Whether it is idle, after as many operations of the group as ranks that wait for it."""
+    has_missed: bool = False
+    """Whether it has not joined a collective that ranks wait in for it."""
 
     @property
     def doing(self) -> Doing:
@@ -123,6 +125,8 @@ def _waits_for(party: Party, of_rank: dict[Place, list[Party]], counts: dict[Pla
     # Messages count as well, so a rank may have begun enough operations without this one.
     elsewhere = [each for theirs in others.values() for each in theirs if each.entered is None]
     if found or entered.operation not in SYMMETRIC:
+        for each in found:
+            each.has_missed = True
         yield from found
         return
     for rank, theirs in others.items():

@@ -51,7 +51,9 @@ ROOM_S = room_timeout(os.environ.get(VARIABLE))
 
 
 def wait_for_room(node: Node, peers: Sequence[Peer], full: int, mesh: ActorMeshLike, method: str) -> None:
-    """Wait until a receiver has room. None is reserved: two senders that hold some would wait for each other.
+    """Wait until a receiver has room, or until an actor may continue without.
+
+    None is reserved: two senders that hold some would wait for each other.
 
     Args:
         node: the node of this process.
@@ -63,11 +65,7 @@ def wait_for_room(node: Node, peers: Sequence[Peer], full: int, mesh: ActorMeshL
     Raises:
         SendTimeoutError: it had no room and finished nothing for ROOM_S.
     """
-    _wait(node, peers[full], full, len(peers), mesh, method)
-
-
-def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
-    """Wait until one receiver has room, or until an actor may continue without."""
+    peer = peers[full]
     here = current.get()
     window = peer.window
     finished, begun = window.statistics().finished, time.monotonic()
@@ -85,7 +83,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
         if window.statistics().finished != finished:
             finished, since = window.statistics().finished, now
         elif now - since >= ROOM_S:
-            raise _error(peer, position, count, mesh, method)
+            raise _error(peer, full, len(peers), mesh, method)
         if now - asked >= _ASK_EVERY_S:
             # The answer tells the receiver's progress even if its messages need no answers.
             asked = now
