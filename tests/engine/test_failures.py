@@ -317,9 +317,9 @@ def test_value_for_a_new_slice_outlives_a_failure_elsewhere(mesh: Any) -> None:
         monarch.inspect(lost)
 
 
-def give_up_once(value: torch.Tensor, path: str) -> torch.Tensor:
-    """Give up the groups with which ops run, as if they had not been made here."""
-    if current_node().rank == 2 and not os.path.exists(path):
+def give_up_once(value: torch.Tensor, path: str, rank: int) -> torch.Tensor:
+    """Give up the groups with which ops run, as if they had not been made on a rank."""
+    if current_node().rank == rank and not os.path.exists(path):
         Path(path).touch()
         time.sleep(0.3)
         renewing.give_up_attempt(renewing.attempts.made[0], "of a test")
@@ -332,12 +332,13 @@ def test_rank_is_freed_that_runs_ops_in_groups_another_one_has_given_up(
 ) -> None:
     with pytest.raises(TensorError, match="embedding failed"):
         looked_up(mesh, 99).sum().item()
-    part = mesh.slice(mp=0)
+    # No other test here uses the second one.
+    part = mesh.slice(mp=int(is_new))
     if not is_new:
         assert monarch.ones(4, mesh=part, spec=["dp"]).sum().item() == 4
-    gives_up = monarch.remote(give_up_once, propagate=lambda value, path: value.clone())
+    gives_up = monarch.remote(give_up_once, propagate=lambda value, path, rank: value.clone())
     with mesh.activate():
-        kept = gives_up(torch.ones(2), str(tmp_path / "given up"))
+        kept = gives_up(torch.ones(2), str(tmp_path / "given up"), 2 + is_new)
     sharded = monarch.distribute(torch.ones(4), part, ["dp"])
     assert sharded.sum().item() == 4
     assert torch.equal(monarch.inspect(kept), torch.ones(2))

@@ -92,19 +92,17 @@ def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
     return world.group(_along(region, rank, axes))
 
 
-def groups_of(
-    procs: Procs, region: Region, purpose: str, check: Callable[[], None] = lambda: None
-) -> tuple[World, list[Any]]:
+def groups_of(procs: Procs, region: Region, purpose: str, check: Callable[[World], None]) -> tuple[World, list[Any]]:
     """Return this rank's private groups in a view for one purpose: over all of it, then along each axis.
 
     Args:
         procs: the mesh.
         region: the view.
         purpose: names it; the same on all ranks.
-        check: raises if the others do not make them; called once the default group is there.
+        check: raises if the others do not make them; called with the default group once it is there.
     """
     world, rank = _world_of(procs, region)
-    check()
+    check(world)
     return world, [world.group_apart(ranks, purpose) for ranks in _groups_of(region, rank)]
 
 

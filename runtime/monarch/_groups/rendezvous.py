@@ -116,6 +116,11 @@ class Rendezvous:
         world = self.world
         return world is not None and not world.broken and self.generation == number
 
+    def number_of(self, world: World) -> int:
+        """Return the generation of a default group; 0 if a newer one has begun."""
+        with self.lock:
+            return self.generation if world is self.world else 0
+
     def is_used_by(self, src: str, port: int) -> bool:
         """Return whether a running call uses this generation, and it works."""
         return self.world is not None and not self.broken and self.calls.used(src, port, -1) == self.generation

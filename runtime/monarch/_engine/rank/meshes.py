@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,6 +18,10 @@ from monarch._groups.rendezvous import local_rendezvous
 from monarch._meshes.context import view_of
 from monarch._node.current import current_node
 from monarch._tensors.collectives.device_mesh import make_device_mesh
+from monarch.exceptions import GroupError
+
+if TYPE_CHECKING:
+    from monarch._tensors.collectives.world import World
 
 _PURPOSE = "tensors"
 
@@ -99,11 +103,22 @@ class RankMeshes:
                     stride=tensor.stride(),
                 )
 
+    def _check(self, world: World) -> None:
+        """Raise GroupError if the other ranks do not make groups of a mesh or slice in a generation.
+
+        All meshes of a rank have theirs in one generation, on which all ranks have agreed. In a later one, a rank that
+        has not halted yet would wait for others that have.
+        """
+        attempts.check()
+        number = local_rendezvous().number_of(world)
+        if not number or (self._meshes and number != self.generation):
+            raise GroupError("a newer process group has replaced it while those of tensors were made")
+        self.generation = number
+
     def _made(self, region: Region) -> DeviceMesh:
         config = current_node().config
         assert config is not None
-        world, groups = groups_of(config.procs, region, _PURPOSE, attempts.check)
-        self.generation = local_rendezvous().generation
+        world, groups = groups_of(config.procs, region, _PURPOSE, self._check)
         labels, sizes = region.extent.labels or ("ranks",), region.extent.sizes or (1,)
         mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
         # The code of the user may have one of these ranks, with other process groups.
