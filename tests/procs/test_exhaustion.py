@@ -289,6 +289,72 @@ print(list(actors.pid.call().get(30).values()) == pids, actors.take.call(1 << 20
 )
 
 
+MESSAGES = (
+    START
+    + """
+def leave(megabytes):
+    # Lets this process use so much more memory than it does.
+    used = int(open("/proc/self/statm").read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (megabytes << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+class B(A):
+    @endpoint
+    def leave(self, megabytes):
+        leave(megabytes)
+    @endpoint
+    def length(self, value):
+        return len(value)
+    @endpoint
+    def make(self, number):
+        return "x" * number
+    @endpoint
+    def fill(self):
+        leave(0)
+        self.kept = []
+        with suppress(MemoryError):
+            while True:
+                self.kept.append(bytearray(100_000))
+def attempt(what):
+    try:
+        print(what())
+    except MonarchError as error:
+        print(type(getattr(error, "exception", error)).__name__, "no memory left for a message" in str(error))
+    except MemoryError as error:
+        print("MemoryError here")
+actors = this_host().spawn_procs({"gpus": 2}).spawn("b", B)
+one = actors.slice(gpus=0)
+one.leave.call_one(30).get(30)
+attempt(lambda: one.length.call_one(["x" * 100_000_000]).get(60))
+attempt(lambda: one.length.call_one("abc").get(30))
+print("answers")
+answer = actors.slice(gpus=1).make.call_one(60_000_000)
+leave(40)
+attempt(lambda: len(answer.get(30)))
+attempt(lambda: one.length.call_one("abc").get(30))
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+print("full")
+one.fill.call_one().get(30)
+attempt(lambda: one.length.call_one("x" * 900_000).get(30))
+attempt(lambda: actors.slice(gpus=1).length.call_one("abc").get(30))
+"""
+)
+
+
+def test_message_without_memory_for_it_is_an_error(program: Callable[..., Any]) -> None:
+    """Its value is mapped when it is read; a rank that cannot receive even a small one ends."""
+    done = program(MESSAGES)
+    assert done.ok().splitlines() == [
+        "MemoryError False",
+        "3",
+        "answers",
+        "MemoryError here",
+        "3",
+        "full",
+        "SupervisionError True",
+        "3",
+    ], done.err
+
+
 def test_rank_without_memory_raises_and_continues(program: Callable[..., Any]) -> None:
     done = program(MEMORY)
     assert done.ok().splitlines() == ["MemoryError", "True 2"], done.err

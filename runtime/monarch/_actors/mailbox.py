@@ -41,7 +41,7 @@ from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._python.later import asyncio
 from monarch._wire import messages as m
-from monarch._wire.pickling import ATOMS, dumps, dumps_whole, loads
+from monarch._wire.pickling import ATOMS, LARGEST_BODY, beside, dumps, dumps_whole, loads
 from monarch.exceptions import ArgumentError, MonarchError, PointError
 
 if TYPE_CHECKING:
@@ -438,6 +438,8 @@ class Mailbox:
                 if type(value) in ATOMS:
                     # The same as dumps(), without the call.
                     body, buffers = pickle.dumps(value, 5), ()
+                    if len(body) > LARGEST_BODY:
+                        body, buffers = beside(body)
                 else:
                     with self.executor.user_code():
                         body, buffers = dumps(value, "", lambda: [call.src])

@@ -185,3 +185,33 @@ class _Space:
     @property
     def done(self) -> bool:
         return not self._segments.over_limit
+
+
+class Loading:
+    """Unpickles an answer when it is called, as often as that fails.
+
+    Args:
+        data: of this process.
+        reply: the answer.
+        frames: its buffers, if they are not in shared memory.
+    """
+
+    __slots__ = ("_data", "_error", "_frames", "_reply")
+
+    def __init__(self, data: BulkData, reply: m.Reply, frames: Sequence[Any]) -> None:
+        self._data, self._reply, self._frames = data, reply, frames
+        self._error: BaseException | None = None
+        """Why its shared memory could not be mapped, which releases it."""
+
+    def __call__(self) -> Any:
+        """Return the value, or raise what its unpickling raises."""
+        if self._error is not None:
+            raise self._error
+        if self._reply.bulk is not None and not self._frames:
+            try:
+                # Kept, as the sender frees its memory once it is dropped here: the next try may have more memory.
+                self._frames = self._data.open(self._reply.bulk)
+            except BaseException as error:
+                self._error = error
+                raise
+        return loads(self._reply.body, self._frames)

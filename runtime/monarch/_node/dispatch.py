@@ -56,6 +56,9 @@ class Dispatch:
             self._drop_rest()
             self.mishaps.undecodable(error)
             return
+        except MemoryError:
+            self._drop_rest()
+            raise
         try:
             handler(message, more)
         except Exception as error:

@@ -16,6 +16,7 @@ from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe, describe_all
 from monarch._core.text.crash import crash_lines
 from monarch._core.text.durations import duration_text
+from monarch._node.bulk import Loading
 from monarch._node.call_watch import CallGroup
 from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
@@ -402,12 +403,16 @@ class Gather(Future[R]):
         return self._finish(self, values)
 
     def _load(self, reply: Reply, frames: Sequence[bytes]) -> Any:
+        load: Loading | None = None
         try:
-            # The usual answer is small; load() would be one more call for each.
-            return loads(reply.body, frames) if reply.bulk is None else self._node.bulk.load(reply, frames)
+            if reply.bulk is None:
+                # The usual answer is small.
+                return loads(reply.body, frames)
+            load = Loading(self._node.bulk, reply, frames)
+            return load()
         except Exception:
             # Raised when it is read, so that the other values stay available.
-            return Deferred(_Load(self._node, reply, frames))
+            return Deferred(load or Loading(self._node.bulk, reply, frames))
 
     def _unanswered(self) -> list[int]:
         return [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
@@ -504,16 +509,6 @@ def take_folded(node: NodeLike, folded: Folded) -> None:
 def is_gather(sink: object) -> TypeGuard[Gather[Any]]:
     """Return whether the sink of a port is a Gather."""
     return isinstance(sink, Gather)
-
-
-class _Load:
-    __slots__ = ("_frames", "_node", "_reply")
-
-    def __init__(self, node: NodeLike, reply: Reply, frames: Sequence[bytes]) -> None:
-        self._node, self._reply, self._frames = node, reply, frames
-
-    def __call__(self) -> Any:
-        return self._node.bulk.load(self._reply, self._frames)
 
 
 def died(

@@ -147,6 +147,7 @@ class Rank:
         node.output.send_printed = self.outbox.send_printed
         node.output.watch = self._watch
         Faults(node)
+        node.receive_loop.on_lost = self._lose_message
         node.receive_loop.start()
 
     def _on_death(self, dead: m.Dead) -> None:
@@ -380,6 +381,13 @@ class Rank:
             last = LastSteps(self.node, self.main, self._halted_at, self._give_up)
             self.main.post(last.run)
             self.main.end()
+
+    def _lose_message(self, _: BaseException) -> None:
+        """End the process: who waits for its answer to a message that it cannot receive must hear that."""
+        with contextlib.suppress(Exception):
+            self._flush()
+        os.write(2, b"monarch: this rank has no memory left for a message, so it ends\n")
+        os._exit(1)
 
     def _give_up(self, text: str) -> None:
         """End the process although a thread or an exit function still runs."""

@@ -39,6 +39,9 @@ THRESHOLD = 120 * 1024
 SHARED = 384 * 1024
 """Total size of buffers from which a message puts them in shared memory; below, a socket costs less."""
 
+LARGEST_BODY = 1 << 20
+"""Bytes of the largest body in a message; a larger one, as of a long text or list, goes beside it like a buffer, so the
+receiver maps it when it needs it. To receive it at once may need more memory than there is, and it would be lost."""
 _PLAIN_NODES = 50
 _kind_of: Callable[[Any], type[Any]] = type
 """For type checkers, to which the type of an Any is unknown."""
@@ -87,6 +90,12 @@ def dumps(
     Raises:
         SerializationError: a part cannot be pickled; the text begins with the path to it.
     """
+    body, buffers = _dumps(obj, what, receivers, here)
+    return (body, buffers) if len(body) <= LARGEST_BODY else beside(body, buffers)
+
+
+def _dumps(obj: Any, what: str, receivers: Receivers | None, here: bool) -> tuple[bytes, list[memoryview]]:
+    """Return the same, with a body of any size."""
     try:
         if type(obj) in ATOMS:
             return pickle.dumps(obj, 5), []
@@ -118,8 +127,25 @@ def dumps_call(
 ) -> tuple[bytes, list[memoryview]]:
     """Return the same as ``dumps`` of the pair; quicker for positional arguments without parts."""
     if not kwargs and ATOMS.issuperset(map(type, args)):
-        return pickle.dumps((args, kwargs), 5), []
+        body = pickle.dumps((args, kwargs), 5)
+        return (body, []) if len(body) <= LARGEST_BODY else beside(body)
     return dumps((args, kwargs), "", receivers)
+
+
+def beside(body: bytes, buffers: Sequence[memoryview] = ()) -> tuple[bytes, list[memoryview]]:
+    """Return a large body as the first buffer of a small one."""
+    # The function, a MARK, a NEXT_BUFFER for each, TUPLE, REDUCE, STOP.
+    small = b"\x80\x05" + _WITHIN + b"(" + b"\x97" * (1 + len(buffers)) + b"tR."
+    return small, [memoryview(body), *buffers]
+
+
+def within(body: memoryview, *buffers: Any) -> Any:
+    """Return the object of a large body, which is the first buffer of a small one."""
+    return pickle.loads(body, buffers=buffers)
+
+
+_WITHIN = b"c" + f"{__name__}\n{within.__name__}\n".encode()
+"""The opcode GLOBAL of the function."""
 
 
 def dumps_whole(obj: Any, what: str = "") -> bytes:

@@ -49,6 +49,8 @@ class ReceiveLoop:
 
     def __init__(self, inbox: Inbox, handle: Callable[[bytes], None], primitives: Primitives = SYSTEM) -> None:
         self._inbox = inbox
+        self.on_lost: Callable[[BaseException], None] = tell_recurring
+        """Called, in the leader, if there is no memory for a message, which is lost then. Set once."""
         self._recv = inbox.socket.recv
         self._watch = Watch(handle, _run)
         self._handle, self._run = self._watch.handle, self._watch.run
@@ -283,9 +285,14 @@ class ReceiveLoop:
             except zmq.Again:
                 frame = b""
                 in_vain = True
+            except MemoryError as error:
+                frame = b""
+                self.on_lost(error)
             if frame:
                 try:
                     handle(frame)
+                except MemoryError as error:
+                    self.on_lost(error)
                 except Exception as error:
                     # A message that fails must not stop those behind it.
                     tell_recurring(error)
