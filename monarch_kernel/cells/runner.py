@@ -103,7 +103,7 @@ class CellRunner:
     def _prepare(self, mesh: Mesh, actors: ActorMesh, header: Header) -> None:
         """Bring a mesh into the state in which the next cell finds it."""
         self._stopping.say_finishing(mesh)
-        self._restarts.remind(mesh, ranks_in(choose(actors, header)))
+        self._restarts.remind(mesh, lambda: ranks_in(choose(actors, header)))
         mesh.check_groups_left()
         mesh.moves.wait()
         self._growing.grow(mesh)

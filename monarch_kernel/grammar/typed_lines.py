@@ -14,6 +14,8 @@ from monarch_kernel.grammar.short_forms import HELP
 _ASKED = re.compile(rf"(\s*%mesh[ \t]+(?:{'|'.join(PARSERS)})\b.*?)[ \t]*\?+(\s*)")
 VALUE = "--value "
 """Begins a line whose value is assigned, and so not shown."""
+_LINE = "run_line_magic('mesh'"
+"""Part of the code that IPython puts in the place of a ``%mesh`` line."""
 _HEADER = re.compile(r"%%mesh(?=[\s\[]|$)")
 
 
@@ -41,7 +43,27 @@ def header_at(lines: list[str]) -> int | None:
 
 
 class Assigned(ast.NodeTransformer):
-    """Marks the ``%mesh`` lines of a cell that stand on the right of an assignment."""
+    """Marks the ``%mesh`` lines of a cell that stand on the right of an assignment.
+
+    Args:
+        transformers: those of the shell. It is one of them only for a cell with such a line, since IPython walks all of
+            a cell for them.
+    """
+
+    def __init__(self, transformers: list[Any]) -> None:
+        self._transformers = transformers
+
+    def look(self, lines: list[str]) -> list[str]:
+        """Take part in the reading of a cell, of which IPython has read the lines, if it has a line of ``%mesh``."""
+        self.close()
+        if any(_LINE in line for line in lines):
+            self._transformers.append(self)
+        return lines
+
+    def close(self) -> None:
+        """Take no part any more."""
+        if self in self._transformers:
+            self._transformers.remove(self)
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Visit a statement; expressions have no assignments of lines, and most nodes of a cell are in them."""

@@ -155,8 +155,8 @@ class MeshMagics(Magics):
         shell.events.register("post_run_cell", self._cell_ended)
         # A program may make meshes without a magic; its cells are stopped and shown like others.
         on_opened.append(self._session_opened)
-        self._assigned = Assigned()
-        shell.ast_transformers.append(self._assigned)
+        self._assigned = Assigned(shell.ast_transformers)
+        shell.input_transformers_post.append(self._assigned.look)
 
     @no_var_expand
     @line_magic("mesh")
@@ -338,7 +338,8 @@ class MeshMagics(Magics):
         self.shell.events.unregister("pre_run_cell", self._cell_begins)
         self.shell.events.unregister("post_run_cell", self._cell_ended)
         on_opened.remove(self._session_opened)
-        self.shell.ast_transformers.remove(self._assigned)
+        self.shell.input_transformers_post.remove(self._assigned.look)
+        self._assigned.close()
         self._imports.close()
 
     def _importing(self, module: Importing) -> None:

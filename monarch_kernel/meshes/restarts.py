@@ -46,11 +46,19 @@ class Restarts:
         if ranks:
             self._tell()(sentence(mesh, ranks, names))
 
-    def remind(self, mesh: Mesh, ranks: Collection[int]) -> None:
-        """Before a cell, say once which of its ranks were restarted since the last."""
+    def remind(self, mesh: Mesh, ranks: Callable[[], Collection[int]]) -> None:
+        """Before a cell, say once which of its ranks were restarted since the last.
+
+        Args:
+            mesh: the mesh of the cell.
+            ranks: returns its ranks; called if some of the mesh were restarted.
+        """
+        if not self._untold.get(mesh.name):
+            return
+        due = set(ranks())
         with self._lock:
             untold = self._untold.get(mesh.name, set())
-            due = untold.intersection(ranks)
+            due &= untold
             untold -= due
         if due:
             print(sentence(mesh, due, variables(mesh)), file=sys.stderr)

@@ -24,7 +24,7 @@ from monarch._engine.rank import renewing
 from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch._node.current import current_node
 from monarch.distributed import Mesh, device_mesh
-from monarch.exceptions import DeviceMeshError, TensorError
+from monarch.exceptions import DeviceMeshError, GroupError, TensorError
 
 TABLE = torch.arange(8.0)[:, None].expand(8, 4).contiguous()
 
@@ -315,6 +315,42 @@ def test_value_for_a_new_slice_outlives_a_failure_elsewhere(mesh: Any) -> None:
     assert sharded.sum().item() == 4
     with pytest.raises(TensorError, match="of a test"):
         monarch.inspect(lost)
+
+
+def spoil_next_generation() -> None:
+    """Break the next process groups, and spoil those after them on rank 2 while they are formed."""
+    from monarch._tensors.collectives import world
+
+    usual = world.meet
+
+    def meets(*args: Any) -> list[str]:
+        world.meet = usual
+        if current_node().rank == 2:
+            renewing.give_up_attempt(0, "of a test")
+        return usual(*args)
+
+    world.meet = meets
+    break_groups()
+
+
+def form_groups() -> str:
+    """Form the process groups; return why they broke meanwhile."""
+    from monarch._groups.convening import ensure_world
+
+    try:
+        ensure_world(30.0)
+    except GroupError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_are_freed_that_form_a_generation_which_another_one_has_spoiled(mesh: Any) -> None:
+    x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
+    assert x.sum().item() == 28
+    mesh.execute(spoil_next_generation)
+    # All form it in the background. The others would wait there for a minute, since nothing waits for it on rank 2.
+    assert mesh.slice(dp=0, mp=0).execute(form_groups).values()[0] in ("of a test", "")
+    assert x.sum().item() == 28
 
 
 def give_up_once(value: torch.Tensor, path: str, rank: int) -> torch.Tensor:

@@ -6,13 +6,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+
+# torch exports these without __all__.
+from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from leaks import wait_until
 from monarch._tensors.collectives import interfaces
-from monarch._tensors.collectives.connections import connected_to, open_sockets, shut_down
+from monarch._tensors.collectives.connections import answer_listening, connected_to, open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface, interface_of
 
 
@@ -57,6 +64,57 @@ def test_writes_fail_later_than_reads_end() -> None:
             with suppress(ConnectionResetError):
                 assert b.recv(1) == b""
     assert wait_until(lambda: not open_sockets() - before)
+
+
+class Shown(Store):
+    """A store that tells what is asked of it, and answers once it may."""
+
+    def __init__(self, store: Store, may_answer: bool) -> None:
+        super().__init__()
+        self._store = store
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+        if may_answer:
+            self.may_answer.set()
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked.set()
+        self.may_answer.wait()
+        return self._store.multi_get(keys)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_thread_is_freed_that_waits_for_members_of_a_group_to_connect(
+    monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    """Which of two members connects to the other is random, so it waits in half of the turns."""
+    monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", "1")
+    common = HashStore()
+    stores = [Shown(common, True), Shown(common, False)]
+    made: list[Any] = []
+
+    def make(rank: int) -> None:
+        with suppress(RuntimeError):
+            made.append(dist.ProcessGroupGloo(stores[rank], rank, 2, timedelta(minutes=30)))
+
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(2)]
+    threads[1].start()
+    # It has said where it listens, and never comes itself.
+    assert stores[1].asked.wait(60)
+    before = open_sockets()
+    threads[0].start()
+    assert stores[0].asked.wait(60)
+    answer_listening(open_sockets() - before, 2)
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+    stores[1].may_answer.set()
+    threads[1].join(60)
+    assert not threads[1].is_alive()
 
 
 def test_reused_descriptor_is_left_alone() -> None:

@@ -15,7 +15,7 @@ from monarch._node.node import Node
 from monarch._node.remote_errors import exception_of, pack_failure, unpack_failure
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import ATOMS, dumps
 from monarch.exceptions import ActorError, MonarchError, StoppedError
 
 T = TypeVar("T")
@@ -69,6 +69,9 @@ class Port(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Port {self._port} of {self._proc}>"
+
+
+ATOMS.add(Port)
 
 
 def answer(port: Port[Any], status: int, body: bytes, buffers: Sequence[memoryview], rank: int) -> None:

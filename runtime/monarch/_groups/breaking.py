@@ -19,7 +19,7 @@ from monarch.exceptions import GroupError
 def spoil(reason: str) -> int:
     """Free a rank from a collective, of its mesh's groups or of the user's."""
     from monarch._tensors.collectives.connections import shut_down
-    from monarch._tensors.collectives.made_groups import all_sockets
+    from monarch._tensors.collectives.made_groups import all_sockets, free_making
 
     own = local_rendezvous()
     if own.world is not None or own.is_forming:
@@ -33,7 +33,9 @@ def spoil(reason: str) -> int:
     received = free_receives(reason)
     config = current_node().config
     # A rank without groups has only the user's connections.
-    return received + shut_down(all_sockets(config.addresses if config is not None else ()))
+    count = received + shut_down(all_sockets(config.addresses if config is not None else ()))
+    free_making()
+    return count
 
 
 @service("groups.generation_now", "quick")
@@ -101,9 +103,8 @@ def give_up_everywhere(number: int) -> None:
 @service("groups.give_up", "quick")
 def give_up(procs: Procs, number: int) -> None:
     """Mark a generation broken, since a connection between two of its ranks broke."""
-    own = local_rendezvous()
-    if own.generation == number:
-        own.spoil(f"a connection of the process group of {procs.name} broke; the next use of the group recreates it")
+    reason = f"a connection of the process group of {procs.name} broke; the next use of the group recreates it"
+    local_rendezvous().spoil(reason, number)
 
 
 def retire_elsewhere(number: int) -> None:

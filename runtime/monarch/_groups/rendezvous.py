@@ -314,9 +314,16 @@ class Rendezvous:
             had = self._formed is not None or self._joining
             return had and (self.world is None or bool(self.broken))
 
-    def spoil(self, reason: str) -> int:
-        """Mark the groups broken and free waiting ranks; return the number of connections cut."""
+    def spoil(self, reason: str, number: int | None = None) -> int:
+        """Mark the groups broken and free waiting ranks; return the number of connections cut.
+
+        Args:
+            reason: for those who wait.
+            number: the generation that is meant: a newer one, for which other ranks wait, is left alone. None for any.
+        """
         with self.lock:
+            if number is not None and number != self.generation:
+                return 0
             world, before = self.world, self._sockets
             # It may have no connections to cut yet.
             if world is not None or before is not None or self._joining:
@@ -350,9 +357,12 @@ def _cut(before: AbstractSet[tuple[int, int]]) -> int:
         before: the sockets from before it.
     """
     from monarch._tensors.collectives.connections import open_sockets, shut_down
+    from monarch._tensors.collectives.made_groups import free_making
     from monarch._tensors.collectives.nccl import free_connecting
 
-    return free_connecting() + shut_down(open_sockets() - before)
+    count = free_connecting() + shut_down(open_sockets() - before)
+    free_making()
+    return count
 
 
 def _nothing(*_: object) -> None:

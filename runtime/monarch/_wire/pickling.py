@@ -45,7 +45,9 @@ receiver maps it when it needs it. To receive it at once may need more memory th
 _PLAIN_NODES = 50
 _kind_of: Callable[[Any], type[Any]] = type
 """For type checkers, to which the type of an Any is unknown."""
-ATOMS = frozenset({int, float, complex, bool, str, type(None)})
+ATOMS: set[type] = {int, float, complex, bool, str, type(None)}
+"""Types without parts, which plain pickle suffices for. Classes of this package whose reduced form has only such ones
+are added as they are defined."""
 
 _BLAME_SECONDS = 1.0
 _BLAME_DEPTH = 20

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from monarch._tensors.collectives.world import World
 
 _PURPOSE = "tensors"
+_REPLACED = "a newer process group has replaced it while those of tensors were made"
 
 
 def region_of_view() -> Region:
@@ -112,7 +113,7 @@ class RankMeshes:
         attempts.check()
         number = local_rendezvous().number_of(world)
         if not number or (self._meshes and number != self.generation):
-            raise GroupError("a newer process group has replaced it while those of tensors were made")
+            raise GroupError(_REPLACED)
         self.generation = number
 
     def _made(self, region: Region) -> DeviceMesh:
@@ -120,7 +121,13 @@ class RankMeshes:
         assert config is not None
         world, groups = groups_of(config.procs, region, _PURPOSE, self._check)
         labels, sizes = region.extent.labels or ("ranks",), region.extent.sizes or (1,)
-        mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
+        try:
+            mesh = make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
+        except Exception as error:
+            if self.works():
+                raise
+            # They have been destroyed for those of the next generation.
+            raise GroupError(_REPLACED) from error
         # The code of the user may have one of these ranks, with other process groups.
         set_apart(mesh, self.generation)
         if mesh.device_type == "cuda":

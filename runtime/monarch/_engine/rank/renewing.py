@@ -44,24 +44,24 @@ attempts = Attempts()
 def give_up_attempt(number: int, reason: str) -> None:
     """Give up an attempt on the other ranks, since it failed here."""
     own = local_rendezvous()
-    own.spoil(reason)
+    # It may be another than that of the attempt, which is being formed: the others would wait there for this rank.
+    generation = own.generation
+    own.spoil(reason, generation)
     procs = own.procs()
     for rank in range(procs.size):
         if rank != current_node().rank and not is_dead(procs.proc(rank)):
-            tell_proc(current_node(), procs.proc(rank), abandon, number, reason)
+            tell_proc(current_node(), procs.proc(rank), abandon, number, reason, generation)
 
 
 @service("renewing.abandon", "quick")
-def abandon(number: int, reason: str) -> None:
-    """Handle the news that another rank has given up an attempt: free this one, if it is in it."""
+def abandon(number: int, reason: str, spoiled: int) -> None:
+    """Handle the news that another rank has given up an attempt, and spoiled a generation: free this one from both."""
     if number > attempts.abandoned[0]:
         attempts.abandoned = number, reason
     # First the number, so that groups that are not begun yet are not begun; then what has begun is cut.
     own = local_rendezvous()
-    if 0 < attempts.running <= number:
-        own.spoil(reason)
-        return
     made, generation = attempts.made
-    if made == number and own.generation == generation:
-        # Ops of this rank may wait for the other one, in a collective or for the groups of a slice.
+    # Ops of this rank may wait for the other one, in a collective or for the groups of a slice.
+    uses = made == number and own.generation == generation
+    if own.end_generation(reason, spoiled) or uses or 0 < attempts.running <= number:
         own.spoil(reason)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 _MOMENT_S = 0.2
 """Seconds between the two ends of a connection that is shut down."""
+_CONNECT_S = 1.0
+"""Seconds to connect to this process itself, whose system does so at once."""
 _ending: dict[int, socket.socket] = {}
 """Connections that were shut down for reading only, by inode. Any thread, in single operations."""
 
@@ -95,6 +98,29 @@ def end_listening(sockets: set[tuple[int, int]]) -> int:
     return ended
 
 
+def answer_listening(sockets: set[tuple[int, int]], members: int) -> None:
+    """Connect to the TCP sockets on which gloo waits for members of a group, in their place, and close that soon.
+
+    It frees a thread that makes the group, where the members that would connect to it have been freed before: it has no
+    connection that could be shut down, and would wait for half an hour. gloo knows each by a number, which comes first.
+
+    Args:
+        sockets: as from ``open_sockets``; all others are left alone.
+        members: the number of members.
+    """
+    made: list[socket.socket] = []
+    for number, inode in sockets:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+            listens = _is_tcp(copy) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and os.fstat(copy.fileno()).st_ino == inode:
+                address = copy.getsockname()[:2]
+                for turn in range(members):
+                    made.append(socket.create_connection(address, _CONNECT_S))
+                    made[-1].send(turn.to_bytes(8, sys.byteorder))
+    if made:
+        later(_MOMENT_S, lambda: _close(made))
+
+
 def by_timer(seconds: float, action: Callable[[], None]) -> None:
     """Run something some seconds later in a thread."""
     timer = threading.Timer(seconds, action)
@@ -105,6 +131,11 @@ def by_timer(seconds: float, action: Callable[[], None]) -> None:
 later: Callable[[float, Callable[[], None]], None] = by_timer
 """Runs something some seconds later. A process that has a receive loop sets it to the timers of that one, once: a rank
 without memory, which often is why a collective is cut, may start a thread that does not come up."""
+
+
+def _close(made: list[socket.socket]) -> None:
+    for each in made:
+        each.close()
 
 
 def _end(connections: dict[int, socket.socket]) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from monarch._procs.os.helpers import as_helper
-from monarch._tensors.collectives.connections import of_collectives, open_sockets
+from monarch._tensors.collectives.connections import answer_listening, of_collectives, open_sockets
 from monarch._tensors.torch_compat import release_names, wrap_group_maker
 
 
@@ -27,21 +27,21 @@ class GroupSockets:
         self._lock = threading.Lock()
         # Under _lock, both.
         self._opened: set[tuple[int, int]] = set()
-        self._making: list[set[tuple[int, int]]] = []
-        """For each group under creation, the sockets from before."""
+        self._making: list[tuple[set[tuple[int, int]], int]] = []
+        """For each group under creation, the sockets from before, and the number of members."""
 
     @contextmanager
-    def opening(self) -> Generator[None]:
-        """Note the sockets that are opened meanwhile."""
+    def opening(self, members: int) -> Generator[None]:
+        """Note the sockets that are opened meanwhile, for a group with so many members."""
         before = open_sockets()
         with self._lock:
-            self._making.append(before)
+            self._making.append((before, members))
         try:
             yield
         finally:
             now = open_sockets()
             with self._lock:
-                self._making = [each for each in self._making if each is not before]
+                self._making = [each for each in self._making if each[0] is not before]
                 self._opened = (self._opened & now) | (now - before)
 
     def all(self) -> set[tuple[int, int]]:
@@ -49,7 +49,14 @@ class GroupSockets:
         with self._lock:
             making = list(self._making)
             opened = set(self._opened)
-        return opened.union(*(open_sockets() - before for before in making))
+        return opened.union(*(open_sockets() - before for before, _ in making))
+
+    def answer(self) -> None:
+        """Free the threads that wait for members to connect to a group under creation."""
+        with self._lock:
+            making = list(self._making)
+        for before, members in making:
+            answer_listening(open_sockets() - before, members)
 
 
 on_made: list[Callable[[Any], None]] = []
@@ -99,6 +106,11 @@ def noted_sockets() -> set[tuple[int, int]]:
     return _sockets.all()
 
 
+def free_making() -> None:
+    """Free the threads that make groups, once the connections of these are shut down."""
+    _sockets.answer()
+
+
 def all_sockets(hosts: Sequence[str]) -> set[tuple[int, int]]:
     """Return the sockets of all groups; if some may not have been observed, those that may be of a group.
 
@@ -112,7 +124,9 @@ def _observed(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_observed(*args: Any, **kwargs: Any) -> Any:
         release_names()
-        with as_helper() if _free_threads else nullcontext(), _sockets.opening():
+        # By torch, as the first argument.
+        members = int(args[0] if args else kwargs["group_size"])
+        with as_helper() if _free_threads else nullcontext(), _sockets.opening(members):
             made = make(*args, **kwargs)
             if _gpu is not None:
                 from monarch._tensors.collectives.nccl import connect_at_once

@@ -25,6 +25,7 @@ from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import (
     all_sockets,
     connect_with,
+    free_making,
     noted_sockets,
     observe_groups,
     on_renewed,
@@ -39,6 +40,7 @@ from monarch._tensors.torch_compat import (
     as_it_is,
     begun,
     default_group,
+    discard_group,
     group_count,
     group_names,
     groups,
@@ -145,6 +147,10 @@ class World:
             store.set_timeout(_TIMEOUT)
             # Only its members take part, so the others stay free.
             group = make_subgroup(key, backend, store, token, _TIMEOUT)
+            if reason := self.broken or self.ended():
+                # It may have been made with nobody, see ``free_making``.
+                discard_group(group)
+                raise GroupError(reason)
             self.made.add(name)
             return group
         finally:
@@ -202,6 +208,7 @@ class World:
         making = [open_sockets() - before for _, before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
         count = received + free_connecting() + shut_down(self.sockets.union(noted_sockets(), *making))
+        free_making()
         return count + abort_nccl()
 
 
