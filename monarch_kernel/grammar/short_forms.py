@@ -14,8 +14,13 @@ def asks_for_help(words: list[str]) -> bool:
     """Return whether a line only asks for help: ``%mesh --help`` or ``%mesh up --help``."""
     if words and words[0] in HELP:
         return True
-    # Options after the script of run belong to the script.
-    return len(words) > 1 and words[0] in PARSERS and words[0] != "run" and any(word in HELP for word in words[1:])
+    if len(words) < 2 or words[0] not in PARSERS:
+        return False
+    after = words[1:]
+    if words[0] == "run":
+        # Options after the script belong to the script.
+        after = after[1:3] if after[0] == "--on" else after[:2] if after[0].startswith("--on=") else after[:1]
+    return any(word in HELP for word in after)
 
 
 def help_words(words: list[str]) -> list[str]:

@@ -135,6 +135,16 @@ def test_mesh_run_error_names_the_problem(notebook: Notebook, line: str, text: s
     assert cell.status == "error" and text in cell.text
 
 
+@pytest.mark.parametrize("words", ["--help", "-h", "--on mesh[0:2] --help", "--on=mesh -h"])
+def test_mesh_run_shows_its_help(notebook: Notebook, words: str) -> None:
+    assert notebook.run(f"%mesh run {words}").ok().shown == notebook.run("%mesh help run").ok().shown
+
+
+def test_help_option_after_the_script_is_its_own(notebook: Notebook, script: Path) -> None:
+    for words in (str(script), f"--on mesh[0:2] {script}"):
+        assert "['--help']" in notebook.run(f"%mesh run {words} --help").ok().stream()
+
+
 def test_mesh_group_works_in_cells(notebook: Notebook) -> None:
     body = "x = torch.ones(1) * rank\ndist.all_reduce(x, group=mesh.group())\nx.item(), mesh.name, dict(mesh.sizes)"
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] (6.0, 'mesh', {'procs': 4})"
