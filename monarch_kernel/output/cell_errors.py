@@ -65,12 +65,12 @@ class MeshCellError(Exception):
             return [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
         rank = min(self.errors, key=lambda rank: (_follows(self.errors[rank]), rank))
         first = self.errors[rank]
-        return [
-            f"MeshCellError: {self.lines[0]}",
-            *self.lines[1:],
-            *([f"Traceback of rank {rank}:"] if first.trace.startswith("Traceback") else []),
-            _placed(first.trace),
-        ]
+        lines = [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
+        if first.trace.strip() == f"{first.kind}: {first.text}" and "\n" not in first.text:
+            # Without frames, it has nothing that the line of the rank lacks.
+            return lines
+        heading = [f"Traceback of rank {rank}:"] if first.trace.startswith("Traceback") else []
+        return [*lines, *heading, _placed(first.trace)]
 
 
 def _placed(trace: str) -> str:

@@ -78,6 +78,14 @@ def test_mesh_run_shows_the_error_of_a_script(notebook: Notebook, script: Path) 
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
 
 
+def test_mesh_run_names_an_exit_code_once(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "exits.py").write_text("import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)")
+    cell = notebook.run(f"%mesh run {tmp_path}/exits.py")
+    assert cell.status == "error" and "failed on rank 1\n" in cell.text
+    assert f"rank 1: RuntimeError: {tmp_path}/exits.py ended with exit code 3" in cell.text
+    assert cell.text.count("exit code 3") == 1, cell.text
+
+
 def test_mesh_run_is_stopped_by_an_interrupt(notebook: Notebook, script: Path) -> None:
     cell = notebook.send(f"%mesh run {script} --wait")
     cell.until(lambda: cell.said().get("waiting") == {0, 1, 2, 3})
