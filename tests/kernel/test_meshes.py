@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from socket import gethostname
 from typing import NoReturn
 
 import pytest
@@ -52,6 +53,9 @@ def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> Non
     kept = "[ranks 0-3] (['1', 'a=b', ''], 'cpu', 4)"
     assert more.mesh(body).ok().shown == kept
     assert more.mesh("rank", "far[hosts=1]").ok().shown == "[rank 2] 2\n[rank 3] 3"
+    # The hosts have the name of this machine, as that of a mesh without --hosts has.
+    hosts = re.findall(rf"{re.escape(gethostname())} \(\d+\)", more.run("%mesh").ok().shown)
+    assert len(hosts) == 4 and len({*hosts}) == 2, hosts
     more.mesh("here = 1").ok()
     assert "restarted (variables cleared)" in more.run("%mesh restart far").ok().text
     assert more.mesh(body).ok().shown == kept

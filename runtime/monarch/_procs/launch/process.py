@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from monarch.exceptions import ArgumentError
 
 HERE = "127.0.0.1"
 _numbers = itertools.count(1)
-"""Tell the hosts of a program apart, which all have the address of this machine."""
+"""Tell the hosts of a program apart, which all have the name of this machine."""
 _END_S = 5.0
 _USUAL: Mapping[str, Any] = {"grace": GRACE_S}
 """Options of hosts of ``%mesh up --on process:2``."""
@@ -77,7 +78,7 @@ class ProcessLaunch:
         self.agents: list[HostAgent] = []
         self._connected = False
         self._addresses = list(launcher.addresses) or [HERE] * count
-        self._names = list(launcher.addresses) or [f"{HERE} ({next(_numbers)})" for _ in range(count)]
+        self._names = list(launcher.addresses) or [f"{gethostname()} ({next(_numbers)})" for _ in range(count)]
         try:
             for index in range(count):
                 config = msgspec.structs.replace(request.agent, listen=f"tcp://{self._addresses[index]}")
