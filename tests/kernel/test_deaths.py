@@ -42,6 +42,17 @@ def test_death_in_a_collective_names_only_the_dead(mortal: Notebook) -> None:
     assert mortal.mesh("rank", "[0]").ok().shown == "[rank 0] 0"
 
 
+def test_where_names_the_death_rather_than_connections(mortal: Notebook) -> None:
+    pid = int(mortal.mesh("dist.barrier()\nimport os\nos.getpid()").ok().shown.splitlines()[1].rpartition(" ")[2])
+    mortal.mesh("import time\ntime.sleep(1000) if rank == 1 else dist.barrier()", "--nowait --out handle").ok()
+    mortal.take(lambda: "ranks 0,2-3 in barrier" in mortal.run("%mesh why").ok().text, "no wait in the barrier")
+    os.kill(pid, signal.SIGKILL)
+    assert "a collective was aborted by the death of rank 1" in mortal.run("handle.result()").text
+    text = mortal.run("%mesh where").ok().text
+    # Either the collective or the whole group is named, by what a rank has learned first.
+    assert re.search(r"^ranks? 0.*: failed \(GroupError: .*rank 1", text) and "Connection" not in text, text
+
+
 def test_death_quotes_no_stderr_of_earlier_cells(mortal: Notebook) -> None:
     mortal.mesh("import os, sys\nprint('old', file=sys.stderr)").ok()
     cell = mortal.mesh("os.kill(os.getpid(), 9)", "[1]")

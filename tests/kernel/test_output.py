@@ -189,3 +189,20 @@ def test_output_goes_on_after_an_error_in_the_reports_of_a_rank(notebook: Notebo
     assert not cell.idle
     (tmp_path / "end").touch()
     cell.wait().ok()
+
+
+def test_torch_warns_of_connections_that_user_code_cuts(notebook: Notebook) -> None:
+    body = (
+        "import socket\nfrom torch.distributed import TCPStore\n"
+        "server = TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)\n"
+        "client = TCPStore('127.0.0.1', server.port, 1, False)\n"
+        "for name in os.listdir('/proc/self/fd'):\n"
+        "    try:\n"
+        "        one = socket.socket(fileno=os.dup(int(name)))\n"
+        "        if one.getpeername()[1:2] == (server.port,): one.shutdown(socket.SHUT_RD)\n"
+        "    except OSError: pass\n"
+        "client.get('never')"
+    )
+    cell = notebook.mesh(f"import os\n{body}", "[0]")
+    assert "DistNetworkError" in cell.text
+    assert "TCPStore.cpp" in cell.text and "C++ frames omitted" in cell.text, cell.text

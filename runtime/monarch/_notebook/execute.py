@@ -200,7 +200,10 @@ def _failed(error: BaseException, name: str, lines: list[str]) -> CellError:
     freed = note_failure(error)
     if isinstance(error, KeyboardInterrupt) or freed is not None:
         _tell_cut_import(error)
-    if not is_consequence(freed):
+    if freed is not None and is_consequence(freed):
+        # Not torch's text about connections that were closed here.
+        last_error.explain(error, freed)
+    else:
         last_error.stop(error)
     failed = _error(freed or error, name, lines)
     failed.freed, failed.broken = is_consequence(freed), broke(error)

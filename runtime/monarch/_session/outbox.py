@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
+from monarch._core.text.cpp_frames import mark_cut
 from monarch._node.node import Node
 from monarch._procs.rank.output import (
     CHUNK_LIMIT,
@@ -79,6 +80,7 @@ class Outbox:
         self._received = 0
         # Interrupts of this process at the last answer: a call that is being stopped does not wait.
         self._interrupts = 0
+        self._shows_all = os.environ.get("TORCH_SHOW_CPP_STACKTRACES", "0") == "1"
         self.thread: Turn | None = None
         """Locks of threads that wait for room, as the receive loop requires."""
         node.dispatch.handle(m.OutputCredit, self._on_credit)
@@ -203,7 +205,7 @@ class Outbox:
             where = (here[0].key, here[1].method, here[1].src, here[1].port)
         node = self._node
         root = node.peers.get(node.root)
-        for pieces in _messages(chunks):
+        for pieces in _messages(chunks if self._shows_all else _marked(chunks)):
             self._ahead += sum(cost_of(data) for _, _, data in pieces)
             root.send(m.encode(m.Output(node.proc, *where, pieces)))
 
@@ -226,6 +228,18 @@ class Outbox:
         self._capture.trim(TAIL, wait=True)
         with self._lock:
             self._send(True)
+
+
+def _marked(chunks: list[Chunk]) -> list[Chunk]:
+    """Mark torch's warnings about connections that were cut here, which the program does not show."""
+    # Not imported: nothing was cut if it is not there, and the receiving thread must not import.
+    connections = sys.modules.get("monarch._tensors.collectives.connections")
+    if connections is None:
+        return chunks
+    return [
+        each._replace(data=mark_cut(each.data, connections.was_cut)) if each.stream == "stderr" else each
+        for each in chunks
+    ]
 
 
 def _messages(chunks: list[Chunk]) -> list[list[tuple[str, int, bytes]]]:

@@ -24,7 +24,9 @@ def take_breakpoints() -> None:
     def keep(error: BaseException) -> BaseException | None:
         failed.keep(error)
         explained = explain(error)
-        if not is_consequence(explained):
+        if explained is not None and is_consequence(explained):
+            failed.explain(error, explained)
+        else:
             failed.stop(error)
         return explained
 

@@ -25,6 +25,12 @@ class Failed:
             self._error = error, frames
             gate.wanted = True
 
+    def explain(self, error: BaseException, known: BaseException) -> None:
+        """Show another error in place of a kept one, with the same frames."""
+        kept = self._error
+        if kept is not None and kept[0] is error:
+            self._error = known, kept[1]
+
     def stop(self, error: BaseException) -> None:
         """Pause this thread at an error that is kept, if the program wants to look at errors."""
         if self._error is not None and self._error[0] is error:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -19,6 +20,10 @@ _CONNECT_S = 1.0
 """Seconds to connect to this process itself, whose system does so at once."""
 _ending: dict[int, socket.socket] = {}
 """Connections that were shut down for reading only, by inode. Any thread, in single operations."""
+_NOTICED_S = 5.0
+"""Seconds within which torch notices that a connection was cut; later, its descriptor may be another one."""
+_cut: dict[int, float] = {}
+"""When connections were last cut, by descriptor. Any thread, in single operations."""
 
 
 def open_sockets() -> set[tuple[int, int]]:
@@ -65,6 +70,7 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
             connection = socket.socket(fileno=copy)
             if _is_tcp(connection):
                 connection.getpeername()
+                _cut[number] = time.monotonic()
                 connection.shutdown(socket.SHUT_RD)
                 ending[inode] = connection
                 continue
@@ -77,6 +83,11 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
         _ending.update(ending)
         later(_MOMENT_S, lambda: _end(ending))
     return len(ending)
+
+
+def was_cut(number: int) -> bool:
+    """Return whether the connection with a descriptor has just been shut down here."""
+    return time.monotonic() - _cut.get(number, float("-inf")) < _NOTICED_S
 
 
 def end_listening(sockets: set[tuple[int, int]]) -> int:
