@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection
 from threading import Lock
 
-from monarch._kernel_api import current_node, describe_ranks, in_thread
+from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
@@ -40,7 +40,7 @@ class Restarts:
         in_thread(current_node(), "restarted", lambda: self._announce(mesh))
 
     def _announce(self, mesh: Mesh) -> None:
-        names = variables(mesh)
+        names = variables(mesh, copyable_here)
         with self._lock:
             ranks = self._new.pop(mesh.name, set())
         if ranks:
@@ -61,7 +61,7 @@ class Restarts:
             due &= untold
             untold -= due
         if due:
-            print(sentence(mesh, due, variables(mesh)), file=sys.stderr)
+            print(sentence(mesh, due, variables(mesh, copyable_here)), file=sys.stderr)
 
 
 def sentence(mesh: Mesh, ranks: Collection[int], names: dict[str, list[int]]) -> str:
@@ -70,7 +70,7 @@ def sentence(mesh: Mesh, ranks: Collection[int], names: dict[str, list[int]]) ->
     Args:
         mesh: the mesh of the ranks.
         ranks: at least one.
-        names: the variables of cells, with the ranks that have each.
+        names: the variables of cells that can be copied, with the ranks that have each.
     """
     others = [name for name, holders in names.items() if not set(ranks) <= set(holders)]
     holders = sorted({rank for name in others for rank in names[name]}.difference(ranks))

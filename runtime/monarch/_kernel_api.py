@@ -182,6 +182,7 @@ if TYPE_CHECKING:
     from monarch._notebook.checkpoint import take as take_variables
     from monarch._notebook.complete import complete_here as complete_here
     from monarch._notebook.complete import inspect_here as inspect_here
+    from monarch._notebook.copied import copyable_here as copyable_here
     from monarch._notebook.copied import give as give_copies
     from monarch._notebook.copied import take as take_copies
     from monarch._notebook.display import CLEAR as CLEAR
@@ -382,7 +383,7 @@ _WHERE = {
     "monarch._notebook.busy": "ThreadState prod thread_state",
     "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
     "monarch._notebook.complete": "complete_here inspect_here",
-    "monarch._notebook.copied": "give_copies=give take_copies=take",
+    "monarch._notebook.copied": "copyable_here give_copies=give take_copies=take",
     "monarch._notebook.display": "CLEAR UPDATE Shown",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",

@@ -115,17 +115,20 @@ def test_table_shows_no_device_that_cells_have_set(notebook: Notebook) -> None:
 def test_restarted_rank_is_announced_with_what_it_lost(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up 2 --restart").ok()
-    book.mesh("y = 3").ok()
+    # Only y is copied, so only y is named.
+    book.mesh("import threading\nlock = threading.Lock()\nnested = {'lock': [lock]}\nitems = (n for n in [1])").ok()
+    book.mesh("log = open('/dev/null', 'w')\ndef helper(): pass\ny = 3").ok()
     death = book.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     assert "--restart replaces rank 1, which loses all variables" in death.text
     text = f"rank 1 of mesh 'mesh' was restarted after cell [{death.reply['execution_count']}] and lost all variables"
     death.until(lambda: text in death.stream())
-    assert ", y); %mesh heal --copy-from 0 copies them" in death.stream()
+    assert "lost all variables (other ranks have y); %mesh heal --copy-from 0 copies them" in death.stream()
     # Again in the next cell there, and only in that one.
     assert text not in book.mesh("rank", "[0]").ok().text
     assert text in book.mesh("rank", "[1]").ok().stream("stderr")
     assert text not in book.mesh("rank").ok().text
     assert book.run("%mesh").shown.splitlines()[1].split() == ["rank", "pid", "memory", "restarts", "state"]
+    assert "copied from rank 0: y\n" in book.run("%mesh heal --copy-from 0").ok().stream()
 
 
 def test_result_after_a_kill_does_not_advise_to_heal(notebook: Notebook, leaks: Kit) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copyreg
+import io
+import socket
 import sys
 import types
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 from monarch._node.services.registry import service
+from monarch._notebook.names import names_here
 from monarch._notebook.namespace import Namespace
-from monarch._wire.pickling import dumps
+from monarch._wire.codes import DISPATCH_TABLE
+from monarch._wire.pickling import ATOMS, dumps
 from monarch.exceptions import SerializationError
 
 _DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 """Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
+
+_MOST_PARTS = 1000
+"""Parts of a value that are looked at."""
 
 Copied: TypeAlias = "tuple[list[str], dict[str, str], list[str]]"
 """Names that were copied; those that were not, with the reason; and those whose module was copied alone, without
@@ -60,6 +68,66 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
     namespace.variables.update(state)
+
+
+@service("replicas.copyable_here", "threaded")
+def copyable_here() -> list[str]:
+    """Service: return the variables of cells that ``give`` copies if none is named, as far as their types tell.
+
+    Nothing is pickled, which may take long for large values.
+    """
+    variables = sys.modules["__main__"].__dict__
+    return [name for name in names_here() if name in variables and _is_copyable(variables[name])]
+
+
+def _is_copyable(value: Any) -> bool:
+    if issubclass(type(value), _DEFINED):
+        return False
+    try:
+        value = value.module if _is_ddp(value) else value
+        return not _of_its_rank(value) and not _holds_unpicklable(value)
+    except Exception:
+        # Another thread changes it, or code of its class raises.
+        return True
+
+
+def _holds_unpicklable(value: Any) -> bool:
+    """Return whether a value or a part of it is of a type such as a lock, a generator or a socket."""
+    parts: list[Any] = [value]
+    seen: set[int] = set()
+    for part in parts:  # grows while it is walked
+        kind = cast("type[Any]", type(part))
+        if kind in ATOMS or id(part) in seen or issubclass(kind, _DEFINED):
+            continue
+        seen.add(id(part))
+        if issubclass(kind, socket.socket) or (kind is io.TextIOWrapper and "r" not in getattr(part, "mode", "r")):
+            return True
+        if kind is dict:
+            parts.extend(cast("dict[Any, Any]", part).values())
+        elif kind in (tuple, list, set, frozenset):
+            parts.extend(cast("Iterable[Any]", part))
+        elif _pickles_itself(kind):
+            continue
+        elif hasattr(part, "__dict__"):
+            parts.extend(cast("dict[str, Any]", part.__dict__).values())
+        else:
+            try:
+                # Of a type in C without code for pickling: of no use, or quick.
+                part.__reduce_ex__(2)
+            except TypeError:
+                return True
+        if len(parts) > _MOST_PARTS:
+            break
+    return False
+
+
+def _pickles_itself(kind: type[Any]) -> bool:
+    """Return whether there is code for pickling objects of a type."""
+    if kind in DISPATCH_TABLE or kind in copyreg.dispatch_table:
+        return True
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return True
+    return isinstance(getattr(kind, "__getstate__", None), types.FunctionType)
 
 
 def _is_ddp(value: Any) -> bool:
