@@ -130,9 +130,9 @@ def _show_others(shell: Any, kind: type[BaseException], error: BaseException, tb
     missing = missing_magic(shell, tb)
     if missing is not None:
         sign, name, known = missing
-        guess = most_similar(name, known)
+        guess = _meant(sign, name, known)
         if guess:
-            error.args = (f"{str(error).rstrip('.')}; did you mean `{sign}{guess}`?",)
+            error.args = (f"{str(error).rstrip('.')}; did you mean `{guess}`?",)
     if not all(_is_of_shell(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(tb)):
         shell.showtraceback((kind, error, _without_hidden(tb)), running_compiled_code=True)
     elif isinstance(error, IndentationError):
@@ -140,6 +140,16 @@ def _show_others(shell: Any, kind: type[BaseException], error: BaseException, tb
     else:
         # The cell could not be compiled.
         shell.showsyntaxerror()
+
+
+def _meant(sign: str, name: str, known: list[str]) -> str:
+    """Return the code that was meant by a magic that does not exist; empty if it is unknown."""
+    head, bracket, rest = name.partition("[")
+    if bracket and head == "mesh":
+        # A variable of the ranks is read without a magic, and ranks are chosen in the first line of a cell.
+        return name if rest[:1] in ("'", '"') else f"%%{head} [{rest}"
+    guess = most_similar(name, known)
+    return f"{sign}{guess}" if guess else ""
 
 
 def _is_of_shell(name: str) -> bool:

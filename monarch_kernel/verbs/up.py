@@ -20,6 +20,8 @@ from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 RULES = re.compile(r"checkpoint:.+|[^\W\d]\w*")
 """The rules of ``--on-preempt``."""
 AXES = ("procs", "gpus")
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+"""Numbers from 1 on."""
 
 
 def recipe_of(words: list[str]) -> Recipe:
@@ -36,11 +38,7 @@ def recipe_of(words: list[str]) -> Recipe:
         arguments.procs = arguments.count
     elif arguments.name.isdecimal() and not has_size:
         arguments.name, arguments.procs = "mesh", int(arguments.name)
-    if not arguments.name.isidentifier():
-        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: must be a Python identifier")
-    if iskeyword(arguments.name) or hasattr(builtins, arguments.name):
-        # The mesh is in a variable of its name.
-        raise Usage(f"%mesh up: invalid mesh name {arguments.name!r}: it is a keyword or builtin of Python")
+    _check_name(arguments.name, not has_size and arguments.count is None)
     if arguments.spares < 0:
         raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
     axes, roles = _axes(arguments), roles_of(arguments.roles)
@@ -55,6 +53,23 @@ def recipe_of(words: list[str]) -> Recipe:
     recipe.on, recipe.at_least, recipe.options = arguments.on, arguments.at_least, _options(arguments)
     recipe.spare_hosts, recipe.on_preempt = arguments.spare_hosts, arguments.on_preempt or recipe.on_preempt
     return detached_recipe(recipe, arguments.keep) if arguments.keep else recipe
+
+
+def _check_name(name: str, is_alone: bool) -> None:
+    """Refuse names that no variable can have, and a word that stands alone where a number was meant."""
+    if is_alone and name.lower() in _WORDS:
+        count = _WORDS.index(name.lower()) + 1
+        raise Usage(
+            f"%mesh up {name}: a word is the name of the mesh; for {count} rank{'s' if count > 1 else ''} write "
+            f"%mesh up {count}, for a mesh of that name %mesh up {name} {count}"
+        )
+    if not name.isidentifier():
+        digits = re.match(r"[1-9]\d*", name)
+        count = f"; for {digits[0]} ranks write %mesh up {digits[0]}" if digits else ""
+        raise Usage(f"%mesh up: invalid mesh name {name!r}: must be a Python identifier{count}")
+    if iskeyword(name) or hasattr(builtins, name):
+        # The mesh is in a variable of its name.
+        raise Usage(f"%mesh up: invalid mesh name {name!r}: it is a keyword or builtin of Python")
 
 
 def _check_launcher(arguments: argparse.Namespace, has_size: bool) -> None:

@@ -49,6 +49,8 @@ def test_newer_version_of_a_pushed_function_is_told_once(notebook: Notebook) -> 
     [
         ("%%mash\n1", "Cell magic `%%mash` not found; did you mean `%%mesh`?"),
         ("if True:\n    x = %mehs list", "Line magic function `%mehs` not found; did you mean `%mesh`?"),
+        ("%mesh['x']", "Line magic function `%mesh['x']` not found; did you mean `mesh['x']`?"),
+        ("%mesh[0:2] rank", "Line magic function `%mesh[0:2]` not found; did you mean `%%mesh [0:2]`?"),
         ("%%unlike_any\n1", "Cell magic `%%unlike_any` not found."),
     ],
 )

@@ -130,7 +130,11 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("up x --procs 2 --gpus 2", "give either --procs or --gpus"),
         ("up x --procs 0", "--procs: expected at least 1, got 0"),
         ("up x --procs many", "argument --procs: expected a whole number, got 'many'"),
-        ("up 3x", "invalid mesh name '3x': must be a Python identifier"),
+        ("up 3x", "invalid mesh name '3x': must be a Python identifier; for 3 ranks write %mesh up 3"),
+        (
+            "up four",
+            "for 4 ranks write %mesh up 4, for a mesh of that name %mesh up four 4",
+        ),
         ("up for", "invalid mesh name 'for': it is a keyword or builtin of Python"),
         ("up print", "invalid mesh name 'print': it is a keyword or builtin of Python"),
         ("up --device tpu", "invalid choice: 'tpu' (choose from 'cpu', 'cuda')"),
