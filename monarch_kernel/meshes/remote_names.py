@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 
-from monarch._kernel_api import ask_soon, describe_ranks, is_list, names_here, request, split_proc, targets_of
+from monarch._kernel_api import (
+    ask_soon,
+    describe_ranks,
+    is_list,
+    names_here,
+    request,
+    split_proc,
+    targets_of,
+    values_here,
+)
 from monarch.exceptions import ActorError, SerializationError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.suggest import did_you_mean
@@ -55,7 +64,7 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     if holders:
         have, do = "has" if len(failed) == 1 else "have", "does" if len(holders) == 1 else "do"
         return f"{where} {have} no variable {name!r}; {describe_ranks(holders)} {do}"
-    known = ", ".join(list(ranks_of)[:_MOST]) + (", …" if len(ranks_of) > _MOST else "")
+    known = _some(ranks_of)
     has = f"they have {known}" if known else "cells have defined none yet"
     return f"no rank has a variable {name!r}; {has}{did_you_mean(name, ranks_of)}"
 
@@ -80,9 +89,46 @@ def variables(mesh: Mesh, service: Callable[[], list[str]] = names_here) -> dict
         mesh: the mesh.
         service: returns the names of a rank.
     """
-    procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
     ranks_of: dict[str, list[int]] = {}
-    for proc, names in sorted(ask_soon(procs, request(service)).items(), key=lambda each: split_proc(each[0])[1]):
-        for name in names if is_list(names) else ():
-            ranks_of.setdefault(name, []).append(split_proc(proc)[1])
+    for rank, names in _names_by_rank(mesh, service).items():
+        for name in names:
+            ranks_of.setdefault(name, []).append(rank)
     return dict(sorted(ranks_of.items()))
+
+
+def lacking(mesh: Mesh, wanted: dict[int, set[str]] | range) -> str:
+    """Return a line that names the variables that ranks lack; empty if they lack none, or do not answer soon.
+
+    Args:
+        mesh: the mesh of the ranks.
+        wanted: by rank, the variables that it should have; or ranks, which should have those that all others have.
+    """
+    held = _names_by_rank(mesh, values_here)
+    others = [set(names) for rank, names in held.items() if rank not in wanted]
+    common = others[0].intersection(*others[1:]) if others else set[str]()
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in wanted:
+        names = wanted[rank] if isinstance(wanted, dict) else common
+        missing = tuple(sorted(names.difference(held[rank]))) if rank in held else ()
+        if missing:
+            groups.setdefault(missing, []).append(rank)
+    if not groups:
+        return ""
+    texts = [
+        f"{describe_ranks(lack)} {'lacks' if len(lack) == 1 else 'lack'} {_some(missing)}"
+        for missing, lack in groups.items()
+    ]
+    them = "them" if len({name for missing in groups for name in missing}) > 1 else "it"
+    return f"{'; '.join(texts)}: run the cells that create {them} there"
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join([*names][:_MOST]) + (", …" if len(names) > _MOST else "")
+
+
+def _names_by_rank(mesh: Mesh, service: Callable[[], list[str]]) -> dict[int, list[str]]:
+    """Return the answers of the ranks that answer soon, by rank."""
+    procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
+    answers = ask_soon(procs, request(service))
+    named = {split_proc(proc)[1]: names for proc, names in answers.items() if is_list(names)}
+    return dict(sorted(named.items()))

@@ -27,7 +27,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import death_error
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import explain, one_line, reason, variables
+from monarch_kernel.meshes.remote_names import explain, lacking, one_line, reason, variables
 
 _KEEP = 2
 """Versions that stay in a folder."""
@@ -125,6 +125,11 @@ class Saving:
                 print(title)
             for (name, why), where in failed.items():
                 print(f"  {name}{where}: {why}")
+        # A variable that came back nowhere is named above; it is missing on all ranks or on none.
+        some = {name for restored, *_ in ranks for name in restored}
+        lack = lacking(mesh, {rank: some & left.keys() for rank, (_, left, _) in enumerate(ranks)})
+        if lack:
+            print(lack)
 
 
 def _parse(words: list[str], verb: str) -> tuple[str, list[str], bool]:

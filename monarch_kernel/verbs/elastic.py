@@ -12,7 +12,7 @@ from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import one_line
+from monarch_kernel.meshes.remote_names import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
 _LOST = "; other variables are lost"
@@ -187,10 +187,13 @@ class Elastic:
                 f"%mesh resize {mesh.name} {wanted} continues it"
             ) from None
         text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
-        if len(mesh.procs) > before:
-            ranks = describe_ranks(range(before, len(mesh.procs)))
-            text += f"; new: {ranks}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
+        new = range(before, len(mesh.procs))
+        if new:
+            text += f"; new: {describe_ranks(new)}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
         print(text)
+        lack = lacking(mesh, new)
+        if lack:
+            print(lack)
 
 
 def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:

@@ -92,14 +92,16 @@ def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:
     mortal.mesh("def f():\n    return rank, world_size, point.extent['gpus']\nkept = 1").ok()
     assert mortal.mesh("dist.get_world_size()").ok().shown == "[ranks 0-1] 2"
     text = mortal.run("%mesh resize gpus=3").ok().stream()
-    assert "mesh 'm' now has gpus=3; new: rank 2, with definitions of 1 cell" in text
+    assert "mesh 'm' now has gpus=3; new: rank 2, with definitions of 1 cell\n" in text
+    assert "rank 2 lacks kept: run the cells that create it there\n" in text
     assert mortal.mesh("f(), 'kept' in globals()").ok().shown.splitlines() == [
         "[rank 0] ((0, 3, 3), True)",
         "[rank 1] ((1, 3, 3), True)",
         "[rank 2] ((2, 3, 3), False)",
     ]
     assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-2] 3.0"
-    assert "mesh 'm' now has gpus=1\n" in mortal.run("%mesh resize m gpus=1").ok().stream()
+    text = mortal.run("%mesh resize m gpus=1").ok().stream()
+    assert "mesh 'm' now has gpus=1\n" in text and "lack" not in text
     assert mortal.mesh("f(), kept").ok().shown == "[rank 0] ((0, 1, 1), 1)"
     for line, said in (
         ("", "needs the new size, as in %mesh resize gpus=6"),

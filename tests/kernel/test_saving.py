@@ -110,6 +110,7 @@ def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path
     said = book.run(f"%mesh restore {tmp_path} model optimizer own same").ok().stream()
     assert "  by load_state_dict: model, optimizer\n  values: own (ranks 0-1), same\n" in said
     assert "  own (ranks 2-3): it differed between ranks, and this rank is not in the checkpoint" in said
+    assert said.endswith("ranks 2-3 lack own: run the cells that create it there\n"), said
     assert book.mesh(SUM).ok().shown == before.replace("0-1", "0-3")
     # The optimizer state came along, so the next step is the same.
     book.mesh(LOSS).ok()
