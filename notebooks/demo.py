@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stored import cleared
-from story import RAISES, Step, result_of, step_at, steps_of, text_of
+from story import RAISES, Step, line_of, result_of, step_at, steps_of, text_of
 
 HERE = Path(__file__).resolve().parent
 LINES = 6
@@ -63,10 +63,10 @@ class Show:
     def update(self) -> None:
         """Show the line of the running cell."""
         if self.live is not None and self._step is not None:
-            first = self.notebook.cells[self._cell].source.splitlines()[0]
+            code = line_of(self.notebook.cells[self._cell].source)
             done = sum(len(step.cells) for step in self.steps[: self.steps.index(self._step)])
             total = sum(len(step.cells) for step in self.steps)
-            text = Text(f" {done + self._step.cells.index(self._cell) + 1} of {total}  {first}", style="dim")
+            text = Text(f" {done + self._step.cells.index(self._cell) + 1} of {total}  {code}", style="dim")
             self.live.update(Spinner("dots", text))
 
     def ended(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
@@ -74,8 +74,8 @@ class Show:
         taken = time.perf_counter() - self._begun
         assert self._step is not None
         self._step.seconds += taken
-        for line in [line for line in cell.source.splitlines() if line.strip()][:2]:
-            self.console.print(Text(f"   >>> {line}", style="dim"), soft_wrap=False, overflow="ellipsis", no_wrap=True)
+        code = Text(f"   >>> {line_of(cell.source)}", style="dim")
+        self.console.print(code, soft_wrap=False, overflow="ellipsis", no_wrap=True)
         meant = RAISES in cell.metadata.get("tags", ())
         lines = [line for line in text_of(cell).split("\n") if line.strip()]
         for line in lines[:LINES]:

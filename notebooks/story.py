@@ -37,6 +37,15 @@ def step_at(steps: list[Step], position: int) -> Step:
     return next(step for step in steps if position in step.cells)
 
 
+def line_of(source: str) -> str:
+    """Return the code of a cell in one line: its magic, its first line that is no import, and ``…`` for others."""
+    lines = [line.strip() for line in source.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    head = lines[:1] if lines and lines[0].startswith("%%") else []
+    body = lines[len(head) :]
+    telling = next((line for line in body if not re.match(r"(import|from)\s", line)), "".join(body[:1]))
+    return " ⏎ ".join([*head, *filter(None, [telling])]) + (" …" if len(body) > 1 else "")
+
+
 def text_of(cell: Any) -> str:
     """Return the output of a cell as plain text, with the last state of overwritten lines."""
     parts: list[str] = []
@@ -44,11 +53,12 @@ def text_of(cell: Any) -> str:
         if output.output_type == "stream":
             parts.append(output.text)
         elif output.output_type == "error":
-            parts.append(re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)) + "\n")
+            parts.append("\n".join(output.traceback) + "\n")
         else:
             parts.append(output.data.get("text/plain", "") + "\n")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "".join(parts))
     # Not splitlines, which also splits at \r.
-    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in "".join(parts).split("\n"))
+    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
 
 
 def result_of(notebook: Any) -> str:

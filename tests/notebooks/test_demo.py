@@ -52,6 +52,23 @@ def test_demo_runs_the_notebook(tmp_path: Path) -> None:
     assert all(cell.outputs for cell in book.cells if cell.cell_type == "code" and cell.id in ("up", "train", "result"))
 
 
+def test_demo_shows_each_cell_in_one_line(tmp_path: Path) -> None:
+    printed = "import sys\nfrom os import path\n\n# A comment.\nprint('\\x1b[31mred\\x1b[0m')\nprint('two')"
+    cells = ["import os", printed, "%%capture\nprint('one')", "x = (\n    1\n)"]
+    demo = start(write(tmp_path / "lines.ipynb", *cells), "--out", tmp_path / "executed.ipynb")
+    said = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 0, said
+    shown = [line.strip() for line in said.partition("The one step")[2].partition("how long")[0].splitlines()]
+    assert [line for line in shown if line] == [
+        ">>> import os",
+        ">>> print('\\x1b[31mred\\x1b[0m') …",
+        "red",
+        "two",
+        ">>> %%capture ⏎ print('one')",
+        ">>> x = ( …",
+    ]
+
+
 def test_demo_shows_a_failing_cell(tmp_path: Path) -> None:
     book = write(tmp_path / "bad.ipynb", "%mesh up --procs 2", "%%mesh\n1 / rank", "print('never')")
     demo = start(book, "--out", tmp_path / "executed.ipynb")
