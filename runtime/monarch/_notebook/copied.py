@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import copyreg
 import io
 import socket
 import sys
+import threading
 import types
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from monarch._node.services.registry import service
 from monarch._notebook.names import names_here
 from monarch._notebook.namespace import Namespace
-from monarch._wire.codes import DISPATCH_TABLE
-from monarch._wire.pickling import ATOMS, dumps
+from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
 
 _DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 """Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
 
-_MOST_PARTS = 1000
-"""Parts of a value that are looked at."""
+_BOUND = (
+    types.GeneratorType,
+    types.CoroutineType,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    socket.socket,
+    io.FileIO,
+    io.BufferedReader,
+    io.BufferedWriter,
+    io.TextIOWrapper,
+)
+"""Types of values that exist in one process only."""
 
 Copied: TypeAlias = "tuple[list[str], dict[str, str], list[str]]"
 """Names that were copied; those that were not, with the reason; and those whose module was copied alone, without
@@ -81,53 +90,13 @@ def copyable_here() -> list[str]:
 
 
 def _is_copyable(value: Any) -> bool:
-    if issubclass(type(value), _DEFINED):
+    if issubclass(type(value), (*_DEFINED, *_BOUND)):
         return False
     try:
-        value = value.module if _is_ddp(value) else value
-        return not _of_its_rank(value) and not _holds_unpicklable(value)
+        return not _of_its_rank(value.module if _is_ddp(value) else value)
     except Exception:
         # Another thread changes it, or code of its class raises.
         return True
-
-
-def _holds_unpicklable(value: Any) -> bool:
-    """Return whether a value or a part of it is of a type such as a lock, a generator or a socket."""
-    parts: list[Any] = [value]
-    seen: set[int] = set()
-    for part in parts:  # grows while it is walked
-        kind = cast("type[Any]", type(part))
-        if kind in ATOMS or id(part) in seen or issubclass(kind, _DEFINED):
-            continue
-        seen.add(id(part))
-        if issubclass(kind, socket.socket) or (kind is io.TextIOWrapper and "r" not in getattr(part, "mode", "r")):
-            return True
-        if kind is dict:
-            parts.extend(cast("dict[Any, Any]", part).values())
-        elif kind in (tuple, list, set, frozenset):
-            parts.extend(cast("Iterable[Any]", part))
-        elif _pickles_itself(kind):
-            continue
-        elif hasattr(part, "__dict__"):
-            parts.extend(cast("dict[str, Any]", part.__dict__).values())
-        else:
-            try:
-                # Of a type in C without code for pickling: of no use, or quick.
-                part.__reduce_ex__(2)
-            except TypeError:
-                return True
-        if len(parts) > _MOST_PARTS:
-            break
-    return False
-
-
-def _pickles_itself(kind: type[Any]) -> bool:
-    """Return whether there is code for pickling objects of a type."""
-    if kind in DISPATCH_TABLE or kind in copyreg.dispatch_table:
-        return True
-    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
-        return True
-    return isinstance(getattr(kind, "__getstate__", None), types.FunctionType)
 
 
 def _is_ddp(value: Any) -> bool:
