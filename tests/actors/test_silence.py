@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._node.current import current_node
+from monarch._session.session import need_session
 from monarch.actor import Actor, endpoint
-from monarch.exceptions import ArgumentError, CallTimeoutError
+from monarch.exceptions import ArgumentError, CallTimeoutError, SupervisionError
 
 SILENCE = 2.0
 
@@ -73,6 +75,27 @@ def test_suspended_rank_is_reported(procs: Callable[..., Any], capfd: pytest.Cap
     assert list(waiting.get(30).values()) == pids
     assert wait_until(lambda: "has not answered" not in mesh.to_table())
     assert wait_until(lambda: "monarch: rank 1 of mesh answers again" in capfd.readouterr().err)
+
+
+def test_rank_whose_agent_is_suspended_is_not_said_to_live(
+    procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    mesh = procs(2, name="mesh", silence=SILENCE)
+    workers = mesh.spawn("workers", Worker)
+    pids = list(workers.pid.call().get(30).values())
+    agent = need_session(current_node()).agent_pid
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(pids[1], signal.SIGKILL)
+        waiting = workers.pid.call()
+        said: list[str] = []
+        assert wait_until(lambda: said.append(capfd.readouterr().err) or "calls are waiting" in "".join(said))
+        text = "".join(said)
+        assert "its process has ended, and the agent of its host" in text and "is alive" not in text
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(30)
 
 
 def test_rank_holding_the_gil_is_reported(

@@ -30,7 +30,7 @@ _STATES = {
     "T": "its process is stopped by a signal (SIGSTOP, or from a terminal)",
     "t": "its process is stopped by a debugger",
     "D": "its process waits in the kernel for a disk or a device",
-    "Z": "its process has just ended",
+    "Z": "its process has ended, and the agent of its host, which should tell how, has not told it yet",
 }
 
 
@@ -161,7 +161,8 @@ class Liveness:
                 self.since[proc] = asked
                 self.changed.tell(proc, self.text(proc))
             # Unknown for processes of other hosts.
-            silent.setdefault((uid, self.text(proc), proc in node.peers.pids), []).append(rank)
+            lives = proc in node.peers.pids and process_state(node.peers.pids[proc]) != "Z"
+            silent.setdefault((uid, self.text(proc), lives), []).append(rank)
         for (uid, text, lives), ranks in silent.items():
             alive = ("it is alive, and " if len(ranks) == 1 else "they are alive, and ") if lives else ""
             each = "" if len(ranks) == 1 else "each of "
