@@ -22,7 +22,7 @@ from monarch._kernel_api import (
     Insist,
     Interrupt,
     Look,
-    Restart,
+    Replace,
     StopLadder,
     ThreadState,
     current_node,
@@ -113,7 +113,7 @@ class _StopRun:
         for number, task in self._tasks.items():
             self._by_proc.setdefault(task.proc, []).append(number)
         # Written by the receiving thread in single dict operations; the stopping thread reads them at the end.
-        self._doing: dict[int, ThreadState] = {}
+        self._thread_states: dict[int, ThreadState] = {}
         self._pids: dict[int, int] = {}
         # From here on the stopping thread only, if nothing else is said.
         self._freed: dict[int, Freed] = {}
@@ -152,7 +152,7 @@ class _StopRun:
                 future.waiter = None
             for each in self._answers:
                 each.close()
-        return self._verdict()
+        return self._outcome()
 
     def _hear_of_freed(self) -> None:
         """Wait for reports of freed ranks: the answer of a call may arrive before them."""
@@ -189,7 +189,7 @@ class _StopRun:
                 ranks = sorted({task.rank for task in tasks})
                 self._say(f"{describe_ranks(ranks)}: {_ANNOUNCED[len(ranks) > 1]}")
             else:
-                assert isinstance(command, Restart)
+                assert isinstance(command, Replace)
 
     def _ask(
         self,
@@ -246,7 +246,7 @@ class _StopRun:
             # The call has ended, and nobody awaits its answer.
             self._post(lambda now: self._ladder.stopped(number, now))
         elif isinstance(thread_state, ThreadState):
-            self._doing[number] = thread_state
+            self._thread_states[number] = thread_state
             self._post(lambda now: self._ladder.seen(number, thread_state.activity, now))
 
     def _glimpse(self, proc: str, state: str, pid: int, ran: float, waited: float) -> None:
@@ -274,7 +274,7 @@ class _StopRun:
 
     # The end
 
-    def _verdict(self) -> Stopped:
+    def _outcome(self) -> Stopped:
         endings: dict[int, Ending] = {}
         left: dict[int, str] = {}
         doomed: list[str] = []
@@ -291,7 +291,7 @@ class _StopRun:
                 elif task.proc not in self._spared:
                     self._calls.leave(task.port, task.proc)
                 does = activity_of_left(
-                    self._ladder.activity(number), self._doing.get(number), self._pids.get(number, 0)
+                    self._ladder.activity(number), self._thread_states.get(number), self._pids.get(number, 0)
                 )
                 more = _COST if self._calls.is_left(task.port, task.proc) else ""
                 left.setdefault(task.rank, does + more)

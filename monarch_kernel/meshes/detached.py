@@ -69,7 +69,7 @@ class DetachedRecipe(Recipe):
 
 
 @dataclass
-class Book:
+class Notes:
     """The notes that one notebook leaves for the next."""
 
     recipe: Recipe

@@ -25,7 +25,7 @@ from monarch._kernel_api import (
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.activity import vitals_of
-from monarch_kernel.meshes.detached import Book, DetachedRecipe, fields_of, is_lost
+from monarch_kernel.meshes.detached import DetachedRecipe, Notes, fields_of, is_lost
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Meshes
@@ -173,18 +173,18 @@ class Detaching:
     def _mesh_of(self, detached: DetachedMesh) -> Mesh:
         """Make a detached mesh a mesh of this notebook."""
         try:
-            book = msgspec.json.decode(detached.book, type=Book)
+            notes = msgspec.json.decode(detached.notes, type=Notes)
         except msgspec.DecodeError:
             # A program detached it, or a notebook that died in its first cell.
             hosts = str(detached.on_count or "")
-            book = Book(Recipe(detached.name, {}, hosts=hosts, on=detached.on, options=detached.options))
+            notes = Notes(Recipe(detached.name, {}, hosts=hosts, on=detached.on, options=detached.options))
         cells = [actors for actors in detached.actors if state_of(actors).cls is Namespace]
         if not cells and (detached.problems or not detached.procs):
             raise HeaderError(
                 f"%mesh attach {detached.name}: "
                 + ("its ranks did not report what they hold; try again" if detached.problems else "it has no ranks yet")
             )
-        recipe = DetachedRecipe(**fields_of(book.recipe), seconds=detached.seconds, detached=detached)
+        recipe = DetachedRecipe(**fields_of(notes.recipe), seconds=detached.seconds, detached=detached)
         if cells:
             namespaces: Any = cells[0]
             procs = next(each for each in detached.procs if state_of(each).procs == state_of(cells[0]).procs)
@@ -196,7 +196,7 @@ class Detaching:
         recipe.take_over(detached)
         recipe.axes = recipe.axes or dict(list(procs.sizes.items())[state_of(procs).procs.host_axes :])
         mesh = Mesh(recipe, procs, namespaces, detached.end)
-        mesh.definitions.cells.extend(book.definitions)
+        mesh.definitions.cells.extend(notes.definitions)
         return mesh
 
     def _bind(self, actors: ActorMesh) -> str:
@@ -214,6 +214,6 @@ class Detaching:
         for mesh in list(self._meshes.by_name.values()):
             recipe = mesh.recipe
             if isinstance(recipe, DetachedRecipe) and recipe.detached is not None:
-                book = msgspec.json.encode(Book(Recipe(**fields_of(recipe)), mesh.definitions.cells))
-                if recipe.detached.book != book:
-                    recipe.detached.note(book)
+                notes = msgspec.json.encode(Notes(Recipe(**fields_of(recipe)), mesh.definitions.cells))
+                if recipe.detached.notes != notes:
+                    recipe.detached.note(notes)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from monarch._core.stop_ladder import Insist as Insist
     from monarch._core.stop_ladder import Interrupt as Interrupt
     from monarch._core.stop_ladder import Look as Look
-    from monarch._core.stop_ladder import Restart as Restart
+    from monarch._core.stop_ladder import Replace as Replace
     from monarch._core.stop_ladder import StopLadder as StopLadder
     from monarch._core.stop_ladder import starves as starves
     from monarch._core.telemetry import events as events
@@ -318,7 +318,7 @@ _WHERE = {
     "monarch._core.shapes.region": "Region",
     "monarch._core.shapes.value_mesh": "Deferred ValueMesh",
     "monarch._core.steps": "in_step",
-    "monarch._core.stop_ladder": "Activity Announce Command Ending Free Freed Insist Interrupt Look Restart StopLadder "
+    "monarch._core.stop_ladder": "Activity Announce Command Ending Free Freed Insist Interrupt Look Replace StopLadder "
     "starves",
     "monarch._core.telemetry": "events",
     "monarch._core.telemetry.calling": "called calling",

@@ -27,7 +27,7 @@ from monarch._core.stop_ladder import (
     Insist,
     Interrupt,
     Look,
-    Restart,
+    Replace,
     StopLadder,
     starves,
 )
@@ -73,7 +73,7 @@ def simulate(ranks: dict[int, Rank], restartable: bool = True, again: set[int] |
                 says = ranks[rank].says
                 if isinstance(command, Look) and says is not None:
                     later(says[0], ("seen", rank, says[1]))
-            if isinstance(command, Restart):
+            if isinstance(command, Replace):
                 assert not set(command.ranks) & stopped.keys(), "a rank that has ended is destroyed"
 
     carry_out(ladder.begin(now))
@@ -136,7 +136,7 @@ def test_ladder_ends_in_time_and_names_each_rank(ranks: dict[int, Rank], restart
             said = [
                 at for at, (_, command) in enumerate(log) if isinstance(command, Announce) and rank in command.ranks
             ]
-            done = [at for at, (_, each) in enumerate(log) if isinstance(each, Restart) and rank in each.ranks]
+            done = [at for at, (_, each) in enumerate(log) if isinstance(each, Replace) and rank in each.ranks]
             assert len(said) == len(done) == 1 and said < done
     # Ranks that swallow interrupts, or were named by the last stop, are restarted if they may be.
     for rank, ending in ladder.endings.items():
@@ -237,7 +237,7 @@ def test_ladder_of_mixed_ranks_takes_time_of_slowest() -> None:
     assert LOOK_UNTIL < seconds <= BOUND < 2.0
     expected = [Ending.INTERRUPTED, Ending.FREED, Ending.RESTARTED, Ending.LEFT]
     assert all(ending is expected[rank % 4] for rank, ending in ladder.endings.items())
-    assert log[-1][1] == Restart(tuple(range(2, 256, 4)))
+    assert log[-1][1] == Replace(tuple(range(2, 256, 4)))
 
 
 def test_ladder_ends_at_once_when_all_have_ended() -> None:
@@ -249,7 +249,7 @@ def test_ladder_ends_at_once_when_all_have_ended() -> None:
 def test_rank_that_stops_in_grace_is_not_restarted() -> None:
     ladder, log, _, _ = simulate({0: Rank({Announce: 0.1}, says=(0.01, Activity.PYTHON))})
     assert ladder.endings == {0: Ending.INTERRUPTED}
-    assert not any(isinstance(command, Restart) for _, command in log)
+    assert not any(isinstance(command, Replace) for _, command in log)
 
 
 def test_actors_are_restarted_by_second_stop() -> None:
@@ -271,7 +271,7 @@ def test_rank_reporting_swallowed_interrupt_late_is_restarted() -> None:
     ladder, log, _, _ = simulate(swallows)
     assert ladder.endings == dict.fromkeys([0, 1], Ending.RESTARTED)
     assert [command.ranks for _, command in log if isinstance(command, Announce)] == [(0,), (1,)]
-    assert [command.ranks for _, command in log if isinstance(command, Restart)] == [(0, 1)]
+    assert [command.ranks for _, command in log if isinstance(command, Replace)] == [(0, 1)]
 
 
 def test_ranks_that_share_cpus_are_not_starved() -> None:

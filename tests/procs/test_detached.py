@@ -110,7 +110,7 @@ from monarch.job import attach
 if __name__ == "__main__":
     kept = attach("mine")
     assert not kept.problems, kept.problems
-    print([mesh.name for mesh in kept.procs], [dict(mesh.sizes) for mesh in kept.procs], kept.book, flush=True)
+    print([mesh.name for mesh in kept.procs], [dict(mesh.sizes) for mesh in kept.procs], kept.notes, flush=True)
     by_name = {mesh._name: mesh for mesh in kept.actors}
     print(sorted(by_name), by_name["counters"].sizes, by_name["single"].extent.nelements, flush=True)
     print("counts", *by_name["counters"].add.call(0).get().values(), flush=True)

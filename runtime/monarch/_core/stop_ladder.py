@@ -118,13 +118,13 @@ class Announce:
 
 
 @dataclass(frozen=True)
-class Restart:
+class Replace:
     """Replace these ranks with new processes."""
 
     ranks: tuple[int, ...]
 
 
-Command: TypeAlias = Interrupt | Free | Insist | Look | Announce | Restart
+Command: TypeAlias = Interrupt | Free | Insist | Look | Announce | Replace
 
 
 class _Stage(Enum):
@@ -312,4 +312,4 @@ class StopLadder:
         for rank in self._left:
             self.endings[rank] = Ending.RESTARTED if rank in doomed else Ending.LEFT
         late = tuple(rank for rank in doomed if rank not in self._doomed)
-        return [*([Announce(late)] if late else []), *([Restart(doomed)] if doomed else [])]
+        return [*([Announce(late)] if late else []), *([Replace(doomed)] if doomed else [])]

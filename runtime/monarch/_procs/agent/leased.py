@@ -47,7 +47,7 @@ class LeasedAgent(Agent):
         """By uid of each mesh of procs of the controller: how its last procs were requested."""
         self.descriptions: dict[str, bytes] = {}
         """The controller's description of it, for the next one."""
-        self.book = b""
+        self.notes = b""
         """Bytes that the controller has left here for the next one."""
         self._ends = 0.0
         self._leases = 0
@@ -172,7 +172,7 @@ class LeasedAgent(Agent):
             "orders": [[m.encode(order), self.descriptions.get(uid, b"")] for uid, order in self.orders.items()],
             "passed": [[*where, offset] for where, offset in self.backlog.passed.items()],
             "dropped": self.backlog.dropped,
-            "book": self.book,
+            "notes": self.notes,
         }
 
     def _follow_owner(self) -> None:
@@ -194,9 +194,9 @@ class LeasedAgent(Agent):
                 self.router.send(self.owner, [message])
         self.reports.resume(self.owner)
 
-    def _note(self, ask: m.Ask, book: bytes) -> None:
+    def _note(self, ask: m.Ask, notes: bytes) -> None:
         self._check(ask)
-        self.book = book
+        self.notes = notes
 
     def _tell_of(self, ask: m.Ask, what: list[Any]) -> None:
         self._check(ask)

@@ -65,9 +65,9 @@ def listen() -> AgentRequest:
     return AgentRequest(LISTEN, None)
 
 
-def note(book: bytes) -> AgentRequest:
+def note(notes: bytes) -> AgentRequest:
     """Leave bytes with a detached mesh, for the next controller."""
-    return AgentRequest(NOTE, book)
+    return AgentRequest(NOTE, notes)
 
 
 def describe_procs(uid: str, description: bytes) -> AgentRequest:

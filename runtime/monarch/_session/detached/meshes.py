@@ -59,7 +59,7 @@ class DetachedMesh:
         hosts: its host, or its hosts along the axis ``hosts``; processes spawned there outlive the program.
         procs: the process meshes that earlier programs spawned there.
         actors: the actor meshes on them.
-        book: the last ``note`` of this or an earlier program.
+        notes: the last ``note`` of this or an earlier program.
         dropped: bytes of output that were discarded while no program was attached.
         problems: descriptions of parts that could not be attached.
         lost_tensors: the most tensors over the mesh that a rank had of earlier programs: those are lost, since their
@@ -72,7 +72,7 @@ class DetachedMesh:
         self.seconds = record.seconds
         self.procs: list[ProcMesh] = []
         self.actors: list[ActorMesh] = []
-        self.book = b""
+        self.notes = b""
         self.dropped = 0
         self.problems: list[str] = []
         self.lost_tensors = 0
@@ -88,12 +88,12 @@ class DetachedMesh:
         region = Region.full(Extent(("hosts",), (len(self.ids),))) if launch is not None else Region((), 0, (), ())
         self.hosts = DetachedHosts(self.ids, region, node, SharedHosts(self.end, region))
 
-    def note(self, book: bytes) -> None:
+    def note(self, notes: bytes) -> None:
         """Store a note for the next program, replacing the previous one."""
-        self.book = book
+        self.notes = notes
         for host in self.ids:
             if host in self._node.hosts.known:
-                tell_agent(self._node, host, note(book))
+                tell_agent(self._node, host, note(notes))
 
     def left(self) -> float | None:
         """Return the seconds until a scheduler takes the hosts back; None if it does not, or not known."""
@@ -316,7 +316,7 @@ def _connect(
     for host in ids:
         session.detached[host] = detached
     detached.problems = problems
-    detached.book = next((each["book"] for each in claims if each["book"]), b"")
+    detached.notes = next((each["notes"] for each in claims if each["notes"]), b"")
     detached.dropped = sum(each["dropped"] for each in claims)
     return detached, claims
 
