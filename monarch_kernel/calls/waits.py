@@ -99,7 +99,7 @@ def _line(calls: Calls, kind: _Kind, group: Sequence[Ahead]) -> str:
             return f"{waits}, which have not ended; Stop ends this wait, cancel() of a handle ({handles}) its cell"
         case _Kind.LEFT:
             return (
-                f"{waits}, which {'was' if one else 'were'} stopped but {have} not ended; Stop ends only this wait, "
+                f"{waits}, which {'was' if one else 'were'} stopped but {have} not ended; Stop ends only this wait; "
                 f"%mesh kill kills {'it' if len(ranks) == 1 else 'them'} (variables and actor state are lost)"
             )
         case _Kind.CLEANING:

@@ -287,7 +287,7 @@ def _them(ranks: Collection[int]) -> str:
 def _ends(ranks: Collection[int]) -> str:
     """Return how a wait for ranks ends."""
     whose = "its" if len(ranks) == 1 else "their"
-    return f"Stop ends only this wait, %mesh kill kills {_them(ranks)} ({whose} variables are lost)"
+    return f"Stop ends only this wait; %mesh kill kills {_them(ranks)} ({whose} variables are lost)"
 
 
 def suspended_pids(tasks: Iterable[Task]) -> dict[int, int]:

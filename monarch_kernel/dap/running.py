@@ -40,7 +40,9 @@ class Running:
         if stand is None:
             raise Refused(f"{title(proc)} is not paused")
         if stand.parked:
-            raise Refused(f"{title(proc)} is paused while another rank is at a breakpoint; continue that one")
+            raise Refused(
+                f"{title(proc)} cannot step: it is held while another rank is at a breakpoint; continue that rank first"
+            )
         self._standing.step(proc)
         if not await ask(proc, request(go_here, how, 0)):
             raise Refused(f"{title(proc)} is not paused")

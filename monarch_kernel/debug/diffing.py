@@ -36,4 +36,4 @@ class Diffing:
         try:
             print(compared(state_of(mesh.procs).procs, ranks, source, mesh.frame + parsed.up, parsed.force))
         except ArgumentError as error:
-            raise Usage(f"%mesh diff: {str(error).replace('; force ', '; --force ')}") from None
+            raise Usage(f"%mesh diff: {error}") from None

@@ -39,7 +39,7 @@ class Printing:
         try:
             print(values(mesh, ranks, source, mesh.frame + parsed.up, parsed.force))
         except ArgumentError as error:
-            raise Usage(f"%mesh print: {str(error).replace('; force ', '; --force ')}") from None
+            raise Usage(f"%mesh print: {error}") from None
 
 
 def option_words(text: str) -> tuple[list[str], str]:

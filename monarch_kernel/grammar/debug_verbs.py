@@ -33,7 +33,7 @@ def _expression(verb: str, summary: str, details: str) -> Parser:
     parser.add_argument(
         "--on", metavar="MESH[SLICE]", default="", help="the ranks, as in mesh[0:2]", offers=(Offer.MESH,)
     )
-    calls = "look N calls outward from the selected frame"
+    calls = "evaluate in the N-th caller of the selected frame"
     parser.add_argument("--up", metavar="N", type=whole, default=0, help=calls)
     parser.add_argument("--force", action="store_true", help="also call functions that wait for other ranks")
     parser.add_argument("expression", nargs="*", metavar="EXPR", help="a Python expression", offers=(Offer.REMOTE,))

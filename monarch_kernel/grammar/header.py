@@ -217,7 +217,7 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _LONGEST:
-        raise HeaderError(f"--timeout: expected a number of seconds, got {text!r}")
+        raise HeaderError(f"--timeout: expected seconds from 0 to {_LONGEST:g}, or none; got {text!r}")
     return seconds
 
 

@@ -13,7 +13,7 @@ def _heal() -> Parser:
         offers=(Offer.MESH,), then=(Offer.REMOTE,),
     )  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="restore no definitions on the new ranks")
-    copying = "copy variables from this rank, or from any live one: peer"
+    copying = "rank to copy variables from, or 'peer' for any live rank"
     parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
     _grow_onto(parser)
     return parser

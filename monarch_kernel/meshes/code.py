@@ -54,7 +54,10 @@ class Synced:
             return f"{self.whose} the {count_text(self.count, 'Python file')} of {os.getcwd()}"
         some = ", ".join(self.names[:8]) + (f" and {len(self.names) - 8} more" if len(self.names) > 8 else "")
         lines = [f"copied to {count_text(self.hosts, 'host')}: {some}"]
-        lines += [f"imported before: {name}; %mesh reload {name} loads the new version" for name in self.imported]
+        lines += [
+            f"imported already, so the old version is in use: {name}; %mesh reload {name} loads the new one"
+            for name in self.imported
+        ]
         return "\n".join(lines)
 
 

@@ -79,7 +79,7 @@ class Portions:
         omitted, characters = self._omitted - len(lines), self._omitted_characters - sum(map(len, lines))
         self._omitted = self._omitted_characters = 0
         self._last.clear()
-        note = f"… {left_out(omitted, characters)} of this cell are not shown here; {where}\n" if omitted else ""
+        note = f"… not shown here: {left_out(omitted, characters)} of this cell; {where}\n" if omitted else ""
         return note + "".join(lines)
 
     def _take_more(self, text: str) -> str:

@@ -476,7 +476,9 @@ class Streams:
         if not self.calls.has_handle(call.port) and id_of(self._owners.get(call.port)) in self._running:
             return
         is_cell = self.calls.is_cell(call)
-        where, what = ("this cell", "stop the cell") if is_cell else (call.label, "stop the cell that waits for it")
+        where, what = (
+            ("this cell", "stop the cell") if is_cell else (call.label, f"stop the cell that waits for {call.label}")
+        )
         self.tell(describe_unjoined(finding, count, where, what, ranks_of(call)) + "\n", call.port)
 
     def place(self) -> Place:

@@ -38,7 +38,7 @@ def test_slower_ranks_show_their_first_and_last_lines() -> None:
     end = portions.end("%mesh log shows them")
     head, _, tail = end.partition("\n")
     omitted = 100_000 + 15 + 500 + 5 - 100 - 2 * FIRST - LAST
-    assert re.fullmatch(rf"… {omitted:,} lines \([\d,]+ characters\) of this cell are not shown here; .*them", head)
+    assert re.fullmatch(rf"… not shown here: {omitted:,} lines \([\d,]+ characters\) of this cell; .*them", head)
     assert tail.count("\n") == LAST
     assert numbers("ranks 0,3", tail) == list(range(FIRST, 15)) and numbers("rank 0", tail) == list(range(15, 20))
     assert numbers("rank 2", tail)[-1] == 499 and numbers("rank 1", tail)[-1] == 99_999

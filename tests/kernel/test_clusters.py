@@ -152,7 +152,7 @@ def test_python_files_reach_hosts_before_each_cell(hosts: sshd.SSHHosts, noteboo
         (folder / "helper.py").write_text("word = 'three'\n")
         told = notebook.run("%mesh sync").ok().stream()
         assert "copied to 2 hosts: helper.py" in told
-        assert "imported before: helper; %mesh reload helper loads the new version" in told
+        assert "imported already, so the old version is in use: helper; %mesh reload helper loads the new one" in told
         # New processes have the files too.
         notebook.run("%mesh kill 1").ok()
         assert notebook.mesh("import helper\nhelper.word").ok().shown == "[ranks 0,2-3] 'two'\n[rank 1] 'three'"

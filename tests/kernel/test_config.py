@@ -61,7 +61,7 @@ def test_up_takes_the_defaults_unless_it_says_otherwise(own: Callable[..., Noteb
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("timeout=abc", "%mesh config timeout: expected a number of seconds, got 'abc'"),
+        ("timeout=abc", "%mesh config timeout: expected seconds from 0 to 1e+09, or none; got 'abc'"),
         ("tmeout=3", "no key 'tmeout'; did you mean 'timeout'?"),
         ("collect=maybe", "%mesh config collect: expected on or off, got 'maybe'"),
         ("ranks=0:x", "'0:x' is neither a number nor a range"),

@@ -298,7 +298,7 @@ def test_others_are_shown_as_paused_meanwhile(debugger: Debugger) -> None:
     names = {each["id"]: each["name"] for each in debugger.request("threads")["threads"]}
     assert names[by_rank[0]] == "rank 0 of mesh mesh (paused meanwhile)"
     assert "i" in debugger.locals(by_rank[0])
-    assert "continue that one" in debugger.refused("next", threadId=by_rank[0])
+    assert "continue that rank first" in debugger.refused("next", threadId=by_rank[0])
     debugger.notebook.interrupt()
     assert cell.wait().status == "error"
 

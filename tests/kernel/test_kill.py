@@ -63,7 +63,7 @@ def test_stop_of_a_waiting_cell_ends_only_the_wait(busy: Notebook) -> None:
     stopped_in_c(busy)
     waits = busy.send("%%mesh\nmine")
     waits.until(lambda: "waiting for rank 1, still in a C call of cell [" in waits.stream())
-    assert "Stop ends only this wait, %mesh kill kills it (its variables are lost)" in waits.stream()
+    assert "Stop ends only this wait; %mesh kill kills it (its variables are lost)" in waits.stream()
     busy.interrupt()
     waits.wait()
     assert "replaced" not in waits.text and "had not begun" in waits.text

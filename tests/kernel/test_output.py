@@ -139,9 +139,7 @@ def test_long_output_is_kept_and_shown_in_part(notebook: Notebook) -> None:
     head, _, tail = cell.stream().partition(f"… more lines of this cell: %mesh log --cell {number} shows them")
     assert head.count("\n") == LINES_SHOWN
     # Each rank shows its first and last lines, whichever is faster, with a count of the rest.
-    firsts, count, lasts = re.split(
-        r"… ([\d,]+) lines \([\d,]+ characters\) of this cell are not shown here; .*\n", tail
-    )
+    firsts, count, lasts = re.split(r"… not shown here: ([\d,]+) lines \([\d,]+ characters\) of this cell; .*\n", tail)
     shown, last = (re.findall(r"\[rank \d\] many (\d \d+)\n", each) for each in (head + firsts, lasts))
     assert len(shown) + len(last) + int(count.replace(",", "")) == 104_000
     assert all(f"{rank} 9" in shown and f"{rank} 25999" in last for rank in range(4))

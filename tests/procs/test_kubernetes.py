@@ -209,7 +209,7 @@ def test_outage_of_the_api_server_does_not_end_the_request(
 
     with pytest.raises(SpawnError, match="0 of 1 hosts joined within 5 s"):
         launch_hosts(launcher, timeout=5, tell=tell)
-    assert "asked again for 60 s: kubectl get: The connection to the server was refused" in lines[0], lines
+    assert "retrying for up to 60 s: kubectl get: The connection to the server was refused" in lines[0], lines
     assert lines[1].startswith("queued: pod monarch-") and "Insufficient cpu" in lines[1] and len(lines) == 2
     monkeypatch.setattr(kubernetes, "_OUTAGE_S", 1.5)
     answer.write_text("The connection to the server was refused")

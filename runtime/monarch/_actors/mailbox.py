@@ -416,7 +416,8 @@ class Mailbox:
             position = self.node.replies.region_of(view).position_of(self.rank)
             if position is None:
                 raise PointError(
-                    f"{self.title()} received a message for other ranks: rank {self.rank} is not in its view"
+                    f"{self.title()} received a message that was sent to other ranks than rank {self.rank}; report "
+                    f"this as a bug"
                 )
             place = self._places[view] = position
         return place

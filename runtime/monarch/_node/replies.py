@@ -67,7 +67,7 @@ class Replies:
         except Exception as error:
             place = m.NOWHERE
             if status == m.RESULT:
-                text = f"rank {rank} of {name} received a message for other ranks: {error}"
+                text = f"rank {rank} of {name} received a message that was sent to other ranks: {error}"
                 status, body = m.ERROR, pack_failure(PointError(text), True)
         self.send(to, port, place, status, body)
 

@@ -71,4 +71,7 @@ def check_expression(expression: str, up: int, force: bool) -> None:
     except ValueError as error:
         raise ArgumentError(f"{expression!r} is not an expression: {error}") from None
     if name:
-        raise ArgumentError(f"{name} would wait for other ranks, which are running other code; force calls it anyway")
+        raise ArgumentError(
+            f"{name} would wait for other ranks, which are running other code; force=True, or --force of %mesh, "
+            f"calls it anyway"
+        )

@@ -45,7 +45,10 @@ def load_current_job() -> JobTrait:
     try:
         job = getattr(import_module(module), name)
     except AttributeError:
-        raise ArgumentError(f"{module_path}: module {module!r} has no {name!r}; {file} names it") from None
+        raise ArgumentError(
+            f"{module_path}: module {module!r} has no attribute {name!r}; {file} names the current job, and "
+            f"set_current_job('module.name') changes it"
+        ) from None
     if not isinstance(job, JobTrait):
         raise ArgumentError(f"{module_path}: expected a job, got {type(job).__name__}; {file} names it")
     return job

@@ -181,7 +181,7 @@ def unreadable(error: BaseException) -> SerializationError:
     kind = f"{type(error).__name__}: " if isinstance(error, Exception) else ""
     text = f"cannot be unpickled here: {kind}{_text(error)}"
     if isinstance(error, ImportError):
-        text += "; install the module here too, or define its functions and classes in the notebook"
+        text += "; install the module in that environment too, or define its functions and classes in the notebook"
     return SerializationError(text)
 
 

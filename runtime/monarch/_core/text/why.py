@@ -160,7 +160,7 @@ def _advice(finding: Finding) -> str:
             f"differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
         )
     if finding.cause is Cause.IDLE:
-        return f"{describe_ranks(missing)} ended without calling {call}; call it on all ranks of the group"
+        return f"{describe_ranks(missing)} finished without calling {call}; call it on all ranks of the group"
     return ""
 
 

@@ -144,7 +144,7 @@ class RankTensor(OnRanks, torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("only tensors created by the program support deepcopy; use detach()")
+            raise RuntimeError("deepcopy: autograd has computed this tensor, so it is not a leaf; call detach() first")
         with torch.no_grad():
             copied: Any = self.clone()
         if is_parameter(self):

@@ -267,7 +267,9 @@ class KubernetesLaunch:
                 raise
             if now > self._failing + _OUTAGE_S:
                 raise SpawnError(f"no answer about job {self.name} for {_OUTAGE_S:g} s: {error}") from error
-            return self._queued(f"job {self.name}", f"asked again for {_OUTAGE_S:g} s: {error}")
+            return self._queued(
+                f"job {self.name}", f"the API server does not answer, retrying for up to {_OUTAGE_S:g} s: {error}"
+            )
         self._failing = 0.0
         return news
 

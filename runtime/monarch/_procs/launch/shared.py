@@ -243,7 +243,10 @@ def hand_over(process: subprocess.Popen[bytes], config: bytes) -> None:
         process.stdin.write(config)
         process.stdin.close()
     except BrokenPipeError as error:
-        raise SpawnError("the host agent ended during startup") from error
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_START)
+        code = "" if process.returncode is None else f" with code {process.returncode}"
+        raise SpawnError(f"the host agent exited during startup{code}; its output tells why") from error
 
 
 def _connect(base: str, key: str) -> tuple[socket.socket, str] | None:

@@ -221,7 +221,9 @@ def _connect_alone(
     session: Session, record: Record, launch: HeldLaunch | None, ends: bool
 ) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     if any(host.id in session.detached for host in record.hosts):
-        raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
+        raise DetachedMeshInUseError(
+            f"this process has already attached the detached mesh {record.name!r}; use the mesh that it has got"
+        )
     if not record.holder:
         return _connect(session, record, None, ends)
     if launch is None:

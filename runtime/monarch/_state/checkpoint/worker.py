@@ -190,7 +190,9 @@ _STEPS: dict[str, Callable[..., Any]] = {
 def _saving(token: str) -> _Saving:
     saving = _open().get(token)
     if saving is None:
-        raise DeviceMeshError("the checkpoint was abandoned, or this rank was replaced since its state was copied")
+        raise DeviceMeshError(
+            "the checkpoint was abandoned, or this rank has been replaced since its state was copied; save it again"
+        )
     return saving
 
 

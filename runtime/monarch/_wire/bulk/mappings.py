@@ -78,4 +78,4 @@ def _map(pid: int, fd: int, segment: int, end: int) -> mmap.mmap:
 
 
 def _gone(pid: int) -> SupervisionError:
-    return SupervisionError(f"the bulk data of process {pid} is gone: the process died or released it")
+    return SupervisionError(f"the shared memory with data of process {pid} is gone: the process died or released it")
