@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import signal
 from typing import Any
 
 import numpy
@@ -12,8 +13,10 @@ import pytest
 
 from leaks import live_segments, wait_until
 from monarch._node.current import current_node
+from monarch._wire import pickling
 from monarch._wire.pickling import SHARED, THRESHOLD
 from monarch.actor import Actor, current_rank, endpoint
+from monarch.exceptions import SupervisionError
 
 MB = 1 << 20
 
@@ -56,6 +59,10 @@ class Large(Actor):
     @endpoint
     def echo(self, x: Any) -> Any:
         return x
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
     @endpoint
     def live_bytes(self) -> int:
@@ -207,6 +214,41 @@ def test_shared_memory_is_released_after_use(large: Any) -> None:
         large.echo.call(numpy.ones(MB, numpy.uint8)).get(timeout=30)
     gc.collect()
     assert wait_until(lambda: large.memory.call().get(timeout=30) and live_segments() == 0)
+
+
+@pytest.mark.parametrize("kind", ["text", "array"])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_answers_outlive_their_rank(procs: Any, kind: str, end: str) -> None:
+    mesh = procs(2)
+    actors = mesh.spawn("large", Large)
+    value = "x" * 3_000_000 if kind == "text" else numpy.ones(400_000)
+    answer = actors.echo.call(value)
+    assert wait_until(lambda: answer.done)
+    if end == "stop":
+        mesh.stop().get(30)
+    else:
+        os.kill(actors.slice(gpus=1).pid.call_one().get(30), signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            while True:
+                actors.pid.call().get(30)
+    assert [len(each) for each in answer.get(30).values()] == [len(value)] * 2
+
+
+def test_interrupted_read_of_an_answer_loses_nothing(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = large.echo.call("x" * 3_000_000)
+    assert wait_until(lambda: answer.done)
+    usual = pickling.within
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(pickling, "within", usual)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pickling, "within", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer.get(30)
+    # Nothing else holds its memory now.
+    gc.collect()
+    assert all(len(each) == 3_000_000 for each in answer.get(30).values())
 
 
 def test_unheld_results_are_released(large: Any) -> None:

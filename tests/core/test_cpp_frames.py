@@ -46,5 +46,11 @@ def test_only_warnings_of_torch_are_marked() -> None:
 
 
 def test_other_text_stays() -> None:
-    for text in ("frame #1 of the video\n", "frame #0: here\nframe #1: there\n", "x" * 100, ""):
+    for text in (
+        "frame #1 of the video\n",
+        "frame #0: here\nframe #1: there\n",
+        "".join(f"frame #{number}: 3 objects, loss 0.1\n" for number in range(9)),
+        "x" * 100,
+        "",
+    ):
         assert without_cpp_frames(text) == text

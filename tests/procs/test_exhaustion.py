@@ -343,16 +343,10 @@ attempt(lambda: actors.slice(gpus=1).length.call_one("abc").get(30))
 def test_message_without_memory_for_it_is_an_error(program: Callable[..., Any]) -> None:
     """Its value is mapped when it is read; a rank that cannot receive even a small one ends."""
     done = program(MESSAGES)
-    assert done.ok().splitlines() == [
-        "MemoryError False",
-        "3",
-        "answers",
-        "MemoryError here",
-        "3",
-        "full",
-        "SupervisionError True",
-        "3",
-    ], done.err
+    *lines, full, other = done.ok().splitlines()
+    assert lines == ["MemoryError False", "3", "answers", "MemoryError here", "3", "full"], done.err
+    # Its allocator may have room for the message, and then none for the value.
+    assert full in ("SupervisionError True", "MemoryError False") and other == "3", done.err
 
 
 def test_rank_without_memory_raises_and_continues(program: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Sequence
 from threading import RLock
@@ -58,10 +59,17 @@ class BulkData:
         self._owners: dict[int, str] = {}
 
     def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
-        """Write large buffers into shared memory, once for all receivers; None if it stays full."""
+        """Write large buffers into shared memory, once for all receivers; None if they go through a socket."""
         if self.segments.over_limit and not self._wait_for_space():
             return None
-        ref = self.segments.put(list(buffers), receivers)
+        try:
+            ref = self.segments.put(list(buffers), receivers)
+        except MemoryError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                # It takes a descriptor; a socket takes none.
+                return None
+            raise
         return (self._proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
 
     def _wait_for_space(self) -> bool:
@@ -77,10 +85,25 @@ class BulkData:
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
         """Unpickle the body of a message with its buffers."""
-        return loads(message.body, frames if message.bulk is None else self.open(message.bulk))
+        return loads(message.body, frames if message.bulk is None or frames else self.open(message.bulk))
 
-    def open(self, bulk: m.PackedBulk) -> list[memoryview]:
-        """Return the buffers of a message from shared memory; no code of the user runs."""
+    def arrived(self, bulk: m.PackedBulk) -> list[memoryview]:
+        """Return the buffers of an answer from shared memory, which outlive its sender; none if they do not fit now."""
+        try:
+            return self.open(bulk, False)
+        except Exception:
+            # The reader tries again, and gets the error.
+            with self._lock:
+                self.mapped -= 1
+            return []
+
+    def open(self, bulk: m.PackedBulk, last: bool = True) -> list[memoryview]:
+        """Return the buffers of a message from shared memory; no code of the user runs.
+
+        Args:
+            bulk: where they are.
+            last: whether this is the last try, as in ``Mappings.open``.
+        """
         owner, pid, fd, segment, spans = bulk
         ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
         self._owners[pid] = owner
@@ -90,7 +113,7 @@ class BulkData:
         if not sweeping:
             # For segments released while this process sends nothing.
             self._receive_loop.call_later(_SWEEP, self._sweep)
-        return self.mappings.open(ref)
+        return self.mappings.open(ref, last)
 
     def _on_release(self, what: tuple[int, int]) -> None:
         # May run in a garbage collection at any point, so it only takes note.
@@ -211,7 +234,13 @@ class Loading:
             try:
                 # Kept, as the sender frees its memory once it is dropped here: the next try may have more memory.
                 self._frames = self._data.open(self._reply.bulk)
-            except BaseException as error:
+            except Exception as error:
                 self._error = error
                 raise
-        return loads(self._reply.body, self._frames)
+        try:
+            return loads(self._reply.body, self._frames)
+        except MemoryError as error:
+            size = len(self._reply.body) + sum(map(len, self._frames))
+            raise MemoryError(
+                f"no memory here for a value that was sent with {size >> 20} MiB; free some, and read it again"
+            ) from error

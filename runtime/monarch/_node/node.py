@@ -185,6 +185,9 @@ class Node:
         peer = self.peers.known.get(reply.src)
         if peer is not None and reply.done and peer.hears(reply.done):
             self.receive_loop.notify(peer)
+        if reply.bulk is not None:
+            # Also without a reader: the sender waits for the release.
+            more = self.bulk.arrived(reply.bulk)
         sink = self.ports.sinks.get(reply.port)
         if sink is not None:
             # Its buffers, which the dispatch passes on untyped.

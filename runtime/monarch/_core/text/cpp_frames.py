@@ -12,7 +12,7 @@ from collections.abc import Callable
 _SOME = 3
 """Frames from which they are left out."""
 _BEGIN = r"(?:Exception raised from .* \(most recent call first\):\n)?"
-_FRAME = r"(?:(?:frame #\d+: .*|<omitting python frames>)\n)"
+_FRAME = r"(?:(?:frame #\d+: .* \(0x[0-9a-f]+ in .*\)|<omitting python frames>)\n)"
 _FRAMES = re.compile(rf"^{_BEGIN}{_FRAME}{{{_SOME},}}\n?", re.MULTILINE)
 _WARNING = r"^(?:\[rank\d+\]:)?\[W\d+ [\d:.]+ TCPStore\.cpp:\d+\] \[c10d\] \w+ failed on SocketImpl\("
 _OF_STORE = re.compile(rf"({_WARNING})fd=(\d+)(?=, )".encode(), re.MULTILINE)

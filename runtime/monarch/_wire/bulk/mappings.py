@@ -30,8 +30,12 @@ class Mappings:
     def __init__(self, on_release: Callable[[tuple[int, int]], None]) -> None:
         self._on_release = on_release
 
-    def open(self, ref: BulkRef) -> list[memoryview]:
+    def open(self, ref: BulkRef, last: bool = True) -> list[memoryview]:
         """Return the buffers, writable and private to this call. If this raises, the release has been called already.
+
+        Args:
+            ref: where they are.
+            last: whether this is the last try; if not, an error of it releases nothing.
 
         Raises:
             SupervisionError: the owner has died, or has freed the segment.
@@ -43,7 +47,8 @@ class Mappings:
             memory = _map(pid, fd, segment, max((offset + length for offset, length in spans), default=0))
             weakref.finalize(memory, self._on_release, key).atexit = False
         except BaseException:
-            self._on_release(key)
+            if last:
+                self._on_release(key)
             raise
         whole = memoryview(memory)
         return [whole[offset : offset + length] for offset, length in spans]

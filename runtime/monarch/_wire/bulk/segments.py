@@ -21,12 +21,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from monarch._wire.descriptors import limit_of
+
 ALIGNMENT = 64
 HEADER = 64
 """Bytes before the first span. They begin with the number of the use, so that a stale reference is detected."""
 
 _SMALLEST = 128 * 1024
 _IDLE_COUNT = 128  # each holds a file descriptor
+_IDLE_PART = 16
+"""Of the file descriptors that a process may have, one in so many may be of idle segments."""
 _WRITE_LIMIT = 1 << 30  # one pwrite writes less than 2 GiB
 _MADV_POPULATE_WRITE = 23
 
@@ -248,7 +252,9 @@ class Segments:
         self._idle.append(segment)
         self._idle_bytes += segment.capacity
         freed: list[_Segment] = []
-        while self._idle_bytes > self.idle_limit or len(self._idle) > _IDLE_COUNT:
+        # User code needs descriptors too.
+        most = min(_IDLE_COUNT, limit_of() // _IDLE_PART)
+        while self._idle_bytes > self.idle_limit or len(self._idle) > most:
             freed.append(self._idle.pop(0))
             self._idle_bytes -= freed[-1].capacity
         return freed
