@@ -174,7 +174,7 @@ def test_current_job_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / ".monarch" / "job_state.pkl").symlink_to(Path("other") / "state.pkl")
     with pytest.raises(FileNotFoundError, match="other"):
         load_current_job()
-    for name, why in ((f"{__name__}.missing", "has no 'missing'"), ("os.path", "expected a job, got module")):
+    for name, why in ((f"{__name__}.missing", "has no attribute 'missing'"), ("os.path", "expected a job, got module")):
         set_current_job(name)
         with pytest.raises(ArgumentError, match=why):
             load_current_job()
