@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import pickle
 import subprocess
@@ -23,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._wire import pickling
-from monarch._wire.pickling import LARGEST_BODY, THRESHOLD, dumps, dumps_call, dumps_whole, loads
+from monarch._wire.pickling import THRESHOLD, dumps, dumps_call, dumps_whole, loads
 from monarch._wire.plain import loads_plain
 from monarch.exceptions import SerializationError
 
@@ -225,38 +224,10 @@ def test_bytes_round_trip_anywhere(obj: Any, twice: bool) -> None:
         assert back[0] is back[1]
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], Box, lambda x: functools.partial(print, {"a": Box(x)})])
-def test_large_bytes_leave_body(kind: type, wrap: Any) -> None:
-    body, buffers = dumps(wrap(kind(LARGE)))
-    assert [buffer.nbytes for buffer in buffers] == [LARGE]
-    assert len(body) < 400
-    assert sizes(wrap(kind(THRESHOLD - 1))) == []
-
-
 def test_many_small_values_stay_in_the_body() -> None:
     obj = [[str(number), number, float(number)] for number in range(5_000)]
     assert sizes(obj) == []
     assert sent(obj) == obj
-
-
-@pytest.mark.parametrize(
-    "obj",
-    [
-        "é" * LARGEST_BODY,
-        list(range(500_000)),
-        {"text": "x" * LARGEST_BODY, "bytes": bytes(LARGE), "array": np.ones(LARGE)},
-        Box(["x" * LARGEST_BODY] * 2),
-    ],
-    ids=["text", "list", "with buffers", "object"],
-)
-def test_large_body_is_the_first_buffer(obj: Any) -> None:
-    """A receiver without memory for it must receive the message still."""
-    for body, buffers in (dumps(obj), dumps_call((obj,), {})):
-        assert len(body) < 100 and buffers[0].nbytes > LARGEST_BODY
-        back = loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
-        assert same(back[0][0] if isinstance(back, tuple) else back, obj)
-    assert same(loads(dumps_whole(obj)), obj)
 
 
 # Arrays and tables

@@ -102,8 +102,7 @@ def end_listening(sockets: set[tuple[int, int]]) -> int:
     ended = 0
     for number, inode in sockets:
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-            listens = _is_tcp(copy) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and os.fstat(copy.fileno()).st_ino == inode:
+            if _listens(copy, inode):
                 copy.shutdown(socket.SHUT_RDWR)
                 ended += 1
     return ended
@@ -122,8 +121,7 @@ def answer_listening(sockets: set[tuple[int, int]], members: int) -> None:
     made: list[socket.socket] = []
     for number, inode in sockets:
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-            listens = _is_tcp(copy) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and os.fstat(copy.fileno()).st_ino == inode:
+            if _listens(copy, inode):
                 address = copy.getsockname()[:2]
                 for turn in range(members):
                     made.append(socket.create_connection(address, _CONNECT_S))
@@ -160,6 +158,12 @@ def _end(connections: dict[int, socket.socket]) -> None:
 
 def _is_tcp(any_socket: socket.socket) -> bool:
     return any_socket.family in (socket.AF_INET, socket.AF_INET6) and any_socket.type == socket.SOCK_STREAM
+
+
+def _listens(copy: socket.socket, inode: int) -> bool:
+    """Return whether a copy is of the socket with an inode, at which this process waits for connections of TCP."""
+    listens = _is_tcp(copy) and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return bool(listens) and os.fstat(copy.fileno()).st_ino == inode
 
 
 def connected_to(address: str, port: int) -> set[tuple[int, int]]:
