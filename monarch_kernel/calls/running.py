@@ -238,6 +238,20 @@ class Running:
         return True
 
 
+def _drop(future: Gather[Any]) -> None:
+    """Take a call from the queues of the ranks that have not begun it."""
+    node = current_node()
+    for peer in future.waits_for():
+        tell_proc(node, peer.proc, drop, future.actor, node.proc, future.port)
+
+
+def _take_back(running: Running) -> None:
+    """End calls that were sent to some of the ranks only."""
+    for future in running.futures:
+        _drop(future)
+    running.interrupt()
+
+
 class Run(Running):
     """One cell on some ranks.
 
@@ -271,10 +285,15 @@ class Run(Running):
                 f"suspended"
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
-        with at_once(), called(name):
-            futures = [
-                cast("Gather[Any]", endpoint.call(source.code, name, port, source.shown)) for endpoint in endpoints
-            ]
+        futures: list[Gather[Any]] = []
+        try:
+            with at_once(), called(name):
+                for endpoint in endpoints:
+                    futures.append(cast("Gather[Any]", endpoint.call(source.code, name, port, source.shown)))
+        except BaseException:
+            # The ranks of the other views do not run it.
+            _take_back(Running(name, futures))
+            raise
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
         # As sent: a resize changes the views.
         self._ranks_of = [[future.base_rank(position) for position in range(len(future.targets))] for future in futures]
@@ -284,17 +303,10 @@ class Run(Running):
             # When a rank dies, the others are interrupted. Those that have not begun are told at once: an interrupt of
             # the cell before would let them begin.
             future.goes_on = False
-            future.on_loss = partial(self._drop, future)
+            future.on_loss = partial(_drop, future)
             if any(peer.dead is not None for peer in future.targets):
-                self._drop(future)
+                _drop(future)
         CallGroup(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
-
-    @staticmethod
-    def _drop(future: Gather[Any]) -> None:
-        """Take a call from the queues of the ranks that have not begun it."""
-        node = current_node()
-        for peer in future.waits_for():
-            tell_proc(node, peer.proc, drop, future.actor, node.proc, future.port)
 
     def failures(self) -> dict[int, CellError]:
         """Return the errors of ranks that have failed so far; others may still run."""

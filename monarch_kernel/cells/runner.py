@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch._kernel_api import ActorMesh
+from monarch_kernel.calls.held_stop import HeldStop
 from monarch_kernel.calls.running import Run
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.cells.outcomes import Outcomes
@@ -85,12 +86,13 @@ class CellRunner:
             self._run_here(cell)
         if mesh is not None:
             self._prepare(mesh, actors, header)
-        with naming_deaths(mesh):
-            run, displays = self._start(mesh, actors, header, cell)
-        if header.nowait:
-            return self._outcomes.handle(mesh, header, run, displays, len(actors))
-        self._streams().calls.name(run.futures, run.name)
-        stopped = self._wait(mesh, run, header.timeout)
+        with HeldStop() as held:
+            with naming_deaths(mesh):
+                run, displays = self._start(mesh, actors, header, cell, held)
+            if header.nowait and not held.pressed:
+                return self._outcomes.handle(mesh, header, run, displays, len(actors))
+            self._streams().calls.name(run.futures, run.name)
+            stopped = self._wait(mesh, run, header.timeout, held)
         displays.close()
         self._outcomes.finish(mesh, len(actors), header, run, stopped, shown)
         return None
@@ -110,7 +112,9 @@ class CellRunner:
         mesh.define()
         self._hooks.breakpoints(mesh)
 
-    def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:
+    def _start(
+        self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str, held: HeldStop
+    ) -> tuple[Run, Displays]:
         name, source = named(self._shell, cell)
         if mesh is not None:
             self._hooks.files(mesh)
@@ -123,6 +127,7 @@ class CellRunner:
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
                 preview = None if header.quiet else self._outcomes.previewer(mesh, len(actors))
+                held.begin()
                 run = Run(name, source, views, displays.port, mesh is None, preview)
         except BaseException:
             displays.close()
@@ -131,9 +136,10 @@ class CellRunner:
             mesh.replaced.last_cell = name
         return run, displays
 
-    def _wait(self, mesh: Mesh | None, run: Run, timeout: float | None) -> Stopped | None:
+    def _wait(self, mesh: Mesh | None, run: Run, timeout: float | None, held: HeldStop) -> Stopped | None:
         """Wait for a cell; return how it was stopped, or None if it has ended by itself."""
         try:
+            held.release()
             until = None if timeout is None else time.monotonic() + timeout
             if not self._hooks.wait(mesh, run, until):
                 stopped = self._stopping.stop_cell(mesh, run)

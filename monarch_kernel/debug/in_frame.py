@@ -22,6 +22,7 @@ from monarch._kernel_api import (
     split_proc,
     state_of,
 )
+from monarch_kernel.calls.held_stop import HeldStop
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.grammar.header import Header, HeaderError
 from monarch_kernel.meshes.mesh import Mesh
@@ -66,16 +67,19 @@ class InFrame:
         streams = self._streams()
         with streams.hiding(False) if header.quiet else nullcontext():
             displays = Displays(self._shell, len(ranks), len(mesh.procs), header.quiet, streams)
-        asking = _Asking(mesh, ranks, mesh.frame, name, source, displays.port)
         stopped = False
-        try:
-            asking.wait()
-        except KeyboardInterrupt:
-            stopped = True
-            asking.stop()
-        finally:
-            asking.close()
-            displays.close()
+        with HeldStop() as held:
+            held.begin()
+            asking = _Asking(mesh, ranks, mesh.frame, name, source, displays.port)
+            try:
+                held.release()
+                asking.wait()
+            except KeyboardInterrupt:
+                stopped = True
+                asking.stop()
+            finally:
+                asking.close()
+                displays.close()
         current_node().waits.await_shown()
         self._finish(mesh, header, name, asking.answers, stopped)
 

@@ -138,3 +138,53 @@ def test_stop_in_a_finalizer_cuts_no_cleanup_and_no_later_cell(notebook: Noteboo
     notebook.mesh("held.__class__.__del__ = lambda self: None").ok()
     after = notebook.mesh("try: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: print('taken')")
     assert after.ok().said() == {"taken": ALL}
+
+
+SENDS = """
+import os, signal
+from monarch._meshes.actors.sending import Outgoing
+
+def send_and_stop(outgoing, send=Outgoing.send):
+    Outgoing.send = send
+    outgoing.send()
+    os.kill(os.getpid(), signal.SIGINT)
+
+Outgoing.send = send_and_stop
+"""
+"""Code of a cell whose next message to ranks or actors is accompanied by a Ctrl-C."""
+
+
+@pytest.mark.parametrize("line", ["", "[0:2]", "[0,2]", "--nowait"])
+def test_stop_while_a_cell_is_sent_stops_its_ranks(notebook: Notebook, line: str) -> None:
+    """The ranks would run it on with nobody who waits for them, and later cells would wait behind it."""
+    notebook.mesh("import time\nends = False").ok()
+    cell = notebook.run(f"{SENDS}get_ipython().run_cell_magic('mesh', {line!r}, 'while not ends: time.sleep(0.01)')")
+    assert cell.status == "error" and cell.reply["ename"] == "KeyboardInterrupt"
+    ranks = {"[0:2]": "0-1", "[0,2]": "0,2"}.get(line, "0-3")
+    assert f"stopped: ranks {ranks}: interrupted" in cell.stream("stderr"), cell.text
+    assert notebook.mesh("ends", "--timeout 20").ok().shown == "[ranks 0-3] False"
+
+
+def test_stop_while_a_call_is_sent_stops_its_actors(notebook: Notebook) -> None:
+    notebook.run(
+        "%%mesh spawn loops\nimport time\nfrom monarch.actor import Actor, endpoint\nclass Loops(Actor):\n"
+        "    @endpoint\n    def loop(self):\n        while True: time.sleep(0.01)\n"
+        "    @endpoint\n    def lives(self): return True"
+    ).ok()
+    cell = notebook.run(f"{SENDS}loops.loop.call()")
+    assert "stopped: ranks 0-3: interrupted" in cell.stream("stderr"), cell.text
+    assert "True" in notebook.run("loops.lives.call().get(timeout=20)").ok().shown
+    notebook.run("loops.stop().get(timeout=20)").ok()
+
+
+def test_cell_that_cannot_be_sent_to_all_ranks_ends_on_the_others(notebook: Notebook) -> None:
+    notebook.mesh("import time\nends = False").ok()
+    cell = notebook.run(
+        "import monarch_kernel.calls.running as running\nfrom contextlib import contextmanager\nreal = running.called\n"
+        "@contextmanager\ndef failing(name):\n    with real(name):\n        yield\n        raise OSError('no room')\n"
+        "running.called = failing\n"
+        "try: get_ipython().run_cell_magic('mesh', '', 'while not ends: time.sleep(0.01)')\n"
+        "finally: running.called = real"
+    )
+    assert "no room" in cell.text
+    assert notebook.mesh("ends", "--timeout 20").ok().shown == "[ranks 0-3] False"

@@ -307,9 +307,13 @@ class Endpoint(Generic[P, R]):
         except BaseException:
             for message in messages:
                 message.drop()
-            if port:
-                # Nobody waits for the answers.
-                node.ports.close(port)
+            if sink is not None:
+                if len(messages) == len(each) and all(message.is_sent for message in messages):
+                    # An interrupt while they went out: the call continues, as one whose future was dropped.
+                    node.watch.sent(sink)
+                else:
+                    # Nobody waits for the answers.
+                    node.ports.close(port)
             raise
 
 

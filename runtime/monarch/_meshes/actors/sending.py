@@ -100,6 +100,11 @@ class Outgoing:
             self._node.hosts.cast(self._node.proc, self.targets.far, port, self._far)
         self._reached = len(self.targets.peers)
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether it went to all of its receivers."""
+        return self._reached == len(self.targets.peers)
+
     def drop(self) -> None:
         """Give back what it holds for receivers that it has not reached: reserved room, and shared memory."""
         missed = self.targets.peers
