@@ -127,8 +127,21 @@ def cancels_awaits(kernel: _Kernel) -> _Kernel:
 
 
 def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
-    """Show an error as these lines, in the output of the cell and in the reply to it."""
+    """Show an error as these lines, in the output of the cell, in the reply to it, and in the history of the shell."""
     shell._showtraceback(kind, error, lines)
+    if not hasattr(shell, "_format_exception_for_storage"):
+        # IPython stores errors from 9.0 on.
+        return
+    usual = type(shell)._format_exception_for_storage.__get__(shell)
+
+    def stored(raised: BaseException, *args: Any, **options: Any) -> dict[str, Any]:
+        vars(shell).pop("_format_exception_for_storage", None)
+        if raised is not error:
+            return usual(raised, *args, **options)
+        return {"ename": kind.__name__, "evalue": str(error), "traceback": lines}
+
+    # The shell would format it again, and parse the files of all its frames for that, in a second or more.
+    shell._format_exception_for_storage = stored
 
 
 def syntax_lines(shell: Any, error: SyntaxError, number: int) -> list[str]:

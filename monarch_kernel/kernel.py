@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
         def __init__(self, **kwargs: Any) -> None: ...
         def get_parent(self, channel: str) -> dict[str, Any]: ...
+        def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None: ...
+        def pre_handler_hook(self) -> None: ...
         async def shell_channel_thread_main(self, msg: Any) -> None: ...
         async def process_control(self, msg: Any) -> None: ...
         async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
@@ -52,8 +54,8 @@ else:
 
 _AGAIN = 0.02
 """Seconds before a Ctrl-C that came too early for the code of a cell is sent again."""
-
-
+_BEGINS_S = 1.0
+"""The most seconds between the request for a cell and its code."""
 _BREATH = 0.1
 """Seconds in which a second Ctrl-C does not cut off the handling of the first."""
 
@@ -93,6 +95,11 @@ class MonarchKernel(IPythonKernel):
         self._replied = threading.Event()
         """Set while the notebook's thread owes no reply to a cell."""
         self._replied.set()
+        # Main thread only, as all handlers of signals.
+        self._begun = 0.0
+        """When the kernel said that it is busy with the last cell; 0 once that runs."""
+        self._stops_early = False
+        """Whether a Ctrl-C has come since."""
         self.ending = threading.Event()
         """Set by the control thread once front ends end the kernel."""
         monarch_kernel.load_ipython_extension(self.shell)
@@ -123,6 +130,19 @@ class MonarchKernel(IPythonKernel):
             if self.running is not None:
                 publish_status(self, "busy", self.running)
 
+    def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
+        """Note the request that is handled now: the first thing done for it, before front ends hear of it."""
+        if channel == "shell" and threading.current_thread() is threading.main_thread():
+            runs = parent.get("header", {}).get("msg_type") == "execute_request"
+            self._stops_early, self._begun = False, time.monotonic() if runs else 0.0
+        super().set_parent(ident, parent, channel)
+
+    def pre_handler_hook(self) -> None:
+        """Let a Ctrl-C interrupt the handling of a message, except for that of a cell until its code runs."""
+        super().pre_handler_hook()
+        if self._begun and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._on_idle_interrupt)
+
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell; an ending kernel drops the reply if it has closed the socket for it."""
         try:
@@ -139,18 +159,24 @@ class MonarchKernel(IPythonKernel):
         over = threading.Event()
         last = 0.0
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(_number: int, frame: FrameType | None) -> None:
             nonlocal last
             if runs_cell(frame) and not _finalizes(frame) and time.monotonic() - last > _BREATH:
                 last = time.monotonic()
                 raise KeyboardInterrupt
             # Just before or after the code of the cell, where nobody catches it, right after another Ctrl-C, or in a
             # finalizer of this package, where Python would print and drop it.
-            again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), number))
+            stop_again()
+
+        def stop_again() -> None:
+            again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), signal.SIGINT))
             again.name, again.daemon = "monarch-interrupt-again", True
             again.start()
 
         signal.signal(signal.SIGINT, stop)
+        self._begun = 0.0
+        if self._stops_early:
+            stop_again()
         self.running, self.context = parent, copy_context()
         self._replied.clear()
         try:
@@ -164,6 +190,10 @@ class MonarchKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_idle_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - self._begun < _BEGINS_S:
+            # For the person, the cell runs.
+            self._stops_early = True
+            return
         threading.Thread(target=self._say_what_runs, name="monarch-idle-stop", daemon=True).start()
 
     def _say_what_runs(self) -> None:

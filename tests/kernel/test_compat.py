@@ -136,6 +136,21 @@ def test_show_traceback_shows_only_the_lines(shell: InteractiveShell, capsys: py
     assert capsys.readouterr().out == "first\nsecond\n"
 
 
+def test_errors_are_stored_as_shown_and_not_formatted_again(shell: InteractiveShell) -> None:
+    """IPython parses the files of all frames for a traceback that nobody sees, in a second or more."""
+
+    def show(shell: InteractiveShell, kind: Any, error: Any, _tb: Any, tb_offset: Any = None) -> None:
+        show_traceback(shell, kind, error, ["shown"])
+
+    shell.set_custom_exc((LookupError,), show)
+    shell.run_cell("raise LookupError('mine')", store_history=True)
+    shell.run_cell("raise OSError('theirs')", store_history=True)
+    stored = list(getattr(shell.history_manager, "exceptions", {}).values())
+    if hasattr(type(shell), "_format_exception_for_storage"):
+        assert stored[0] == {"ename": "LookupError", "evalue": "mine", "traceback": ["shown"]}
+        assert stored[1]["ename"] == "OSError" and "theirs" in "".join(stored[1]["traceback"])
+
+
 @pytest.mark.parametrize(
     "cell",
     [

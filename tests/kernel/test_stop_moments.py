@@ -49,6 +49,19 @@ def test_stop_just_before_or_after_the_code_works(notebook: Notebook) -> None:
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
+@pytest.mark.parametrize("step", ["should_handle", "pre_handler_hook"])
+def test_stop_before_a_cell_that_front_ends_see_begins_ends_it(notebook: Notebook, step: str) -> None:
+    """Between the state busy and the code, ipykernel drops an interrupt, or ends the cell without a reply."""
+    notebook.run(
+        f"import os, signal\nkernel = get_ipython().kernel\nreal = kernel.{step}\n"
+        f"def early(*args):\n    del kernel.{step}\n    handled = real(*args)\n"
+        f"    os.kill(os.getpid(), signal.SIGINT)\n    return handled\nkernel.{step} = early"
+    ).ok()
+    cell = notebook.run("%%mesh\nimport time\ntime.sleep(600)")
+    assert cell.status == "error" and cell.reply["ename"] == "KeyboardInterrupt"
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
 def agent_of(pid: int) -> int:
     """Return the host agent of a rank, which is the parent of its zygote."""
     import psutil
