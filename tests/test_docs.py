@@ -147,7 +147,7 @@ def test_methods_named_in_pages_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_pages_are_in_the_file_beside_them(page: Path) -> None:
-    """As in `Gather` (`_node/gather.py`)."""
+    """As in `Gather` (`_node/replies/gather.py`)."""
     if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
         # They tell what was.
         return

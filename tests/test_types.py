@@ -26,7 +26,7 @@ INSIDES = {
     # Where the insides of users' classes are read for other files.
     "runtime/monarch/_meshes/inside.py": 13,
     "runtime/monarch/_node/future.py": 4,
-    "runtime/monarch/_node/owed.py": 1,
+    "runtime/monarch/_node/replies/owed.py": 1,
     "runtime/monarch/_actors/ports.py": 1,
     "runtime/monarch/_state/rdma/buffer.py": 1,
     # The path of each message, where a function would cost a call.

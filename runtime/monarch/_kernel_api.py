@@ -157,13 +157,13 @@ if TYPE_CHECKING:
     from monarch._node.future import in_thread as in_thread
     from monarch._node.future import to_its_end as to_its_end
     from monarch._node.future import when_done as when_done
-    from monarch._node.gather import Gather as Gather
-    from monarch._node.gather import is_gather as is_gather
     from monarch._node.liveness import Liveness as Liveness
     from monarch._node.node import Node as Node
     from monarch._node.opener import on_opened as on_opened
     from monarch._node.remote_errors import is_ours as is_ours
     from monarch._node.remote_errors import with_source as with_source
+    from monarch._node.replies.gather import Gather as Gather
+    from monarch._node.replies.gather import is_gather as is_gather
     from monarch._node.services.asking import Answers as Answers
     from monarch._node.services.asking import ask_soon as ask_soon
     from monarch._node.services.asking import send_signal as send_signal
@@ -372,7 +372,7 @@ _WHERE = {
     "monarch._meshes.registry": "meshes_of",
     "monarch._node.current": "current_node has_node open_node",
     "monarch._node.future": "Future Promise in_thread to_its_end when_done",
-    "monarch._node.gather": "Gather is_gather",
+    "monarch._node.replies.gather": "Gather is_gather",
     "monarch._node.liveness": "Liveness",
     "monarch._node.node": "Node",
     "monarch._node.opener": "on_opened",

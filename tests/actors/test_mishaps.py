@@ -16,9 +16,9 @@ from leaks import wait_until
 from monarch._core.causes import Stopped
 from monarch._core.shapes.region import Region
 from monarch._node.current import current_node
-from monarch._node.gather import Gather
 from monarch._node.liveness import here
 from monarch._node.remote_errors import pack_failure
+from monarch._node.replies.gather import Gather
 from monarch._node.services.answering import on_ask
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.lanes import Lanes

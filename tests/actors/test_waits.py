@@ -15,9 +15,9 @@ import pytest
 
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
-from monarch._node import gather
 from monarch._node.current import current_node
 from monarch._node.liveness import here
+from monarch._node.replies import outcome as outcome_module
 from monarch._node.services.registry import declared
 from monarch._notebook.busy import thread_state
 from monarch._notebook.complete import complete_here
@@ -355,13 +355,13 @@ def test_interrupt_of_unpickling_is_not_the_outcome(first: Any) -> None:
 
 def test_interrupt_while_an_error_is_read_is_not_the_outcome(first: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it may run code of its class, and looks for the source."""
-    read = gather.group
+    read = outcome_module.group
 
     def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(gather, "group", read)
+        monkeypatch.setattr(outcome_module, "group", read)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gather, "group", interrupted)
+    monkeypatch.setattr(outcome_module, "group", interrupted)
     future = first.make.call(int, "missing")
     with pytest.raises(KeyboardInterrupt):
         future.get(timeout=GUARD)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._core import causes as c
 from monarch._core.text.causes import describe, describe_all
-from monarch._node.gather import age_of_lines, last_lines
+from monarch._node.replies.death_errors import age_of_lines, last_lines
 from monarch._wire import messages as m
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")

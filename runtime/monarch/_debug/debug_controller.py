@@ -13,7 +13,7 @@ from monarch._core.text.tables import text_table
 from monarch._debug.stops import Stopped, stops
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
-from monarch._node.gather import is_gather
+from monarch._node.replies.gather import is_gather
 from monarch._session.controllers import get_or_spawn_controller
 
 _NAME = "debug_controller"

@@ -15,8 +15,8 @@ from monarch._core.roster import split_proc
 from monarch._debug.stepping import park_here, unpark_here
 from monarch._debug.terminal import Terminal
 from monarch._node.current import current_node
-from monarch._node.gather import is_gather
 from monarch._node.node import Node
+from monarch._node.replies.gather import is_gather
 from monarch._node.services.asking import tell_proc
 from monarch._node.services.registry import service
 from monarch._wire.receiving.aside import tell

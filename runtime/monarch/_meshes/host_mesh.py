@@ -34,9 +34,9 @@ from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import is_boot_unwanted, meshes_of
 from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise, in_thread
-from monarch._node.gather import Gather
 from monarch._node.liveness import Liveness, check_bound
 from monarch._node.node import Node
+from monarch._node.replies.gather import Gather
 from monarch._wire.pickling import dumps_whole
 from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
 

@@ -11,7 +11,7 @@ from monarch._node.events import NodeEvents
 from monarch._node.hosts import Hosts
 from monarch._node.peer_table import PeerTable
 from monarch._node.port_table import PortTable
-from monarch._node.replies import Replies
+from monarch._node.replies.replies import Replies
 from monarch._node.services.lanes import Lanes
 from monarch._node.waits import Waits
 from monarch._wire.receiving.loop import ReceiveLoop

@@ -12,9 +12,9 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.procs.proc_mesh import this_proc
 from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, in_thread
-from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
+from monarch._node.replies.gather import Gather
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, dumps_whole
 from monarch.exceptions import MonarchError

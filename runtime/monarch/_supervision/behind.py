@@ -11,7 +11,7 @@ from monarch._meshes.inside import state_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.future import is_awaited
-from monarch._node.gather import Gather, is_gather
+from monarch._node.replies.gather import Gather, is_gather
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request, service
 from monarch._supervision.freeing import waiting

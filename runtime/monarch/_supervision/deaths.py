@@ -17,8 +17,8 @@ from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.procs.queries import actors_at
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
-from monarch._node.gather import age_of_lines, last_lines
 from monarch._node.node import Node
+from monarch._node.replies.death_errors import age_of_lines, last_lines
 from monarch._supervision.escalation import Escalation
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import TOGETHER, supervisors_of

@@ -17,15 +17,15 @@ from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tel
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.pipelined import Failures
-from monarch._node.owed import node_of_call
+from monarch._node.replies.owed import node_of_call
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 from monarch._supervision.freeing import expect, free, standing
 
 if TYPE_CHECKING:
-    from monarch._node.owed import Watched
     from monarch._node.peers import Peer
+    from monarch._node.replies.owed import Watched
 
 _AT_ONCE = 8
 """Calls to one actor examined at a time, oldest first: it handles them in order, or a few at once."""

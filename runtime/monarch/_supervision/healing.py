@@ -21,8 +21,8 @@ from monarch._meshes.procs.replace import create, replace
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, Ready
-from monarch._node.gather import Gather
 from monarch._node.node import Node
+from monarch._node.replies.gather import Gather
 from monarch._supervision.late_deaths import await_deaths
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, SpawnError, StoppedError

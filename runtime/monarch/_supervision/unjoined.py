@@ -15,8 +15,8 @@ from monarch._core.roster import Procs, split_proc
 from monarch._core.text.unjoined import describe_unjoined
 from monarch._core.unjoined import Finding, Unjoined, Waits
 from monarch._node.current import current_node
-from monarch._node.gather import Gather, is_gather
 from monarch._node.node import Node
+from monarch._node.replies.gather import Gather, is_gather
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import Request, request, service
 from monarch._procs.os.blocked import Wait, blocked

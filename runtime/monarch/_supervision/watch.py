@@ -16,7 +16,7 @@ from monarch._groups.pipelined import Failures
 from monarch._meshes.inside import state_of, targets_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
-from monarch._node.owed import Unanswered, Watched
+from monarch._node.replies.owed import Unanswered, Watched
 
 # Imported now: the first failure is handled in the receiving thread, where an import would run import hooks.
 from monarch._supervision.fail_fast import CallGroup

@@ -22,10 +22,11 @@ from monarch._meshes.procs.events import events_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
 from monarch._node.future import Future, Ready, node_behind, when_done
-from monarch._node.gather import Gather, died
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
+from monarch._node.replies.death_errors import died
+from monarch._node.replies.gather import Gather
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, ShapeError, StoppedError
 

@@ -25,10 +25,12 @@ from monarch._meshes.actors.sending import Outgoing, send_with_room
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
-from monarch._node.gather import Gather, died, ranks_of_peers, replaced
 from monarch._node.node import Node
-from monarch._node.owed import Owed
 from monarch._node.peers import Targets, cost_of
+from monarch._node.replies.answers import ranks_of_peers, replaced
+from monarch._node.replies.death_errors import died
+from monarch._node.replies.gather import Gather
+from monarch._node.replies.owed import Owed
 from monarch._node.services.registry import declared
 from monarch._python.later import runs_event_loop
 from monarch._wire import messages as m

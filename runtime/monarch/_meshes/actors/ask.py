@@ -10,7 +10,7 @@ from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.inside import node_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
-from monarch._node.gather import Gather
+from monarch._node.replies.gather import Gather
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import name_of, request
 

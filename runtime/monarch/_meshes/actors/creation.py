@@ -9,9 +9,10 @@ from weakref import ref
 
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.actors.spawn_abort import SpawnAbort
-from monarch._node.gather import Gather, Lost, is_gather
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
+from monarch._node.replies.answers import Lost
+from monarch._node.replies.gather import Gather, is_gather
 from monarch._python.later import asyncio
 from monarch._wire import messages as m
 

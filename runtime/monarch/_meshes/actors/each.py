@@ -11,7 +11,7 @@ from monarch._core.kinds import is_a
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.inside import called_of, member_at, node_of
 from monarch._node.future import Future, when_done
-from monarch._node.gather import Gather
+from monarch._node.replies.gather import Gather
 from monarch._node.services.asking import tell_proc
 from monarch.exceptions import ArgumentError
 

@@ -11,7 +11,7 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.inside import region_of, state_of, view_at
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.future import Future
-from monarch._node.gather import is_gather
+from monarch._node.replies.gather import is_gather
 from monarch.exceptions import ArgumentError
 
 

@@ -32,8 +32,8 @@ from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
-from monarch._node.gather import died
 from monarch._node.node import Node
+from monarch._node.replies.death_errors import died
 from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT

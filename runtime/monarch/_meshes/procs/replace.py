@@ -16,10 +16,10 @@ from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future
-from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._node.peers import Peer
 from monarch._node.remote_errors import Failure, unpack_failure
+from monarch._node.replies.gather import Gather
 from monarch._node.services.asking import tell_proc
 from monarch._node.services.registry import declared
 from monarch._wire import messages as m

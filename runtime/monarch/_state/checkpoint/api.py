@@ -23,7 +23,7 @@ from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import check_alive, member_at, node_of, state_of, targets_of
 from monarch._meshes.procs.events import progress
 from monarch._node.future import Future, Promise, in_thread, missing_of, when_done
-from monarch._node.gather import Gather, is_gather
+from monarch._node.replies.gather import Gather, is_gather
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
 from monarch._state.checkpoint import worker
