@@ -31,8 +31,10 @@ INSIDES = {
     "runtime/monarch/_state/rdma/buffer.py": 1,
     # The path of each message, where a function would cost a call.
     "runtime/monarch/_core/flow.py": 5,
-    "runtime/monarch/_meshes/actors/adverbs.py": 14,
+    "runtime/monarch/_meshes/actors/adverbs.py": 11,
     "runtime/monarch/_meshes/actors/deferred_calls.py": 3,
+    "runtime/monarch/_meshes/actors/reply_stream.py": 2,
+    "runtime/monarch/_meshes/actors/relay.py": 1,
     # Private names of Python and pyzmq.
     "runtime/monarch/_python/frames.py": 3,
     "runtime/monarch/_python/thread_trace.py": 1,

@@ -15,8 +15,9 @@ from monarch._core.shapes.selection import called
 from monarch._core.telemetry.event_table import EventTable
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import HasGroups
-from monarch._meshes.actors.adverbs import Endpoint, Undecorated
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.actors.state import ActorsState
+from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.events import events_of
 from monarch._meshes.verdicts import verdicts_of

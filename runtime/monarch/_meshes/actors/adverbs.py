@@ -8,49 +8,35 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from monarch._actors.endpoint import Arity, methods_of
 from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
-from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
-from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
+from monarch._meshes.actors.relay import Relay
+from monarch._meshes.actors.reply_stream import ReplyStream
+from monarch._meshes.actors.results import single_value, value_mesh_of
 from monarch._meshes.actors.sending import Outgoing, send_with_room
+from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
-from monarch._node.node import Node
 from monarch._node.peers import Targets, cost_of
-from monarch._node.replies.answers import ranks_of_peers, replaced
-from monarch._node.replies.death_errors import died
 from monarch._node.replies.gather import Gather
-from monarch._node.replies.owed import Owed
 from monarch._node.services.registry import declared
 from monarch._python.later import runs_event_loop
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps, dumps_call
-from monarch.exceptions import ArgumentError, NotAnEndpointError, SerializationError, StoppedError
-
-if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+from monarch._wire.pickling import dumps_call
+from monarch.exceptions import ArgumentError, SerializationError, StoppedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def _values(gather: Gather[Any], values: list[Any]) -> Any:
-    return ValueMesh.of(gather.extent, values, partial(ranks_of_peers, gather.targets))
-
-
-def _single(gather: Gather[Any], values: list[Any]) -> Any:
-    value = values[0]
-    return cast("Deferred[Any]", value).read() if type(value) is Deferred else value
 
 
 @declared("arguments.rref")
@@ -86,7 +72,7 @@ class Endpoint(Generic[P, R]):
             SerializationError: an argument cannot be pickled.
             StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are dead.
         """
-        return self._gather(args, kwargs, _values)
+        return self._gather(args, kwargs, value_mesh_of)
 
     def call_each(self, values: Sequence[Any] | ValueMesh[Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
         """Send to every actor of the mesh, each with its own first argument.
@@ -108,7 +94,9 @@ class Endpoint(Generic[P, R]):
     def _call_each(self, prepared: list[tuple[bytes, list[memoryview]]]) -> Future[ValueMesh[R]]:
         mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
         deaths, targets = node.peers.deaths, targets_of(mesh)
-        gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, _values, state.key)
+        gather: Gather[Any] = Gather(
+            node, targets.peers, targets.extent, state.name, self.name, value_mesh_of, state.key
+        )
         gather.view = mesh
         each = [
             # With the view of the whole mesh, in which the answer names its position.
@@ -142,12 +130,12 @@ class Endpoint(Generic[P, R]):
                 f"call_one: expected a mesh of exactly 1 actor, got {called_of(mesh)} with {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
             )
-        return self._gather(args, kwargs, _single)
+        return self._gather(args, kwargs, single_value)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to a random actor of the mesh and return a future of its result."""
         one = member_at(self.mesh, random.randrange(len(self.mesh)))
-        return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
+        return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, single_value)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Send to every actor of the mesh and yield a future for each answer, in order of arrival."""
@@ -209,7 +197,7 @@ class Endpoint(Generic[P, R]):
         method = methods_of(state_of(mesh).cls).get(self.name)
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
         node, targets = node_of(mesh), targets_of(mesh)
-        relay = _Relay(node, mesh, targets, self.name, port, explicit)
+        relay = Relay(node, mesh, targets, self.name, port, explicit)
         self._dispatch([(prepared, targets)], relay, not explicit)
         node.watch.sent(relay)
         relay.check()
@@ -319,164 +307,30 @@ class Endpoint(Generic[P, R]):
             raise
 
 
-class _Arrival(Future[R]):
-    """One of the answers of a stream, whichever comes next."""
-
-    __slots__ = ("_got", "actor", "port", "stream")
-
-    def __init__(self, node: Node, stream: ReplyStream) -> None:
-        super().__init__(node, stream.label)
-        self.stream = stream
-        self._got: Gather[Any] | None = None
-
-    def arrive(self, part: Gather[Any]) -> None:
-        self._got = part
-        self._complete()
-
-    @property
-    def unread(self) -> bool:
-        """Whether it has failed and nobody has read the error."""
-        return self.done and self._error is None and self._got is not None and bool(self._got.failed_positions())
-
-    def _make(self) -> R:
-        assert self._got is not None
-        return self._got.get()
-
-
-class ReplyStream(Owed):
-    """Hands each reply to the next future, in order of arrival."""
-
-    def __init__(self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str) -> None:
-        super().__init__(node, mesh, targets.peers)
-        self._mesh = mesh
-        self._method = method
-        self._shape = targets.shape
-        self.futures: list[_Arrival[Any]] = [_Arrival(node, self) for _ in self.targets]
-        self._next = 0
-        self.port = node.ports.open(self)
-
-    @property
-    def label(self) -> str:
-        """The call that errors name."""
-        return title_of(self._mesh, self._method)
-
-    @property
-    def unread(self) -> bool:
-        """Whether an error has arrived that was not read and still may be."""
-        return any(future.unread for future in self.futures[: self._next])
-
-    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Take an answer."""
-        if not 0 <= reply.rank < len(self.targets):
-            reply = replaced(reply, self.targets, self.label)
-        if reply.rank in self.owed:
-            part = self._part(reply.rank)
-            part.reply(m.Reply(reply.src, part.port, 0, reply.status, 0, reply.body, reply.bulk), frames)
-            self._give(reply.rank, part, bool(reply.status))
-
-    def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """Turn each answer that a dead proc owes into an error."""
-        waited = False
-        for rank, target in enumerate(self.targets):
-            if target is peer and rank in self.owed:
-                part = self._part(rank)
-                part.lost(peer, dead)
-                self._give(rank, part)
-                waited = True
-        return waited
-
-    def fail(self, uid: str, key: str, why: str) -> bool:
-        """Turn each answer that is still owed into an error, since the mesh has failed."""
-        failed = False
-        for rank in sorted(self.owed):
-            part = self._part(rank)
-            if part.fail(uid, key, why):
-                self._give(rank, part)
-                failed = True
-        return failed
-
-    def _part(self, rank: int) -> Gather[Any]:
-        one = self._mesh._member_of(self._shape, rank)  # pyright: ignore[reportPrivateUsage]
-        state = self._mesh._state  # pyright: ignore[reportPrivateUsage]
-        peers = [self.targets[rank]]
-        gather: Gather[Any] = Gather(self._node, peers, one.extent, state.name, self._method, _single, state.key)
-        # A stand-in for a reply that has arrived, not a call.
-        gather.watched = False
-        gather.view = one
-        return gather
-
-    def _give(self, rank: int, part: Gather[Any], failed: bool = False) -> None:
-        self.settle(rank, failed)
-        future = self.futures[self._next]
-        self._next += 1
-        future.arrive(part)
-
-
-class _Relay(Owed):
-    """Forwards answers to a port, maybe in another process. Explicit ports may answer more than once."""
-
-    def __init__(
-        self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str, port: Port[Any], explicit: bool
-    ) -> None:
-        super().__init__(node, mesh, targets.peers)
-        self._mesh = mesh
-        self._method = method
-        self._target = port
-        self._explicit = explicit
-        self._shape = targets.shape
-        self.port = self._node.ports.open(self)
-
-    @property
-    def label(self) -> str:
-        """The call that errors name."""
-        return title_of(self._mesh, self._method)
-
-    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Take an answer."""
-        if not 0 <= reply.rank < len(self.targets):
-            reply = replaced(reply, self.targets, self.label)
-        if self._explicit or reply.rank in self.owed:
-            try:
-                self._pass_on(reply, frames)
-            except Exception as error:
-                self._target.exception(error)
-            self.settle(reply.rank, bool(reply.status), not self._explicit)
-
-    def _pass_on(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        body, buffers = reply.body, []
-        if reply.bulk is not None or frames:
-            body, buffers = dumps(self._node.bulk.load(reply, frames))
-        self._target._send(reply.status, body, buffers, reply.rank)  # pyright: ignore[reportPrivateUsage]
-
-    def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """Turn the answers that a dead proc owes into errors."""
-        owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
-        name, base = state_of(self._mesh).name, [split_proc(target.proc)[1] for target in self.targets]
-        for rank in owed:
-            self._target.exception(died(self.label, name, {rank: dead}, base, None))
-            self.settle(rank, False, not self._explicit)
-        if self._explicit and all(target.dead is not None for target in self.targets):
-            # No process is left that might answer again.
-            self._node.ports.close(self.port)
-        return bool(owed)
-
-
 @overload
 def as_endpoint(
     method: Callable[P, Awaitable[R]], *, propagate: Any = None, explicit_response_port: Literal[False] = False
 ) -> EndpointLike[P, R]: ...
+
+
 @overload
 def as_endpoint(
     method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
 ) -> EndpointLike[P, R]: ...
+
+
 @overload
 def as_endpoint(
     method: Callable[Concatenate[Port[R], P], object], *, propagate: Any = None, explicit_response_port: Literal[True]
 ) -> EndpointLike[P, R]: ...
+
+
 @overload
 def as_endpoint(
     method: EndpointLike[P, R], *, propagate: Any = None, explicit_response_port: bool = False
 ) -> EndpointLike[P, R]: ...
+
+
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """Return the endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
 
@@ -499,27 +353,6 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
         made: Endpoint[..., Any] = Endpoint(method.mesh, method.name, arity, flags, propagate)
         return made
     raise ValueError(f"as_endpoint: expected a method of a spawned actor, as in mesh.method, got {method!r}")
-
-
-class Undecorated:
-    """An actor method that is not an endpoint."""
-
-    __slots__ = ("function", "mesh", "name")
-
-    def __init__(self, mesh: ActorMeshLike, name: str, function: Any) -> None:
-        self.mesh = mesh
-        self.name = name
-        self.function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotAnEndpointError(self._text())
-
-    def __getattr__(self, name: str) -> Any:
-        raise ArgumentError(f"{self._text()}; {name!r} is for endpoints")
-
-    def _text(self) -> str:
-        name = f"{state_of(self.mesh).name}.{self.name}"
-        return f"{name} is a method, not an endpoint; decorate it with @endpoint, or use as_endpoint({name})"
 
 
 def send(

@@ -14,8 +14,9 @@ from monarch._core.kinds import is_mapping
 from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
 from monarch._core.shapes.boxes import elements
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint, Undecorated
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.actors.ask import ask, endpoint_of
+from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.inside import member_at
 from monarch._meshes.procs.events import progress
 from monarch._node.current import current_node
