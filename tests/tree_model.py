@@ -18,10 +18,11 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from monarch._core.causes import Cause, HostLost
-from monarch._node import hurrying as hurrying_module
-from monarch._node import spreads as spreads_module
-from monarch._node.hosts import Hosts
-from monarch._node.spreads import Spreads
+from monarch._node.peers.hosts import Hosts
+from monarch._node.spreads import arrivals, gateway_like, outgoing
+from monarch._node.spreads import hurrying as hurrying_module
+from monarch._node.spreads import spreads as spreads_module
+from monarch._node.spreads.spreads import Spreads
 from monarch._procs.agent.agent import Agent
 from monarch._procs.agent.merging import outputs_of
 from monarch._procs.agent.routes import uplink as uplink_module
@@ -475,11 +476,16 @@ def model(hosts: int, seed: int, least: int = 3) -> Iterator[World]:
     world: World | None = None
     with (
         patch.object(spreads_module, "time", clock),
+        patch.object(arrivals, "time", clock),
+        patch.object(gateway_like, "time", clock),
+        patch.object(outgoing, "time", clock),
         patch.object(hurrying_module, "time", clock),
         patch.object(uplink_module, "time", clock),
         patch.object(tree_module, "time", clock),
         patch.object(uplink_module, "LARGE", 1000),
         patch.object(spreads_module, "BULK", 2000),
+        patch.object(arrivals, "BULK", 2000),
+        patch.object(outgoing, "BULK", 2000),
     ):
         world = World(hosts, seed, least)
         yield world

@@ -19,7 +19,7 @@ from monarch._core.shapes.region import Region
 from monarch._meshes.registry import meshes_of
 from monarch._node import bulk
 from monarch._node.current import current_node
-from monarch._node.peers import Gateway
+from monarch._node.peers.gateway import Gateway
 from monarch._procs.session_folder import ipc_address
 from monarch._session.statistics import statistics_of
 from monarch._wire import messages as m

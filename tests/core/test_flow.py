@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from monarch._core import flow
 from monarch._core.flow import PATIENCE, WINDOW, Finished, Window, finish_all, take_all
-from monarch._node.peers import LocalPeer
+from monarch._node.peers.peer import LocalPeer
 
 COSTS = st.sampled_from([1, 1, 1, 2, 3, 7, 25])
 SMALL = 16

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._core.causes import Signaled
-from monarch._core.flow import Finished
+from monarch._core.flow import WINDOW, Finished
 from monarch._core.shapes.extent import Extent
 from monarch._node.call_watch import NoWatch
-from monarch._node.peers import WINDOW, Peer
-from monarch._node.port_table import PortTable
+from monarch._node.peers.peer import Peer
+from monarch._node.peers.port_table import PortTable
 from monarch._node.replies.gather import Gather
 from monarch._node.waits import Waits
 from monarch._procs.agent.reply_batches import ReplyBatches

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from monarch._node.hosts import Hosts
-from monarch._node.peers import GonePeer
-from monarch._node.port_table import PortTable
-from monarch._node.spreads import Spreads
+from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.peer import GonePeer
+from monarch._node.peers.port_table import PortTable
+from monarch._node.spreads.spreads import Spreads
 from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.routes.ordering import Ordering
 from monarch._procs.agent.routes.router import Router
@@ -218,7 +218,7 @@ def test_inbox_for_many_hosts_sends_no_heartbeats() -> None:
 
 
 def test_many_connections_share_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch._node.hosts._TOGETHER", 2)
+    monkeypatch.setattr("monarch._node.peers.hosts._TOGETHER", 2)
     hosts = Hosts("h", "/nowhere", b"hello", make_context())
     hosts.keys = KeyPair.new()
     try:

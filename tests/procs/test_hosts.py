@@ -20,7 +20,7 @@ import zmq
 from leaks import processes, wait_until
 from monarch._core.shapes.ranks import parse_ranks
 from monarch._node.current import current_node
-from monarch._node.peers import Gateway
+from monarch._node.peers.gateway import Gateway
 from monarch._session.session import need_session
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tree_model
 from monarch._core.causes import HostLost
-from monarch._node.hurrying import PATIENCE
+from monarch._node.spreads.hurrying import PATIENCE
 from tree_model import PROGRAM, World, model
 
 
@@ -169,7 +169,7 @@ def test_parent_that_hung_is_used_again_once_it_answers(size: int, monkeypatch: 
 def test_urgent_calls_wait_for_new_large_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that began long ago does not come by a parent that hangs."""
     monkeypatch.setattr(tree_model, "_LATENCY", 0.02)
-    monkeypatch.setattr(tree_model.spreads_module, "SLOW", 1000)
+    monkeypatch.setattr(tree_model.arrivals, "SLOW", 1000)
     with model(9, 1) as world:
         world.settle(10.0)
         children = ["h1", "h2"]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._node.spreads import Spreads
+from monarch._node.spreads.spreads import Spreads
 from monarch._procs.agent.merging import OutputMerge, outputs_of
 from monarch._procs.agent.routes.uplink import Uplink
 from monarch._procs.session_folder import host_of

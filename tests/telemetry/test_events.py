@@ -16,8 +16,8 @@ from leaks import wait_until
 from monarch._core.telemetry.calling import calling
 from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStarted, Entry, MeshStarted, RankState
 from monarch._core.telemetry.fold import fold
-from monarch._node.peers import GonePeer
-from monarch._node.port_table import PortTable
+from monarch._node.peers.peer import GonePeer
+from monarch._node.peers.port_table import PortTable
 from monarch._telemetry.calls import LISTED, Calls
 from monarch._telemetry.collector import telemetry_of
 from monarch.actor import Actor, endpoint, heal_mesh

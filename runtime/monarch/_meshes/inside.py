@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monarch._meshes.actors.state import ActorsState
     from monarch._meshes.procs.state import ProcsState
     from monarch._node.node import Node
-    from monarch._node.peers import Targets
+    from monarch._node.peers.targets import Targets
 
 A = TypeVar("A", bound=ActorMeshLike)
 V = TypeVar("V", bound=MeshView)

@@ -10,7 +10,7 @@ from monarch._core.shapes.region import Region
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.procs.state import ProcsState
 from monarch._node.node import Node
-from monarch._node.peers import Shape, Targets
+from monarch._node.peers.targets import Shape, Targets
 from monarch._wire import messages as m
 
 

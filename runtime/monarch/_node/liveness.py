@@ -11,7 +11,7 @@ from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.node_like import NodeLike
-from monarch._node.peers import Peer, RemotePeer
+from monarch._node.peers.peer import Peer, RemotePeer
 from monarch._node.services.frame import ask_frame, ask_ranks
 from monarch._node.services.registry import request, service
 from monarch._procs.os.blocked import cpu_shares, process_state

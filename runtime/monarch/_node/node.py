@@ -13,16 +13,16 @@ from monarch._node.bulk import BulkData, ExportSlot
 from monarch._node.call_watch import CallWatch, NoWatch
 from monarch._node.dispatch import Dispatch
 from monarch._node.events import NodeEvents
-from monarch._node.hosts import Hosts
 from monarch._node.mishaps import Mishaps
-from monarch._node.peer_table import PeerTable
-from monarch._node.port_table import PortTable
+from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.peer_table import PeerTable
+from monarch._node.peers.port_table import PortTable
 from monarch._node.rank_config import RankConfig
 from monarch._node.replies.folded import take_folded
 from monarch._node.replies.replies import Replies
 from monarch._node.services.answering import on_ask
 from monarch._node.services.lanes import Lanes
-from monarch._node.spreads import Spreads
+from monarch._node.spreads.spreads import Spreads
 from monarch._node.waits import Waits
 from monarch._procs.session_folder import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m

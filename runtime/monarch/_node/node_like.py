@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 from monarch._node.bulk import BulkData
 from monarch._node.call_watch import CallWatch
 from monarch._node.events import NodeEvents
-from monarch._node.hosts import Hosts
-from monarch._node.peer_table import PeerTable
-from monarch._node.port_table import PortTable
+from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.peer_table import PeerTable
+from monarch._node.peers.port_table import PortTable
 from monarch._node.replies.replies import Replies
 from monarch._node.services.lanes import Lanes
 from monarch._node.waits import Waits

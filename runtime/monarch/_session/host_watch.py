@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 
 from monarch._node.node import Node
-from monarch._node.peers import Gateway
+from monarch._node.peers.gateway import Gateway
 from monarch._wire.links import Link
 
 _LOOK = 200

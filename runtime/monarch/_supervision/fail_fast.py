@@ -24,7 +24,7 @@ from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 from monarch._supervision.freeing import expect, free, standing
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
     from monarch._node.replies.owed import Watched
 
 _AT_ONCE = 8

@@ -21,8 +21,8 @@ from monarch._telemetry.lives import Lives
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
-    from monarch._node.port_table import PortTable
+    from monarch._node.peers.peer import Peer
+    from monarch._node.peers.port_table import PortTable
 
 LISTED = 10
 """Calls between two looks that are written even if they have ended at the second."""

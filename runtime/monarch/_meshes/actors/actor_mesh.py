@@ -25,7 +25,7 @@ from monarch._node.current import node_for
 from monarch._node.future import Future, Ready, node_behind, when_done
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
-from monarch._node.peers import Shape, Targets
+from monarch._node.peers.targets import Shape, Targets
 from monarch._node.replies.death_errors import died
 from monarch._node.replies.gather import Gather
 from monarch._wire import messages as m

@@ -27,7 +27,8 @@ from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
-from monarch._node.peers import Targets, cost_of
+from monarch._node.peers.peer import cost_of
+from monarch._node.peers.targets import Targets
 from monarch._node.replies.gather import Gather
 from monarch._node.services.registry import declared
 from monarch._python.later import runs_event_loop

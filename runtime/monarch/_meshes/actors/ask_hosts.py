@@ -12,11 +12,11 @@ from monarch._meshes.inside import node_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import when_done
 from monarch._node.node import Node
-from monarch._node.peers import Peer, RemotePeer
+from monarch._node.peers.peer import Peer, RemotePeer
 from monarch._node.replies.gather import Gather
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
-from monarch._node.spreads import SLOW
+from monarch._node.spreads.arrivals import SLOW
 from monarch._wire import messages as m
 from monarch.exceptions import CallTimeoutError
 

@@ -22,7 +22,7 @@ from monarch._wire.pickling import dumps_whole
 from monarch.exceptions import ArgumentError, SendTimeoutError
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 VARIABLE = "MONARCH_ROOM_TIMEOUT"
 """Environment variable for ROOM_S, in seconds."""

@@ -18,7 +18,7 @@ from monarch._wire import messages as m
 
 if TYPE_CHECKING:
     from monarch._node.node import Node
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 HEARD_S = 0.2
 """Seconds after the first constructor error in which others may raise and somebody may read it."""

@@ -10,7 +10,7 @@ from monarch._core.roster import split_proc
 from monarch._meshes.inside import state_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.node import Node
-from monarch._node.peers import Targets
+from monarch._node.peers.targets import Targets
 from monarch._node.replies.answers import replaced
 from monarch._node.replies.death_errors import died
 from monarch._node.replies.owed import Owed
@@ -18,7 +18,7 @@ from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 
 class Relay(Owed):

@@ -10,14 +10,14 @@ from monarch._meshes.inside import title_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.node import Node
-from monarch._node.peers import Targets
+from monarch._node.peers.targets import Targets
 from monarch._node.replies.answers import replaced
 from monarch._node.replies.gather import Gather
 from monarch._node.replies.owed import Owed
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 
 R = TypeVar("R")

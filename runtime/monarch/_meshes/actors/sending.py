@@ -9,7 +9,7 @@ from monarch._core.flow import take_all
 from monarch._meshes.actors.backpressure import wait_for_room
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.node import Node
-from monarch._node.peers import Targets
+from monarch._node.peers.targets import Targets
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large

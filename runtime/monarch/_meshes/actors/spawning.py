@@ -16,7 +16,7 @@ from monarch._meshes.inside import coming_procs, living_procs, node_of, region_o
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.registry import give_up_lost, meshes_of
-from monarch._node.peers import Targets
+from monarch._node.peers.targets import Targets
 from monarch._node.rank_config import ActorSpec
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps

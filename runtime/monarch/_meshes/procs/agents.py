@@ -7,7 +7,7 @@ from typing import Protocol
 
 from monarch._node.node import Node
 from monarch._node.node_like import NodeLike
-from monarch._node.peers import Peer
+from monarch._node.peers.peer import Peer
 from monarch._node.services.frame import send_to_all
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT

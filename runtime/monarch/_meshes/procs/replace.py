@@ -17,7 +17,7 @@ from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future
 from monarch._node.node import Node
-from monarch._node.peers import Peer
+from monarch._node.peers.peer import Peer
 from monarch._node.remote_errors import Failure, unpack_failure
 from monarch._node.replies.gather import Gather
 from monarch._node.services.asking import tell_proc

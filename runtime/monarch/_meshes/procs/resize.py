@@ -26,7 +26,7 @@ from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
 from monarch._node.node import Node
-from monarch._node.peers import Peer
+from monarch._node.peers.peer import Peer
 from monarch._node.services.frame import send_to_all
 from monarch._node.services.registry import service
 from monarch._wire import messages as m

@@ -14,7 +14,7 @@ from monarch._core.supervision import Supervision
 from monarch._meshes.procs.starting import Starting
 from monarch._node.future import Future, Promise
 from monarch._node.node import Node
-from monarch._node.peers import Peer
+from monarch._node.peers.peer import Peer
 from monarch._wire import messages as m
 
 

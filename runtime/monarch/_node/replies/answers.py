@@ -11,7 +11,7 @@ from monarch._wire.messages import ERROR, STOPPED, Dead, Reply
 from monarch.exceptions import ProtocolError
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 
 _LINE = 200

@@ -10,7 +10,7 @@ from monarch._node.node_like import NodeLike
 from monarch._wire.messages import RESULT, Folded, Reply
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 
 class _Sink(Protocol):

@@ -17,7 +17,7 @@ from monarch._node.replies.unread import of_death, of_endpoint, of_mesh
 from monarch._wire.messages import ERROR, Dead, Reply
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
     from monarch._wire.receiving.loop import Waiter
 
 

@@ -23,7 +23,7 @@ from monarch._wire.pickling import loads
 from monarch.exceptions import ActorError, DeviceMeshError, SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 R = TypeVar("R")
 

@@ -10,7 +10,7 @@ from monarch._node.call_watch import CallGroup
 from monarch._node.node_like import NodeLike
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
     from monarch._wire import messages as m
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from monarch._core.flow import Finished
 from monarch._core.shapes.region import Region
 from monarch._node.bulk import BulkData
-from monarch._node.peer_table import PeerTable
+from monarch._node.peers.peer_table import PeerTable
 from monarch._node.remote_errors import pack_failure
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m

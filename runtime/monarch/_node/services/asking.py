@@ -11,7 +11,7 @@ from monarch._core.shapes.extent import Extent
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.node_like import NodeLike
-from monarch._node.peers import Peer
+from monarch._node.peers.peer import Peer
 from monarch._node.remote_errors import unpack_failure
 from monarch._node.replies.gather import Gather
 from monarch._node.services.frame import ask_frame, ask_ranks, send_to_all

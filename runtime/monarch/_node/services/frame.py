@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from monarch._core.roster import split_proc
 from monarch._core.shapes.region import Region
 from monarch._node.node_like import NodeLike
-from monarch._node.peers import Gateway, Peer, RemotePeer
+from monarch._node.peers.gateway import Gateway
+from monarch._node.peers.peer import Peer, RemotePeer
 from monarch._node.services.registry import Request
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node
-from monarch._node.peers import Gateway
+from monarch._node.peers.gateway import Gateway
 from monarch._node.services.registry import service
 from monarch._procs.session_folder import host_of
 from monarch._wire.pickling import THRESHOLD, dumps, loads

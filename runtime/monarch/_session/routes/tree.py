@@ -13,7 +13,7 @@ import zmq
 
 from monarch._core.causes import HostLost
 from monarch._node.node import Node
-from monarch._node.peers import Gateway, HungLink
+from monarch._node.peers.gateway import Gateway, HungLink
 from monarch._wire import messages as m
 
 _APART, _APART_LONGEST = 10.0, 640.0

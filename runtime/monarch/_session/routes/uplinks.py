@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._node.node import Node
-from monarch._node.spreads import Gateway, is_settled
+from monarch._node.spreads.gateway_like import Gateway, is_settled
 from monarch._procs.session_folder import host_of
 from monarch._session.output import OutputView
 from monarch._session.routes.tree import Tree

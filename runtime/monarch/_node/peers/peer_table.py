@@ -10,9 +10,9 @@ import zmq
 
 from monarch._core.causes import Cause, Refused
 from monarch._node.events import NodeEvents
-from monarch._node.hosts import Hosts
-from monarch._node.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
-from monarch._node.port_table import PortTable
+from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.peer import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
+from monarch._node.peers.port_table import PortTable
 from monarch._procs.rank.output import brief
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m

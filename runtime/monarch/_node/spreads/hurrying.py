@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Sequence
 
-from monarch._node.spreads import Gateway, Spreads
+from monarch._node.spreads.gateway_like import Gateway
+from monarch._node.spreads.spreads import Spreads
 from monarch._wire import messages as m
 
 PATIENCE = 0.4

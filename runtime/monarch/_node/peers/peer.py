@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._core.flow import WINDOW, Window
-from monarch._core.shapes.region import Region
+from monarch._core.flow import Window
+from monarch._node.peers.gateway import Gateway
 from monarch._procs.session_folder import host_of, ipc_address
 from monarch._wire.links import Link
-from monarch._wire.messages import Cast, Dead, Down, Route, encode, pack
+from monarch._wire.messages import Dead
 from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from monarch._node.spreads import Spreads
     from monarch._wire.receiving.loop import ReceiveLoop, Turn
-
-__all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
 
 
 def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
@@ -44,12 +40,6 @@ class Table(Protocol):
     receive_loop: ReceiveLoop
     lock: RLock
     deliver: Callable[[bytes, Sequence[Any]], None]
-
-
-class Gateways(Protocol):
-    """The connections to other hosts."""
-
-    def gateway(self, host: str) -> Gateway: ...
 
 
 class Peer:
@@ -216,126 +206,3 @@ def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
     if peer is not made and isinstance(made, IpcPeer):
         made.close(0)
     return peer
-
-
-class HungLink:
-    """The way to a host that has no connection to this process: by another one, its parent, that has."""
-
-    __slots__ = ("_host", "parent")
-
-    def __init__(self, host: str, parent: Gateway) -> None:
-        self._host = host
-        self.parent = parent
-
-    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Send a message; it is lost if the parent is."""
-        self.parent.link.send(encode(Down(self._host, 1 + len(more))), [frame, *more])
-
-    def close(self, linger_ms: int = 0) -> None:
-        """Do nothing: the connection is the parent's."""
-
-
-class Gateway:
-    """The connection to another host: through its agent, or for a rank through its own agent."""
-
-    def __init__(self, link: Link | HungLink, agent: str, direct: bool) -> None:
-        self.link: Link | HungLink = link
-        """Replaced under the lock of ``spreads``, by the leader."""
-        self.host = host_of(agent)
-        self._agent = agent
-        self._direct = direct
-        self.closed = Event()
-        self.spreads: Spreads | None = None
-        """Sends in the order of numbers, with messages that come by way of other hosts; None without numbers. Set
-        once."""
-        self.group = 0
-        """Of the hosts by way of which it gets messages; written by the threads that attach hosts, one at a time."""
-        # The next six: under the lock of ``spreads``; ``arrived`` is written by the leader alone.
-        self.last = 0
-        """Number of the last message."""
-        self.arrived = 0
-        """Number up to which the agent has all messages, as far as is known here."""
-        self.due = 0
-        """Number up to which it must have all messages before others go by way of it, or come to it by others."""
-        self.settled = 0.0
-        """When messages to it may go by way of other hosts."""
-        self.relay = ""
-        """The host by way of which it got the last message that did not come straight."""
-        self.heard: list[int] = []
-        """Numbers of answers that have arrived from there, and of which its agent does not know it."""
-        self.keeps = False
-        """Whether messages to it alone are kept until they have arrived: they may be lost on their way."""
-        self.kept: deque[Any] = deque()
-        """Those messages, in order."""
-        self.spare: Link | None = None
-        """Another connection, while large messages are on their way to a host that has none."""
-
-    def route(self, proc: str, frames: Sequence[Any]) -> None:
-        """Send to one proc, or to the agent itself."""
-        if not (self._direct and proc == self._agent):
-            frames = [encode(Route(proc, len(frames))), *frames]
-        self._send(frames)
-
-    def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
-        """Send one message to many procs of the host; their replies arrive as one batch."""
-        frames = [encode(Cast(src, procs, port, len(frames))), *frames]
-        self._send(frames if self._direct else [encode(Route(self._agent, len(frames))), *frames])
-
-    def _send(self, frames: Sequence[Any]) -> None:
-        if self.spreads is None:
-            self.link.send(frames[0], frames[1:])
-        else:
-            self.spreads.send(self, frames)
-
-    @property
-    def parent(self) -> Gateway | None:
-        """The host by which all messages go; None if there is a connection."""
-        return self.link.parent if isinstance(self.link, HungLink) else None
-
-    def close(self, linger_ms: int = 0) -> None:
-        """Close the link to the host's agent."""
-        self.link.close(linger_ms)
-        spare = self.spare
-        if spare is not None:
-            spare.close(linger_ms)
-        self.closed.set()
-
-
-class Shape(NamedTuple):
-    """The ranks of a view, as one object, so that readers see one state."""
-
-    region: Region
-    packed: bytes
-    """The region for the wire."""
-
-    @classmethod
-    def of(cls, region: Region) -> Shape:
-        """Return the shape of a region."""
-        return cls(region, pack(region.pack()))
-
-
-class Targets:
-    """A snapshot of the members of a view: direct peers, and those of other hosts, by host.
-
-    One snapshot determines everything about a call: its receivers, its view, the awaited answers. It is immutable.
-
-    Args:
-        shape: the shape of the view.
-        version: the version of the roster that says which processes the members are.
-    """
-
-    __slots__ = ("extent", "far", "near", "peers", "shape", "version")
-
-    def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: Shape, version: int) -> None:
-        self.shape = shape
-        self.extent = shape.region.extent
-        self.version = version
-        self.peers = list(peers)
-        self.near: list[Peer] = []
-        procs_of: dict[str, list[str]] = {}
-        for peer in self.peers:
-            if isinstance(peer, RemotePeer):
-                procs_of.setdefault(peer.host, []).append(peer.proc)
-            else:
-                self.near.append(peer)
-        self.far = [(hosts.gateway(host), procs) for host, procs in procs_of.items()]

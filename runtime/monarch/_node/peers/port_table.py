@@ -12,7 +12,7 @@ from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer
+    from monarch._node.peers.peer import Peer
 
 _OLDEST = 256
 """The most calls searched for unresponsive ranks, to stay cheap with many pending calls."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from monarch._core.causes import Cause, NotAttached
-from monarch._node.hurrying import hurry
-from monarch._node.peers import Gateway
+from monarch._node.peers.gateway import Gateway
+from monarch._node.spreads.hurrying import hurry
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link, make_context
@@ -20,7 +20,7 @@ from monarch.config import TREE_HOSTS
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._node.spreads import Spreads
+    from monarch._node.spreads.spreads import Spreads
     from monarch._wire.keys import KeyPair
 
 _TOGETHER = 128

@@ -1,0 +1,1 @@
+"""Other processes and hosts: connections, credit and deaths, and the calls that wait for them."""

@@ -1,0 +1,51 @@
+"""What messages from host to host need of a connection."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from threading import Event
+from typing import Any, Protocol
+
+
+class Link(Protocol):
+    """The socket of a connection."""
+
+    def send(self, frame: bytes, more: Sequence[Any] = (), /) -> None: ...
+
+
+class Gateway(Protocol):
+    """A connection to another host; see ``monarch._node.peers.gateway``."""
+
+    host: str
+    settled: float
+    last: int
+    arrived: int
+    due: int
+    heard: list[int]
+    relay: str
+    group: int
+    spreads: Any
+    """The Spreads that numbers its messages, or None."""
+    closed: Event
+    keeps: bool
+    kept: deque[Any]
+    spare: Any
+
+    link: Any
+
+    @property
+    def parent(self) -> Gateway | None: ...
+    def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None: ...
+
+
+Far = Sequence[tuple[Gateway, list[str]]]
+"""The receivers of a message on other hosts."""
+
+
+def is_settled(gateway: Gateway) -> bool:
+    """Return whether a host may get messages through others, and forward them."""
+    if not gateway.arrived or gateway.arrived < gateway.due:
+        return False
+    return gateway.settled < time.monotonic() and not gateway.closed.is_set()
