@@ -57,8 +57,8 @@ def test_each_message_of_the_wire_is_documented() -> None:
 
 
 def test_all_messages_are_of_the_union() -> None:
-    made = {each for each in vars(messages).values() if inspect.isclass(each) and issubclass(each, messages._Message)}
-    assert made - {messages._Message} == set(MESSAGES)
+    made = {each for each in vars(messages).values() if inspect.isclass(each) and issubclass(each, messages.Message)}
+    assert made - {messages.Message} == set(MESSAGES)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
