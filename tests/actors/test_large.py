@@ -14,7 +14,8 @@ import pytest
 from leaks import live_segments, wait_until
 from monarch._node.current import current_node
 from monarch._wire import pickling
-from monarch._wire.pickling import SHARED, THRESHOLD
+from monarch._wire.pickle_sink import THRESHOLD
+from monarch._wire.pickling import SHARED
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import SupervisionError
 

@@ -13,7 +13,7 @@ import torch
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._state.rdma import exports
-from monarch._wire import pickling
+from monarch._wire import pickler, pickling, rebuilding
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, TransferError
 
@@ -111,8 +111,8 @@ def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         def cancel(self, reduced: Any) -> None:
             cancelled.append(reduced)
 
-    monkeypatch.setattr(pickling, "exporter", Exporter())
-    monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
+    monkeypatch.setattr(pickler, "exporter", Exporter())
+    monkeypatch.setitem(pickler._TORCH, "Tensor", pickler._Pickler._of_gpu)
     # A part of its storage, since small CPU tensors that own all of it are reduced otherwise.
     tensor = torch.ones(4)[:3]
     body, buffers = pickling.dumps([tensor, tensor], "", lambda: ["host/uid.0"])
@@ -123,7 +123,7 @@ def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_export_goes_through_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = pickling._make_gpu_tensor(torch.ones(3), True)
+    found = rebuilding.make_gpu_tensor(torch.ones(3), True)
     assert found.device.type == "cpu" and found.requires_grad
 
 
@@ -143,8 +143,8 @@ class _Exporter:
 
 def test_tied_weights_of_a_gpu_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = _Exporter()
-    monkeypatch.setattr(pickling, "exporter", exporter)
-    monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
+    monkeypatch.setattr(pickler, "exporter", exporter)
+    monkeypatch.setitem(pickler._TORCH, "Tensor", pickler._Pickler._of_gpu)
     weight = torch.nn.Parameter(torch.zeros(3, 4))
     state = {"embedding": weight, "head": weight.data, "bias": torch.zeros(4), "part": weight.data[:2]}
     body, buffers = pickling.dumps(state, receivers=lambda: ["h/m.0"])

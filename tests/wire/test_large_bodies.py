@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch._wire.pickling import LARGEST_BODY, THRESHOLD, dumps, dumps_call, dumps_whole, loads
+from monarch._wire.pickle_sink import THRESHOLD
+from monarch._wire.pickling import LARGEST_BODY, dumps, dumps_call, dumps_whole, loads
 
 LARGE = 2 * THRESHOLD
 

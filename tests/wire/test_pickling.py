@@ -21,8 +21,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._wire import pickling
-from monarch._wire.pickling import THRESHOLD, dumps, dumps_call, dumps_whole, loads
+from monarch._wire import pickler, pickling
+from monarch._wire.pickle_sink import THRESHOLD
+from monarch._wire.pickling import dumps, dumps_call, dumps_whole, loads
 from monarch._wire.plain import loads_plain
 from monarch.exceptions import SerializationError
 
@@ -319,7 +320,9 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 @given(tensors(), st.data())
 def test_tensors_keep_shared_storages(made: list[torch.Tensor], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickling, "THRESHOLD", data.draw(st.sampled_from([64, THRESHOLD])))
+        threshold = data.draw(st.sampled_from([64, THRESHOLD]))
+        patch.setattr(pickling, "THRESHOLD", threshold)
+        patch.setattr(pickler, "THRESHOLD", threshold)
         back, again = sent(made), sent(made)
     assert all(map(equal, back, made))
     for one, other in zip(back, made, strict=True):

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._wire import pickling
-from monarch._wire.pickling import THRESHOLD, dumps, loads
+from monarch._wire.pickle_sink import THRESHOLD
+from monarch._wire.pickler import dump_any
+from monarch._wire.pickling import dumps, loads
 from monarch._wire.small import MOST
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool]
@@ -25,19 +27,18 @@ SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 def at_length(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Values pickled through cloudpickle."""
     seen: list[Any] = []
-    usual = pickling._dump
 
     def dump(obj: Any, *args: Any) -> Any:
         seen.append(obj)
-        return usual(obj, *args)
+        return dump_any(obj, *args)
 
-    monkeypatch.setattr(pickling, "_dump", dump)
+    monkeypatch.setattr(pickling, "dump_any", dump)
     return seen
 
 
 def both(obj: Any) -> tuple[Any, Any]:
     """Return an object as it arrives in short form, and as it arrives through cloudpickle."""
-    body, buffers = pickling._dump(obj)
+    body, buffers = dump_any(obj)
     return loads(*dumps(obj)), loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
 
 

@@ -6,8 +6,11 @@ unnecessary.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeGuard
+
+kind_of: Callable[[Any], type[Any]] = type
+"""For type checkers, to which the type of an Any is unknown."""
 
 
 def is_a(value: object, *kinds: type) -> bool:

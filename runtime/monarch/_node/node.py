@@ -26,7 +26,7 @@ from monarch._node.spreads.spreads import Spreads
 from monarch._node.waits import Waits
 from monarch._procs.session_folder import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
-from monarch._wire import pickling, plain
+from monarch._wire import pickler, plain
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import Inbox, make_context
 from monarch._wire.receiving.aside import tell
@@ -76,7 +76,7 @@ class Node:
         self._parts: dict[object, object] = {}
         # Guards ``_parts``; held while a part is made, which may need another.
         self._lock = RLock()
-        pickling.exporter = ExportSlot()
+        pickler.exporter = ExportSlot()
         # A cleaner of /tmp may have removed it since the session began.
         restore_folder(folder)
         context = make_context()

@@ -53,7 +53,7 @@ from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.made_groups import begin_observing
 from monarch._wire import messages as m
-from monarch._wire import pickling
+from monarch._wire import rebuilding
 from monarch._wire.held import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
@@ -107,7 +107,7 @@ class Rank:
         self._broken: bytes | None = None
         """The failure of the bootstrap; written before ``_booted`` is set, read after it."""
         node.hosts.secret = config.secret
-        pickling.in_rank = True
+        rebuilding.in_rank = True
         if not config.bound:
             # The agent's affinity is all cores that the session may use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))

@@ -10,7 +10,8 @@ from monarch._node.current import current_node
 from monarch._node.peers.gateway import Gateway
 from monarch._node.services.registry import service
 from monarch._procs.session_folder import host_of
-from monarch._wire.pickling import THRESHOLD, dumps, loads
+from monarch._wire.pickle_sink import THRESHOLD
+from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import StoppedError
 
 _MOST = 64 << 20

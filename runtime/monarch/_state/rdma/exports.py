@@ -14,7 +14,8 @@ from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import memory_of
 from monarch._tensors.transports.base import Move
-from monarch._wire.pickling import Reduced, goes_to_gpu
+from monarch._wire.pickler import Reduced
+from monarch._wire.rebuilding import goes_to_gpu
 
 if TYPE_CHECKING:
     import torch
