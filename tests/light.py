@@ -38,11 +38,11 @@ def leave_out_torch() -> None:
 
 def light_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the zygotes of hosts that this process gets from launchers import no torch."""
-    from monarch._session import launching
+    from monarch._session.launching import launching
 
     monkeypatch.setattr(launching, "PRELOAD", [name for name in launching.PRELOAD if name not in TORCH])
     monkeypatch.setattr(launching, "LATER", [])
 
 
-IDLE = "from monarch._session import launching\nlaunching.LATER = []"
+IDLE = "from monarch._session.launching import launching\nlaunching.LATER = []"
 """A cell after which the zygotes of hosts import nothing more when they are idle, for which no test waits."""

@@ -17,7 +17,7 @@ from sources import parsed
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "runtime").rglob("*.py"), *(ROOT / "monarch_kernel").rglob("*.py")])
 ENTRIES = {
-    "monarch._session.rank_process:main",
+    "monarch._session.rank.rank_process:main",
     "monarch._procs.zygote.main:stand_by",
     "monarch._procs.agent.launched:main",
 }

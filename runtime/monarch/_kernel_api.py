@@ -267,7 +267,7 @@ if TYPE_CHECKING:
     from monarch._session.display_pace import tell_taken as tell_taken
     from monarch._session.draining import HostNotice as HostNotice
     from monarch._session.draining import Preemption as Preemption
-    from monarch._session.launching import launch_hosts as launch_hosts
+    from monarch._session.launching.launching import launch_hosts as launch_hosts
     from monarch._session.output import in_units as in_units
     from monarch._session.output import show_blocks as show_blocks
     from monarch._session.session import need_session as need_session
@@ -421,7 +421,7 @@ _WHERE = {
     "monarch._session.detached.meshes": "DetachedMesh",
     "monarch._session.commands.files": "FoundFile=Found find_files host_here read_piece write_piece",
     "monarch._session.draining": "HostNotice Preemption",
-    "monarch._session.launching": "launch_hosts",
+    "monarch._session.launching.launching": "launch_hosts",
     "monarch._session.output": "in_units show_blocks",
     "monarch._session.session": "need_session shutdown_context",
     "monarch._session.workers": "WorkerHosts attach_to_workers",

@@ -39,7 +39,7 @@ SERVICES = {
     "peek": "monarch._notebook.who.peek",
     "pipelined": "monarch._groups.pipelined",
     "progress": "monarch._engine.rank.progress",
-    "rank": "monarch._session.rank_process",
+    "rank": "monarch._session.rank.rank_process",
     "rdma": "monarch._state.rdma.plane",
     "reattach": "monarch._session.detached.reattach",
     "reload": "monarch._notebook.reload",

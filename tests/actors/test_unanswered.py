@@ -61,7 +61,7 @@ class Sync(Actor):
 
     @endpoint
     def break_output(self) -> None:
-        from monarch._session.outbox import Outbox
+        from monarch._session.rank.outbox import Outbox
 
         Outbox.flush = fail_call  # pyright: ignore[reportAttributeAccessIssue]
 

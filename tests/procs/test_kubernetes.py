@@ -23,7 +23,7 @@ from monarch._procs.launch.kubernetes import KubernetesLauncher
 from monarch._procs.launch.payload import Order
 from monarch._procs.launch.podports import PodPorts
 from monarch._procs.launch.registry import make_launcher
-from monarch._session.launching import launch_hosts
+from monarch._session.launching.launching import launch_hosts
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import KubernetesJob, job_loads
 

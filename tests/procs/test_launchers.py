@@ -23,7 +23,8 @@ from monarch._procs.launch.payload import BOOT, Order
 from monarch._procs.launch.registry import launcher_names, make_launcher
 from monarch._procs.launch.reports import problem
 from monarch._procs.launch.ssh import SSHLauncher
-from monarch._session.launching import describe_news, launch_hosts
+from monarch._session.launching.launching import launch_hosts
+from monarch._session.launching.waiting import describe_news
 from monarch._wire.keys import KeyPair
 from monarch.exceptions import ArgumentError, SpawnError
 
@@ -75,7 +76,7 @@ import sys
 from monarch._procs.launch.process import ProcessLauncher
 from monarch._procs.launch.payload import BOOT, Order
 from monarch._procs.launch.registry import launcher_names, make_launcher
-from monarch._session.launching import launch_hosts
+from monarch._session.launching.launching import launch_hosts
 
 def make(where, count, options):
     return ProcessLauncher(count=int(where) * options["times"])

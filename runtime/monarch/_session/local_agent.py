@@ -26,7 +26,7 @@ PRELOAD = [
     "numpy",
     "multiprocessing.resource_tracker",
     "monarch.actor",
-    "monarch._session.rank_process",
+    "monarch._session.rank.rank_process",
     "monarch._state.checkpoint.api",
     "monarch._state.heal",
     "monarch._telemetry.collector",

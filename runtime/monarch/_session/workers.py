@@ -15,7 +15,9 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import ProcessLaunch, ProcessLauncher, parent
 from monarch._procs.launch.tcp import WorkerLauncher
-from monarch._session.launching import Tell, launch_hosts, local_address
+from monarch._session.launching.attachment import local_address
+from monarch._session.launching.launching import launch_hosts
+from monarch._session.launching.waiting import Tell
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch._wire.tcp import LEASE_S

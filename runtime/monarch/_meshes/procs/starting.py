@@ -20,7 +20,7 @@ from monarch._wire.pickling import dumps_whole
 
 _Extra: TypeAlias = tuple[tuple[str, str | None], ...]
 """Variables of some ranks besides those of all."""
-RANK_ENTRY = "monarch._session.rank_process:main"
+RANK_ENTRY = "monarch._session.rank.rank_process:main"
 SPARE = -1
 """Base rank of a process without a rank yet."""
 

@@ -25,7 +25,7 @@ from monarch._procs.session_folder import host_of
 from monarch._session.detached.agents import PATIENCE_S
 from monarch._session.detached.meshes import DetachedMesh, connect, end_recorded, need_program, say_nothing
 from monarch._session.detached.reattach import adopt, end_orphans, make_spec, spec_of
-from monarch._session.launching import Tell
+from monarch._session.launching.waiting import Tell
 from monarch._session.session import need_session
 from monarch._wire import messages as m
 from monarch._wire.pickling import loads

@@ -18,7 +18,8 @@ from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.posix import memfd
 from monarch._procs.rank.output import read_tail
 from monarch._session.detached.meshes import DetachedMesh, connect, need_program, say_nothing
-from monarch._session.launching import LOOPBACK, Tell, check_counts, wait_for_hosts
+from monarch._session.launching.attachment import LOOPBACK
+from monarch._session.launching.waiting import Tell, check_counts, wait_for_hosts
 from monarch._session.local_agent import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, SpawnError

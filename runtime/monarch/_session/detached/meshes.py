@@ -27,7 +27,9 @@ from monarch._procs.session_folder import host_of
 from monarch._session.detached.agents import PATIENCE_S, ask_agent, ask_agents
 from monarch._session.detached.greeting import UnavailableHosts, greet_here, greet_hosts
 from monarch._session.draining import Notices, Preemption
-from monarch._session.launching import LOOPBACK, Reminder, Tell, local_address
+from monarch._session.launching.attachment import LOOPBACK, local_address
+from monarch._session.launching.reminder import Reminder
+from monarch._session.launching.waiting import Tell
 from monarch._session.session import Session, session_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.pickling import dumps_whole

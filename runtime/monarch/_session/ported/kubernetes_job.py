@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from monarch._core.kinds import is_a
-from monarch._session.jobs import JobState, JobTrait
-from monarch._session.scheduler_jobs import KubernetesJob as PodJob
+from monarch._session.jobs.jobs import JobState, JobTrait
+from monarch._session.jobs.scheduler_jobs import KubernetesJob as PodJob
 from monarch.exceptions import ArgumentError
 
 _POD_RANK = "apps.kubernetes.io/pod-index"

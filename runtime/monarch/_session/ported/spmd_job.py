@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch._core.kinds import is_a
 from monarch._meshes.spmd import SPMDActor
-from monarch._session.jobs import ProcessJob
+from monarch._session.jobs.jobs import ProcessJob
 from monarch.exceptions import ArgumentError
 
 _MESH = "workers"

@@ -47,8 +47,8 @@ from monarch._procs.rank.ending import leave_term_to_agent
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._procs.session_folder import TEND
 from monarch._procs.zygote.user_forks import watch_forks
-from monarch._session.last_steps import LastSteps
-from monarch._session.outbox import Outbox
+from monarch._session.rank.last_steps import LastSteps
+from monarch._session.rank.outbox import Outbox
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.made_groups import begin_observing

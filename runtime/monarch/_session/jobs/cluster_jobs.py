@@ -16,8 +16,9 @@ from monarch._procs.launch.interface import Launcher
 from monarch._procs.launch.payload import GRACE_S
 from monarch._procs.launch.ssh import SSHLauncher
 from monarch._session.draining import HostNotice
-from monarch._session.jobs import JobState, JobTrait
-from monarch._session.launching import Launched, Tell, launch_hosts
+from monarch._session.jobs.jobs import JobState, JobTrait
+from monarch._session.launching.launching import Launched, launch_hosts
+from monarch._session.launching.waiting import Tell
 from monarch.exceptions import ArgumentError, MonarchError
 
 

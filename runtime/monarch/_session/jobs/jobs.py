@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from monarch._meshes.host_mesh import HostMesh, this_host
-from monarch._session.job_telemetry import MeshAdminConfig, TelemetryConfig, advice
+from monarch._session.jobs.job_telemetry import MeshAdminConfig, TelemetryConfig, advice
 from monarch._session.workers import WorkerHosts
 from monarch.exceptions import ArgumentError, MonarchError
 

@@ -8,7 +8,7 @@ from typing import Any
 from monarch._procs.launch.interface import Launcher
 from monarch._procs.launch.payload import GRACE_S
 from monarch._procs.launch.registry import make_launcher
-from monarch._session.cluster_jobs import LauncherJob
+from monarch._session.jobs.cluster_jobs import LauncherJob
 
 
 class SchedulerJob(LauncherJob):

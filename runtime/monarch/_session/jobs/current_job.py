@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from monarch._session.jobs import DEFAULT_JOB_PATH, JobTrait
+from monarch._session.jobs.jobs import DEFAULT_JOB_PATH, JobTrait
 from monarch.exceptions import ArgumentError
 
 _SPEC = "spec"

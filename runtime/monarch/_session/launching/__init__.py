@@ -1,0 +1,1 @@
+"""Hosts of a launcher: the wait for them, their attachment, and those that come later."""
