@@ -194,9 +194,9 @@ def test_stop_of_an_attach_keeps_the_mesh(books: Callable[[], Notebook], where: 
     # Each waits there, until the Stop.
     second.run(f"""import time
 from monarch._session.detached import attaching
-from monarch._session import session
+from monarch._session import attached_hosts
 from monarch_kernel.verbs.detaching import Detaching
-place = next(each for each in (session, attaching, Detaching) if {where!r} in vars(each))
+place = next(each for each in (attached_hosts, attaching, Detaching) if {where!r} in vars(each))
 usual = vars(place)[{where!r}]
 def waits(*args, **kw):
     print('waits', flush=True)

@@ -23,7 +23,7 @@ from leaks import processes, sweep_as_the_next_program, wait_until
 from monarch._procs.agent.detached_records import find, records
 from monarch._procs.launch.holding.held import HeldLaunch
 from monarch._procs.launch.holding.holder import _CLAIM_S
-from monarch._session import greeting, session
+from monarch._session import attached_hosts, greeting
 from monarch._session.detached import meshes
 from monarch.exceptions import ArgumentError, MonarchError, NoDetachedMeshError, SpawnError
 from monarch.job import attach, end, keep
@@ -102,7 +102,7 @@ def test_stopped_hosts_are_asked_at_the_same_time(run: Callable[..., Program], m
         waits.append(timeout)
         return usual(some, timeout, ended, patient)
 
-    monkeypatch.setattr(session, "answers_of", counted)
+    monkeypatch.setattr(attached_hosts, "answers_of", counted)
     for agent in agents[1:]:
         os.kill(agent, signal.SIGSTOP)
     kept = attach("mine")
