@@ -268,10 +268,10 @@ if TYPE_CHECKING:
     from monarch._session.draining import HostNotice as HostNotice
     from monarch._session.draining import Preemption as Preemption
     from monarch._session.launching.launching import launch_hosts as launch_hosts
-    from monarch._session.output import in_units as in_units
-    from monarch._session.output import show_blocks as show_blocks
     from monarch._session.session import need_session as need_session
     from monarch._session.session import shutdown_context as shutdown_context
+    from monarch._session.shown_lines import in_units as in_units
+    from monarch._session.shown_lines import show_blocks as show_blocks
     from monarch._session.workers import WorkerHosts as WorkerHosts
     from monarch._session.workers import attach_to_workers as attach_to_workers
     from monarch._state.checkpoint.api import Save as Save
@@ -422,7 +422,7 @@ _WHERE = {
     "monarch._session.commands.files": "FoundFile=Found find_files host_here read_piece write_piece",
     "monarch._session.draining": "HostNotice Preemption",
     "monarch._session.launching.launching": "launch_hosts",
-    "monarch._session.output": "in_units show_blocks",
+    "monarch._session.shown_lines": "in_units show_blocks",
     "monarch._session.session": "need_session shutdown_context",
     "monarch._session.workers": "WorkerHosts attach_to_workers",
     "monarch._state.checkpoint.api": "Save find folder_of send",
