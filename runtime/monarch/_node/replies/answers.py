@@ -1,4 +1,4 @@
-"""What stands for the answer of each rank of a call."""
+"""The answers of the ranks of a call, with a stand-in for those of dead ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages from host to host need of a connection."""
+"""The members of a connection that messages from host to host use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all messages are made of."""
+"""The base class of all messages."""
 
 from __future__ import annotations
 

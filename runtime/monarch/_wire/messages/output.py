@@ -1,4 +1,4 @@
-"""What ranks print, log and report."""
+"""Output, log records and reports of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts send to the program by way of one another."""
+"""Messages from hosts to the program by way of one another."""
 
 from __future__ import annotations
 
