@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from monarch._debug.why.asking import names_of as names_of
     from monarch._debug.why.inquiry import Inquiry as Inquiry
     from monarch._debug.why.inquiry import procs_beyond as procs_beyond
-    from monarch._engine.rank.stopping import stop_function as stop_function
+    from monarch._engine.rank.functions.stopping import stop_function as stop_function
     from monarch._engine.simulation.devices import DEVICES as DEVICES
     from monarch._engine.views.summary import failed_tensors as failed_tensors
     from monarch._engine.views.summary import tensors_held as tensors_held
@@ -337,7 +337,7 @@ _WHERE = {
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.text.why": "describe_finding",
     "monarch._core.unjoined": "SYMMETRIC Finding Waits",
-    "monarch._engine.rank.stopping": "stop_function",
+    "monarch._engine.rank.functions.stopping": "stop_function",
     "monarch._engine.simulation.devices": "DEVICES",
     "monarch._engine.views.summary": "failed_tensors tensors_held",
     "monarch._groups": "groups=breaking",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import monarch
 from monarch._engine.encoding import Input, Template
-from monarch._engine.rank import devices
+from monarch._engine.rank.devices.on_device import on_device as devices
 from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch.exceptions import MeshOpError
 

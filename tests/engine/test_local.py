@@ -399,7 +399,7 @@ def count_values(_: Any) -> int:
     """How many tensors the executor of this rank has."""
     import gc
 
-    from monarch._engine.rank.executor import Executor
+    from monarch._engine.rank.executing.executor import Executor
 
     return sum(len(each.values) for each in gc.get_objects() if isinstance(each, Executor))
 

@@ -51,7 +51,7 @@ def waiting(mesh: Any) -> int:
 
 
 def count_exports() -> int:
-    from monarch._engine.rank.moving import exports
+    from monarch._engine.rank.operations.moving import exports
 
     return exports.count()
 

@@ -9,7 +9,7 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_leaves, tree_map
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.parts import Part
-from monarch._engine.rank.functions import name_of
+from monarch._engine.rank.functions.calling import name_of
 from monarch._engine.resilience.executing import Execution
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh

@@ -18,7 +18,7 @@ from monarch._engine.encoding import Template
 from monarch._engine.failures import Unreported, describe_unreported
 from monarch._engine.layout import Layout, Layouts
 from monarch._engine.lines import lines
-from monarch._engine.rank.executor import Executor
+from monarch._engine.rank.executing.executor import Executor
 from monarch._engine.recovery import Recovery, recovering
 from monarch._engine.stream import OpStream, Order, Ref
 from monarch._engine.tensor import Tensor

@@ -13,7 +13,7 @@ from monarch._engine.checkpoints.states import by_mesh, check_real, parts_in, st
 from monarch._engine.copied_views import write_back
 from monarch._engine.fetching import has_boxes
 from monarch._engine.making import made_with_placements
-from monarch._engine.rank.checkpoints import LOAD, Contents, Wanted
+from monarch._engine.rank.operations.checkpoints import LOAD, Contents, Wanted
 from monarch._engine.specs import replicated
 from monarch._engine.tensor import Tensor
 from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of

@@ -11,7 +11,7 @@ from monarch._engine.encoding import Input
 from monarch._engine.local.checking import check_input
 from monarch._engine.local.remote import Remote
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.rank.lending import received
+from monarch._engine.rank.operations.lending import received
 from monarch._engine.stream import new_number
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.actors.adverbs import as_endpoint

@@ -13,8 +13,8 @@ from monarch._engine.dtensor_compat import schema_of, tree_flatten, tree_unflatt
 from monarch._engine.encoding import Template, find_op
 from monarch._engine.layout import Layout
 from monarch._engine.lines import lines
-from monarch._engine.rank.program import Program, Slot, Step
-from monarch._engine.rank.replaying import PREPARE, REPLAY, describe
+from monarch._engine.rank.programs.program import Program, Slot, Step
+from monarch._engine.rank.programs.replaying import PREPARE, REPLAY, describe
 from monarch._engine.recording.captured import Captured
 from monarch._engine.recording.guards import check_of
 from monarch._engine.recording.places import Place

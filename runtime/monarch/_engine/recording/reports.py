@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch._engine.lines import lines
-from monarch._engine.rank.accounts import Row
-from monarch._engine.rank.replaying import describe
+from monarch._engine.rank.programs.accounts import Row
+from monarch._engine.rank.programs.replaying import describe
 from monarch._meshes.inside import view_at
 from monarch.exceptions import ArgumentError
 

@@ -13,8 +13,8 @@ from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import mesh_without_groups, part_sizes
 from monarch._engine.encoding import Fill, Template, filler, find_op
 from monarch._engine.layout import Layout, Layouts
-from monarch._engine.rank.making import wrap
-from monarch._engine.rank.replaying import run_op
+from monarch._engine.rank.programs.replaying import run_op
+from monarch._engine.rank.shards.making import wrap
 from monarch._engine.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError
 

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from monarch._engine.dtensor_compat import check_of_linalg, seed_devices, tree_map
-from monarch._engine.rank.making import make, wrap
-from monarch._engine.rank.randomness import random_op
+from monarch._engine.rank.shards.making import make, wrap
+from monarch._engine.rank.shards.randomness import random_op
 
 Operation = Callable[[Any, Any, Any, Any, Any, Any], Any]
 made: dict[int, torch.Tensor] = {}

@@ -9,8 +9,8 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from monarch._engine.dtensor_compat import map_nodes
-from monarch._engine.rank.lowering import ORIGIN
-from monarch._engine.rank.program import Program
+from monarch._engine.rank.programs.lowering import ORIGIN
+from monarch._engine.rank.programs.program import Program
 
 
 class Row(NamedTuple):

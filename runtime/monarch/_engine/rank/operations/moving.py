@@ -16,9 +16,9 @@ from monarch._core.kinds import is_dict
 from monarch._core.roster import split_proc
 from monarch._engine.encoding import Template
 from monarch._engine.failures import LOST, OpFailure
-from monarch._engine.rank.local import on_stream, plain
-from monarch._engine.rank.making import wrap
-from monarch._engine.rank.operations import OPERATIONS
+from monarch._engine.rank.operations.rank_local import on_stream, plain
+from monarch._engine.rank.operations.table import OPERATIONS
+from monarch._engine.rank.shards.making import wrap
 from monarch._node.current import current_node
 from monarch._state.rdma.buffer import RDMABuffer
 from monarch._wire.messages import Dead

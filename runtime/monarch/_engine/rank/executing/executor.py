@@ -22,16 +22,19 @@ from monarch._engine.dtensor_compat import memory_id, returns_view
 from monarch._engine.encoding import CALL, NEW, Entry, Fill, Template, filler, find_op, unpack
 from monarch._engine.failures import OpFailure, failure_of
 from monarch._engine.ops.attention import register_attention
-from monarch._engine.rank.checkpoints import LOAD, contents_of, values_of
-from monarch._engine.rank.devices import on_device
-from monarch._engine.rank.functions import LOOKS, cancelled, name_of, title_of, with_parts
-from monarch._engine.rank.lending import lent
-from monarch._engine.rank.local import plain
-from monarch._engine.rank.meshes import RankMeshes, is_unregistered, region_of_view
-from monarch._engine.rank.moving import SEND, SourceFailedError, exports, on_death, takers_of
-from monarch._engine.rank.operations import OPERATIONS, made
-from monarch._engine.rank.program import ReplayError
-from monarch._engine.rank.progress import (
+from monarch._engine.rank.devices.meshes import RankMeshes, is_unregistered, region_of_view
+from monarch._engine.rank.devices.on_device import on_device
+from monarch._engine.rank.executing.quiet import hide_advice, quiet
+from monarch._engine.rank.functions.calling import LOOKS, cancelled, name_of, title_of, with_parts
+from monarch._engine.rank.functions.shield import of_user, shield
+from monarch._engine.rank.operations.checkpoints import LOAD, contents_of, values_of
+from monarch._engine.rank.operations.lending import lent
+from monarch._engine.rank.operations.moving import SEND, SourceFailedError, exports, on_death, takers_of
+from monarch._engine.rank.operations.rank_local import plain
+from monarch._engine.rank.operations.table import OPERATIONS, made
+from monarch._engine.rank.programs.program import ReplayError
+from monarch._engine.rank.programs.replaying import REPLAY, run_op
+from monarch._engine.rank.recovery.progress import (
     BehindMode,
     CompletedElsewhereError,
     give_up_here,
@@ -41,12 +44,9 @@ from monarch._engine.rank.progress import (
     stop_all,
     tell_there,
 )
-from monarch._engine.rank.quiet import hide_advice, quiet
-from monarch._engine.rank.renewing import AGAIN, attempts, give_up_attempt
-from monarch._engine.rank.replaying import REPLAY, run_op
+from monarch._engine.rank.recovery.renewing import AGAIN, attempts, give_up_attempt
+from monarch._engine.rank.recovery.restoring import Account, Restored, account, called, fetched, is_op, wrapped
 from monarch._engine.rank.reports import TITLES, Halt, Report
-from monarch._engine.rank.restoring import Account, Restored, account, called, fetched, is_op, wrapped
-from monarch._engine.rank.shield import of_user, shield
 from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.failures import broke
 from monarch._groups.rendezvous import local_rendezvous

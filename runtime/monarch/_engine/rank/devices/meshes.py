@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from monarch._actors.running import current
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import forget_shardings, set_apart
-from monarch._engine.rank.devices import register_gpu_attention
-from monarch._engine.rank.renewing import attempts
+from monarch._engine.rank.devices.on_device import register_gpu_attention
+from monarch._engine.rank.recovery.renewing import attempts
 from monarch._groups.groups import groups_of
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._meshes.context import view_of

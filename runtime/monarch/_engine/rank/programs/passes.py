@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from monarch._engine.dtensor_compat import functional_collectives, is_op, memory_id, schema_of
-from monarch._engine.rank.lowering import ORIGIN, Whole
+from monarch._engine.rank.programs.lowering import ORIGIN, Whole
 
 aten: Any = torch.ops.aten
 c10d = functional_collectives

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import DispatchMode, group_of_name, group_of_object
-from monarch._engine.rank.restoring import is_op
+from monarch._engine.rank.recovery.restoring import is_op
 from monarch._groups.breaking import give_up, give_up_everywhere
 from monarch._groups.rendezvous import is_dead, local_rendezvous
 from monarch._node.current import current_node

@@ -9,14 +9,14 @@ from torch import fx
 
 from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor
 from monarch._engine.encoding import Fill, Template
-from monarch._engine.rank.accounts import Row, rows_of
-from monarch._engine.rank.functions import title_of
-from monarch._engine.rank.lowering import ORIGIN, lower
-from monarch._engine.rank.meshes import is_unregistered
-from monarch._engine.rank.operations import OPERATIONS
-from monarch._engine.rank.passes import memory_of, shorten, written
-from monarch._engine.rank.program import Program, ReplayError
-from monarch._engine.rank.sources import Source
+from monarch._engine.rank.devices.meshes import is_unregistered
+from monarch._engine.rank.functions.calling import title_of
+from monarch._engine.rank.operations.table import OPERATIONS
+from monarch._engine.rank.programs.accounts import Row, rows_of
+from monarch._engine.rank.programs.lowering import ORIGIN, lower
+from monarch._engine.rank.programs.passes import memory_of, shorten, written
+from monarch._engine.rank.programs.program import Program, ReplayError
+from monarch._engine.rank.programs.sources import Source
 from monarch._groups.failures import broke
 from monarch.exceptions import GroupError
 
@@ -35,7 +35,7 @@ class _Ready:
         self.source = Source(lowered.graph, program.name)
         self.text = self.source.text
         if program.backend == "inductor":
-            from monarch._engine.rank.inductor import compiled
+            from monarch._engine.rank.programs.inductor import compiled
 
             self.source = Source(compiled(lowered.graph), program.name)
 

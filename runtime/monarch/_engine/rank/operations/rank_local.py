@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from monarch._engine.dtensor_compat import collectives_of_ranks as collectives
 from monarch._engine.encoding import find_op
-from monarch._engine.rank.making import wrap
-from monarch._engine.rank.operations import OPERATIONS
+from monarch._engine.rank.operations.table import OPERATIONS
+from monarch._engine.rank.shards.making import wrap
 
 _streams: dict[int, Any] = {}
 """CUDA streams by the number that the program gave them. Used by the thread of the executor."""

@@ -12,11 +12,11 @@ from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_l
 from monarch._engine.encoding import Input, Template
 from monarch._engine.failures import LOST, OpFailure
 from monarch._engine.parts import Part
-from monarch._engine.rank.local import plain
-from monarch._engine.rank.operations import OPERATIONS
+from monarch._engine.rank.functions.shield import of_user
+from monarch._engine.rank.operations.rank_local import plain
+from monarch._engine.rank.operations.table import OPERATIONS
+from monarch._engine.rank.recovery.restoring import HasTensors
 from monarch._engine.rank.reports import Report
-from monarch._engine.rank.restoring import HasTensors
-from monarch._engine.rank.shield import of_user
 from monarch._wire.pickling import loads
 from monarch.exceptions import ArgumentError, ShapeError
 

@@ -15,8 +15,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 
 from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, part_of_dtensor, spec_of_dtensor
 from monarch._engine.encoding import Fill, Template, filler, find_op
-from monarch._engine.rank.devices import on_device
-from monarch._engine.rank.program import Program, Slot
+from monarch._engine.rank.devices.on_device import on_device
+from monarch._engine.rank.programs.program import Program, Slot
 
 RunOp = Callable[[Any, Template, Fill, Any, list[Any], Any], Any]
 """Runs an op on DTensors: mesh, template, its filler, op, tensors, numbers."""

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._engine.dtensor_compat import part_sizes, seed_devices
-from monarch._engine.rank.making import Draw, draw, wrap
+from monarch._engine.rank.shards.making import Draw, draw, wrap
 
 aten: Any = torch.ops.aten
 

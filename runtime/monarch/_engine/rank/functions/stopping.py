@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from monarch._actors.interrupting import interrupt
-from monarch._engine.rank.shield import functions
+from monarch._engine.rank.functions.shield import functions
 from monarch._groups.breaking import generation_now
 from monarch._node.services.registry import service
 from monarch._supervision.freeing import free, running, thread_of

@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from monarch._engine.dtensor_compat import inductor
-from monarch._engine.rank.lowering import Whole
+from monarch._engine.rank.programs.lowering import Whole
 
 _LEAST = 2
 """Ops in a part that is worth to be compiled."""
