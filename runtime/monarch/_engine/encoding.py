@@ -46,7 +46,7 @@ class Template(NamedTuple):
 
     Attributes:
         kind: "aten" for an op on DTensors; "local" for one on whole values, which has no sharding rule; else the name
-            of an operation of the engine: see ``rank/operations.py``.
+            of an operation of the engine: see ``rank/operations/table.py``.
         op: namespace, name and overload of an op of torch; () otherwise.
         args: positional arguments, nested in lists.
         kwargs: keyword arguments.

@@ -97,7 +97,7 @@ class TensorMesh:
         outputs: tuple[Tensor, ...] = (),
         writes: tuple[int, ...] = (),
     ) -> None:
-        """Issue an operation of the engine; see rank/operations.py."""
+        """Issue an operation of the engine; see rank/operations/table.py."""
         number = self.operation(kind, args, writes)
         numbers = tuple(each.monarch_ref.number for each in inputs)
         made = tuple(each.monarch_ref.number for each in outputs)
