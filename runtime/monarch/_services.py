@@ -32,7 +32,7 @@ SERVICES = {
     "interrupts": "monarch._actors.interrupting",
     "known": "monarch._debug.known",
     "liveness": "monarch._node.liveness",
-    "local": "monarch._engine.local.active",
+    "local": "monarch._engine.active",
     "looking": "monarch._notebook.looking.variables",
     "names": "monarch._notebook.names",
     "pausing": "monarch._debug.asking",

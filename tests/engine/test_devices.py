@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import monarch
-from monarch._engine.encoding import Input, Template
+from monarch._engine.issuing.encoding import Input, Template
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch._engine.rank.devices.on_device import on_device as devices
-from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch.exceptions import MeshOpError
 
 

@@ -18,10 +18,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import monarch
 from leaks import Kit, wait_until
-from monarch._engine import recovery
 from monarch._engine.dtensor_compat import mesh_without_groups, set_apart
+from monarch._engine.meshes import recovery
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch._engine.rank.recovery import renewing
-from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch._node.current import current_node
 from monarch.distributed import Mesh, device_mesh
 from monarch.exceptions import DeviceMeshError, GroupError, TensorError

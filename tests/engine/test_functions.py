@@ -17,9 +17,9 @@ import torch.nn.functional as F
 import monarch
 from leaks import wait_until
 from monarch._actors.endpoint import methods_of
+from monarch._engine.meshes.tensor_mesh import TensorMeshes, tensor_mesh_of
 from monarch._engine.rank.executing.executor import Executor
 from monarch._engine.rank.operations.moving import Mover
-from monarch._engine.tensor_mesh import TensorMeshes, tensor_mesh_of
 from monarch._meshes.host_mesh import this_host
 from monarch._node.current import current_node
 from monarch.distributed import Mesh

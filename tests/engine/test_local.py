@@ -15,7 +15,7 @@ from torch import nn
 
 import monarch
 from leaks import wait_until
-from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch.distributed import Mesh
 from monarch.exceptions import (
     ArgumentError,

@@ -7,12 +7,12 @@ from typing import Any
 
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_leaves, tree_map
+from monarch._engine.issuing.parts import Part
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.parts import Part
+from monarch._engine.meshes.executing import Execution
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.rank.functions.calling import name_of
-from monarch._engine.resilience.executing import Execution
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from monarch._engine.fetching import part_of
-from monarch._engine.specs import Spec, placements_of
-from monarch._engine.stream import new_number
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.issuing.stream import new_number
+from monarch._engine.layouts.specs import Spec, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import part_of
 from monarch.exceptions import ShapeError
 
 

@@ -9,12 +9,12 @@ import torch
 
 from monarch._core.kinds import is_a
 from monarch._engine import wiring
-from monarch._engine.distributing import distribute_to
-from monarch._engine.seeds import new_seed
-from monarch._engine.specs import Placements, Spec, placements_of
-from monarch._engine.tensor import Tensor, above
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.layouts.specs import Placements, Spec, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors.tensor import Tensor, above
 from monarch._engine.values.arrays import as_tensor
+from monarch._engine.values.distributing import distribute_to
 from monarch.exceptions import ArgumentError
 
 wiring.wire()

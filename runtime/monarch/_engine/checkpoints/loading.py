@@ -10,14 +10,14 @@ import torch
 
 from monarch._core.kinds import is_a
 from monarch._engine.checkpoints.states import by_mesh, check_real, parts_in, states_of
-from monarch._engine.copied_views import write_back
-from monarch._engine.fetching import has_boxes
+from monarch._engine.layouts.specs import replicated
 from monarch._engine.making import made_with_placements
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._engine.rank.operations.checkpoints import LOAD, Contents, Wanted
-from monarch._engine.specs import replicated
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors.copied_views import write_back
+from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
+from monarch._engine.values.fetching import has_boxes
 from monarch._state.checkpoint.api import folder_of
 from monarch.exceptions import ArgumentError
 

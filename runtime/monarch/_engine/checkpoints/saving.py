@@ -9,10 +9,10 @@ import torch
 
 from monarch._core.kinds import is_a, is_count
 from monarch._engine.checkpoints.states import as_dicts, by_mesh, check_real, parts_in, states_of
-from monarch._engine.fetching import in_boxes
-from monarch._engine.parts import Part
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.issuing.parts import Part
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import in_boxes
 from monarch._node.future import Future
 from monarch._state.checkpoint.api import Save, folder_of
 from monarch.exceptions import ArgumentError

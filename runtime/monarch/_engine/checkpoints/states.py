@@ -8,8 +8,8 @@ from typing import Any
 from monarch._core.kinds import is_list, is_mapping
 from monarch._engine.dtensor_compat import tree_leaves
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import state_of
 from monarch.exceptions import ArgumentError
 

@@ -9,7 +9,7 @@ import torch
 
 from monarch._engine.dtensor_compat import tree_leaves
 from monarch._engine.local.tensor import RankTensor, described
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 import torch
 from torch.distributed.tensor.placement_types import Shard
 
-from monarch._engine.encoding import Input
-from monarch._engine.fetching import part_of
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import dense_layout
+from monarch._engine.layouts.specs import Placements, Spec, placements_of, without_partial
 from monarch._engine.local.checking import check_input
-from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.redistribution import to_placements
-from monarch._engine.specs import Placements, Spec, placements_of, without_partial
-from monarch._engine.stream import Ref
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import part_of
+from monarch._engine.values.redistribution import to_placements
 from monarch.exceptions import ArgumentError, MeshOpError, ShapeError
 
 

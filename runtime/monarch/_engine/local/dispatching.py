@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch._core.kinds import is_list, is_tuple
-from monarch._engine.devices import refuse_autocast
+from monarch._engine.dispatching.metadata import floats_matter
+from monarch._engine.dispatching.ways import check_results
 from monarch._engine.dtensor_compat import (
     check_of_linalg,
     local_scalar,
@@ -16,22 +17,21 @@ from monarch._engine.dtensor_compat import (
     view_in_place,
     view_out_of_place,
 )
-from monarch._engine.encoding import Input, Value
-from monarch._engine.lines import lines
+from monarch._engine.issuing.encoding import Input, Value
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import RankLayout, dense_layout
 from monarch._engine.local.checking import check_input, local_tensor, mesh_differs, mixed, stream_differs
-from monarch._engine.local.layout import RankLayout, dense_layout
 from monarch._engine.local.looking import item, same_everywhere
 from monarch._engine.local.metadata import rank_plan
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.metadata import floats_matter
-from monarch._engine.ops.ways import check_results
-from monarch._engine.seeds import new_seed
-from monarch._engine.stream import Ref
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.devices import refuse_autocast
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.tensor_mesh import TensorMesh
+    from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 aten: Any = torch.ops.aten
 _ALIASES = {aten.detach.default, aten.alias.default}

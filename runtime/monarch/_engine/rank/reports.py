@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import OpFailure
+from monarch._engine.issuing.failures import OpFailure
 
 TITLES = {
     **dict.fromkeys(("__init__", "prepare"), "the start of tensors on the ranks"),

@@ -10,15 +10,15 @@ import torch
 
 from monarch._engine import wiring
 from monarch._engine.dtensor_compat import tree_flatten, tree_map
+from monarch._engine.issuing.observer import current
 from monarch._engine.recording.captured import Captured, is_plain
 from monarch._engine.recording.guards import differences
-from monarch._engine.recording.observer import current
 from monarch._engine.recording.recorder import Recorder
 from monarch._engine.recording.recording import Recording, Surroundings, creates_state
 from monarch._engine.recording.reports import Cost, Graph, cost_of, graph_of
 from monarch._engine.recording.tape import Number, OtherWayError
 from monarch._engine.simulation.current import current as simulated
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from monarch._engine.dtensor_compat import DispatchMode, tree_leaves, tree_map_only
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.recording.tape import Number
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 
 _tensors: Any = torch.Tensor
 _READS: set[Any] = {_tensors.tolist, _tensors.numpy, _tensors.__array__}

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.stream import OpStream, Ref, new_number
 from monarch._engine.recording.draws import Draws
 from monarch._engine.recording.generators import Entropy
 from monarch._engine.recording.modes import Functions, Ops
-from monarch._engine.recording.observer import current
 from monarch._engine.recording.tape import Number, Tape
 from monarch._engine.recording.tokens import Tokens
 from monarch._engine.recording.values import Values
-from monarch._engine.stream import OpStream, Ref, new_number
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 

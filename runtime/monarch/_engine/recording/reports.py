@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._engine.rank.programs.accounts import Row
 from monarch._engine.rank.programs.replaying import describe
 from monarch._meshes.inside import view_at

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch._core.text.advice import advice
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
 from monarch._engine.simulation.meter import Event
 

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import mesh_without_groups, part_sizes
-from monarch._engine.encoding import Fill, Template, filler, find_op
-from monarch._engine.layout import Layout, Layouts
+from monarch._engine.issuing.encoding import Fill, Template, filler, find_op
+from monarch._engine.layouts.layout import Layout, Layouts
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.rank.programs.replaying import run_op
 from monarch._engine.rank.shards.making import wrap
-from monarch._engine.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError
 
 

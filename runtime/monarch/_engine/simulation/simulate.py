@@ -22,7 +22,7 @@ from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.mesh import SimulatedProcs
 from monarch._engine.simulation.meter import Meter
 from monarch._engine.simulation.optimizers import name_parameters, name_state
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 

@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement
 
 from monarch._engine.dtensor_compat import tree_map
-from monarch._engine.redistribution import to_placements
-from monarch._engine.specs import Placements
-from monarch._engine.tensor import Tensor
+from monarch._engine.layouts.specs import Placements
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.redistribution import to_placements
 from monarch.exceptions import ArgumentError
 
 _KNOWN = (

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from monarch._engine.fetching import part_of
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import part_of
 
 _OTHER = "(no name)"
 

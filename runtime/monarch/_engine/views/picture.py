@@ -6,8 +6,8 @@ from html import escape
 from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._engine.fetching import part_of
-from monarch._engine.tensor import Tensor, described
+from monarch._engine.tensors.tensor import Tensor, described
+from monarch._engine.values.fetching import part_of
 
 _WIDTH, _HEIGHT = 360.0, 200.0
 """Size of the picture in pixels."""

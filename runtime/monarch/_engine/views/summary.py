@@ -36,9 +36,9 @@ def tensors_held(names: Mapping[str, Any]) -> list[HeldRow]:
     Args:
         names: variables of the program.
     """
-    if "monarch._engine.tensor_mesh" not in sys.modules:
+    if "monarch._engine.meshes.tensor_mesh" not in sys.modules:
         return []
-    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.meshes.tensor_mesh import TensorMeshes
     from monarch._engine.views.memory import held_by_name
 
     meshes = current_node().part(TensorMeshes).known.values()
@@ -51,10 +51,10 @@ def failed_tensors(names: Mapping[str, Any]) -> list[str]:
     Args:
         names: variables of the program.
     """
-    if "monarch._engine.tensor_mesh" not in sys.modules:
+    if "monarch._engine.meshes.tensor_mesh" not in sys.modules:
         return []
-    from monarch._engine.failures import describe_unreported
-    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.issuing.failures import describe_unreported
+    from monarch._engine.meshes.tensor_mesh import TensorMeshes
     from monarch._engine.views.memory import named_numbers
 
     found = current_node().part(TensorMeshes).take_unreported()

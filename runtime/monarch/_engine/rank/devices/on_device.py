@@ -11,7 +11,7 @@ import torch
 
 from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import cpu_attention, efficient_attention, flash_attention
-from monarch._engine.encoding import Template
+from monarch._engine.issuing.encoding import Template
 
 _FLASH_HEAD = 256
 """The largest size of a head that flash attention takes."""

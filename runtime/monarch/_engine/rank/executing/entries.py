@@ -9,8 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import CALL, NEW, filler, find_op
-from monarch._engine.failures import failure_of
+from monarch._engine.issuing.encoding import CALL, NEW, filler, find_op
+from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.executing.ops import RunsOps
 from monarch._engine.rank.executing.quiet import quiet
 from monarch._engine.rank.executing.state import Known

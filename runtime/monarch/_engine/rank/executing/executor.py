@@ -2,7 +2,7 @@
 
 Ranks must agree which ops run, since most contain collectives. So a rank that fails in an op stops there (it *halts*),
 breaks the process groups so that no other rank waits for it, and keeps later ops for later. The program then asks all
-ranks what has failed and tells all of them: see ``recovery.py``. An op whose collective was cut is run again.
+ranks what has failed and tells all of them: see ``meshes/recovery.py``. An op whose collective was cut is run again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import CALL, unpack
-from monarch._engine.failures import failure_of
+from monarch._engine.issuing.encoding import CALL, unpack
+from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.devices.meshes import region_of_view
 from monarch._engine.rank.executing.recovering import Recovers
 from monarch._engine.rank.functions.calling import LOOKS, cancelled, with_parts
@@ -48,7 +48,7 @@ class Executor(Recovers):
 
     @endpoint
     def run(self, batch: bytes) -> Report:
-        """Run a batch; see encoding.py."""
+        """Run a batch; see issuing/encoding.py."""
         region = region_of_view()
         self.run_entries((region, entry) for entry in unpack(batch))
         return Report(self.halted)

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import filler
-from monarch._engine.failures import failure_of
+from monarch._engine.issuing.encoding import filler
+from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.devices.meshes import is_unregistered
 from monarch._engine.rank.devices.on_device import on_device
 from monarch._engine.rank.executing.spreading import SpreadsFailures

@@ -9,7 +9,7 @@ import torch
 
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import OpFailure
+from monarch._engine.issuing.failures import OpFailure
 from monarch._engine.rank.executing.entries import RunsEntries
 from monarch._engine.rank.operations.moving import exports
 from monarch._engine.rank.operations.rank_local import plain

@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import memory_id, returns_view
-from monarch._engine.encoding import CALL, NEW, Entry
-from monarch._engine.failures import OpFailure
+from monarch._engine.issuing.encoding import CALL, NEW, Entry
+from monarch._engine.issuing.failures import OpFailure
 from monarch._engine.rank.executing.state import RankState
 from monarch._engine.rank.operations.checkpoints import LOAD
 from monarch._engine.rank.operations.moving import SEND, exports, takers_of

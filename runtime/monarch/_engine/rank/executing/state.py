@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from monarch._actors.actor import Actor
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import Entry, Fill, Template
-from monarch._engine.failures import OpFailure
-from monarch._engine.ops.attention import register_attention
+from monarch._engine.attention_rules import register_attention
+from monarch._engine.issuing.encoding import Entry, Fill, Template
+from monarch._engine.issuing.failures import OpFailure
 from monarch._engine.rank.devices.meshes import RankMeshes
 from monarch._engine.rank.executing.quiet import hide_advice
 from monarch._engine.rank.operations.lending import lent

@@ -9,9 +9,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from monarch._engine.encoding import Input, Template
-from monarch._engine.failures import LOST, OpFailure
-from monarch._engine.parts import Part
+from monarch._engine.issuing.encoding import Input, Template
+from monarch._engine.issuing.failures import LOST, OpFailure
+from monarch._engine.issuing.parts import Part
 from monarch._engine.rank.functions.shield import of_user
 from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.operations.table import OPERATIONS

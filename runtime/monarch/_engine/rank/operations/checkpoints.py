@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.kinds import is_dict
 from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor, part_sizes, spec_of_dtensor
-from monarch._engine.failures import OpFailure
-from monarch._engine.parts import Part
+from monarch._engine.issuing.failures import OpFailure
+from monarch._engine.issuing.parts import Part
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.shards.making import wrap
 from monarch._node.services.registry import service

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.failures import OpFailure, error_of
+from monarch._engine.issuing.failures import OpFailure, error_of
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._node.current import current_node
 from monarch.exceptions import ArgumentError, TensorError

@@ -14,8 +14,8 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.kinds import is_dict
 from monarch._core.roster import split_proc
-from monarch._engine.encoding import Template
-from monarch._engine.failures import LOST, OpFailure
+from monarch._engine.issuing.encoding import Template
+from monarch._engine.issuing.failures import LOST, OpFailure
 from monarch._engine.rank.operations.rank_local import on_stream, plain
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.shards.making import wrap

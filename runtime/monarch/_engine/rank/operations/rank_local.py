@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._engine.dtensor_compat import collectives_of_ranks as collectives
-from monarch._engine.encoding import find_op
+from monarch._engine.issuing.encoding import find_op
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.shards.making import wrap
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 
 from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, part_of_dtensor, spec_of_dtensor
-from monarch._engine.encoding import Fill, Template, filler, find_op
+from monarch._engine.issuing.encoding import Fill, Template, filler, find_op
 from monarch._engine.rank.devices.on_device import on_device
 from monarch._engine.rank.programs.program import Program, Slot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from monarch._engine.encoding import Template
+from monarch._engine.issuing.encoding import Template
 
 
 class Step(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor
-from monarch._engine.encoding import Fill, Template
+from monarch._engine.issuing.encoding import Fill, Template
 from monarch._engine.rank.devices.meshes import is_unregistered
 from monarch._engine.rank.functions.calling import title_of
 from monarch._engine.rank.operations.table import OPERATIONS

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import CALL, NEW
-from monarch._engine.failures import OpFailure
+from monarch._engine.issuing.encoding import CALL, NEW
+from monarch._engine.issuing.failures import OpFailure
 
 _AT_ONCE = 32
 """Tensors in one message between ranks."""

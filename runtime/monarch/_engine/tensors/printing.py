@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monarch._core.text.tables import plain_text
-from monarch._engine.tensor import Tensor, described
+from monarch._engine.tensors.tensor import Tensor, described
 from monarch.exceptions import MonarchError
 
 _DIGITS = 6

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch.distributed.tensor import Replicate
 
-from monarch._engine.copied_views import note_origin, write_back
-from monarch._engine.devices import refuse_autocast
-from monarch._engine.distributing import distribute_to
+from monarch._engine.dispatching.metadata import NoRuleError, floats_matter, plan
+from monarch._engine.dispatching.ways import ways
 from monarch._engine.dtensor_compat import (
     lazy_conjugate,
     lazy_negative,
@@ -23,22 +22,23 @@ from monarch._engine.dtensor_compat import (
     view_in_place,
     view_out_of_place,
 )
-from monarch._engine.encoding import Input, Value
-from monarch._engine.fetching import item
-from monarch._engine.layout import Layout
-from monarch._engine.lines import lines
-from monarch._engine.metadata import NoRuleError, floats_matter, plan
-from monarch._engine.ops.ways import ways
-from monarch._engine.recording.observer import current
-from monarch._engine.redistribution import moved
-from monarch._engine.seeds import new_seed
-from monarch._engine.specs import placements_of, without_partial
-from monarch._engine.stream import Ref
-from monarch._engine.tensor import Tensor, described
+from monarch._engine.issuing.encoding import Input, Value
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.layout import Layout
+from monarch._engine.layouts.specs import placements_of, without_partial
+from monarch._engine.tensors.copied_views import note_origin, write_back
+from monarch._engine.tensors.devices import refuse_autocast
+from monarch._engine.tensors.tensor import Tensor, described
+from monarch._engine.values.distributing import distribute_to
+from monarch._engine.values.fetching import item
+from monarch._engine.values.redistribution import moved
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.tensor_mesh import TensorMesh
+    from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 aten: Any = torch.ops.aten
 _ALIASES = {aten.detach.default, aten.alias.default}

@@ -11,7 +11,8 @@ import torch
 
 from monarch._python.frames import caller
 
-_OWN = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(torch.__file__), "<frozen ", "<string>")
+_MONARCH = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OWN = (_MONARCH, os.path.dirname(torch.__file__), "<frozen ", "<string>")
 """Code that is not the user's."""
 
 

@@ -11,10 +11,10 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from monarch._core.kinds import is_a
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import part_sizes
-from monarch._engine.redistribution import moved
-from monarch._engine.specs import is_replicated, replicated, without_partial
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.layouts.specs import is_replicated, replicated, without_partial
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.redistribution import moved
 from monarch._meshes.inside import view_at
 from monarch.exceptions import ArgumentError, AxisError, PointError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monarch._engine.recording.observer import current
+from monarch._engine.issuing.observer import current
 
 _SEEDS = 2**62
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monarch._engine.dtensor_compat import DTensorSpec, spec_for
-from monarch._engine.specs import Placements
+from monarch._engine.layouts.specs import Placements
 
 
 class Layout:
@@ -20,7 +20,7 @@ class Layout:
         meta = spec.tensor_meta
         assert meta is not None
         self.mesh: Any = mesh
-        """The TensorMesh: see tensor_mesh.py, which is above this file."""
+        """The TensorMesh: see meshes/tensor_mesh.py, which is above this file."""
         self.spec = spec
         self.shape = torch.Size(meta.shape)
         self.ndim = len(self.shape)

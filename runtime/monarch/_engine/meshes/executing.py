@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.stream import OpStream, new_number
 from monarch._engine.rank.functions.calling import name_of
 from monarch._engine.rank.reports import Report
-from monarch._engine.stream import OpStream, new_number
 from monarch._meshes.inside import region_of
 from monarch.exceptions import MonarchError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.layout import contiguous_strides
+from monarch._engine.layouts.layout import contiguous_strides
 
 
 class RankLayout:

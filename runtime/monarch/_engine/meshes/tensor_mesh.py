@@ -14,14 +14,14 @@ import torch
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import mesh_without_groups
-from monarch._engine.encoding import Template
-from monarch._engine.failures import Unreported, describe_unreported
-from monarch._engine.layout import Layout, Layouts
-from monarch._engine.lines import lines
+from monarch._engine.issuing.encoding import Template
+from monarch._engine.issuing.failures import Unreported, describe_unreported
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.stream import OpStream, Order, Ref
+from monarch._engine.layouts.layout import Layout, Layouts
+from monarch._engine.meshes.recovery import Recovery, recovering
 from monarch._engine.rank.executing.executor import Executor
-from monarch._engine.recovery import Recovery, recovering
-from monarch._engine.stream import OpStream, Order, Ref
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import node_of, region_of, state_of, view_at
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.node import Node
@@ -69,9 +69,9 @@ class TensorMesh:
         self.stream.on_done = self.recovery.note
         self.stream.on_looked = self.recovery.recover_aside
         self.plans: dict[Any, Any] = {}
-        """Plans of ops, by signature: see metadata.py. Single operations of a dict, from any thread."""
+        """Plans of ops, by signature: see dispatching/metadata.py. Single operations of a dict, from any thread."""
         self.rank_layouts: dict[Any, Any] = {}
-        """Layouts of rank-local tensors: see local/layout.py. Single operations of a dict, from any thread."""
+        """Layouts of rank-local tensors: see layouts/rank_layout.py. Single operations of a dict, from any thread."""
         self._templates: dict[Any, int] = {}
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class TensorMeshes:
     """The meshes of this process that hold tensors; a part of its node."""
 
     heal: ClassVar[Callable[..., bool]]
-    """See resilience/healing.py, which is above this file; ``wiring.py`` sets it."""
+    """See healing.py, which is above this file; ``wiring.py`` sets it."""
 
     def __init__(self, node: Node) -> None:
         self._lock = threading.RLock()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 aten: Any = torch.ops.aten

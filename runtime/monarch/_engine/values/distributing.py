@@ -10,11 +10,11 @@ import torch
 from torch.distributed.tensor.placement_types import Shard
 
 from monarch._core.shapes.region import Region
-from monarch._engine.fetching import part_of
-from monarch._engine.recording.observer import current
-from monarch._engine.specs import Placements, placements_of
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.issuing.observer import current
+from monarch._engine.layouts.specs import Placements, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import part_of
 from monarch._meshes.inside import view_at
 from monarch.exceptions import MeshOpError
 

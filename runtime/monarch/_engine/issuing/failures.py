@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._node.remote_errors import trace
 from monarch.exceptions import ActorError, DeviceMeshError, TensorError
 

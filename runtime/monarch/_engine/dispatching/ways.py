@@ -11,9 +11,9 @@ import torch
 
 from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, largest_of_each, part_sizes, truth_checks
-from monarch._engine.redistribution import moved
-from monarch._engine.specs import is_replicated, replicated, without_partial
-from monarch._engine.tensor import Tensor
+from monarch._engine.layouts.specs import is_replicated, replicated, without_partial
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.redistribution import moved
 
 aten: Any = torch.ops.aten
 Issue = Callable[[Any, Any, Any], Any]

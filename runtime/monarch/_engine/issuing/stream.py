@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import Any, Protocol
 
-from monarch._engine.encoding import NEW, Entry, Template, pack
-from monarch._engine.layout import Layout
-from monarch._engine.local.layout import RankLayout
-from monarch._engine.recording.observer import current
+from monarch._engine.issuing.encoding import NEW, Entry, Template, pack
+from monarch._engine.issuing.observer import current
+from monarch._engine.layouts.layout import Layout
+from monarch._engine.layouts.rank_layout import RankLayout
 from monarch._meshes.inside import node_of
 from monarch._wire.held import Held
 from monarch.exceptions import DeviceMeshError, MonarchError
@@ -302,7 +302,7 @@ class OpStream:
             if not self._is_watched:
                 self._watch(_LOOK_S)
         except Exception:
-            # Nothing was sent: a rank has died. Healing cancels the ops, see resilience/healing.py.
+            # Nothing was sent: a rank has died. Healing cancels the ops, see meshes/healing.py.
             self.pending.extendleft(reversed([each for each in batch if isinstance(each, int) or each[0] != NEW]))
             self._known.clear()
             raise

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from monarch._engine.dtensor_compat import adafactor_module
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 
 
 def register_adafactor() -> None:

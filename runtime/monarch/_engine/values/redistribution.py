@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 
-from monarch._engine.encoding import Input
-from monarch._engine.specs import placements_of, without_partial
-from monarch._engine.tensor import Tensor
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.layouts.specs import placements_of, without_partial
+from monarch._engine.tensors.tensor import Tensor
 
 
 class _Redistribute(torch.autograd.Function):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch._engine.devices import OnRanks
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
-from monarch._engine.layout import Layout
-from monarch._engine.specs import describe_spec, partial_axes, spec_of
+from monarch._engine.layouts.layout import Layout
+from monarch._engine.layouts.specs import describe_spec, partial_axes, spec_of
+from monarch._engine.tensors.devices import OnRanks
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.stream import Ref
+    from monarch._engine.issuing.stream import Ref
 
 
 class Above:

@@ -10,13 +10,13 @@ from torch.distributed.tensor import Replicate
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import Region
-from monarch._engine.encoding import Template
-from monarch._engine.failures import LOST, OpFailure, Unreported
+from monarch._engine.issuing.encoding import Template
+from monarch._engine.issuing.failures import LOST, OpFailure, Unreported
+from monarch._engine.issuing.stream import new_number
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.rank.operations.moving import UNSEND
 from monarch._engine.rank.recovery.renewing import AGAIN
 from monarch._engine.rank.recovery.restoring import Account, Restored, called, is_op, is_put
-from monarch._engine.stream import new_number
-from monarch._engine.tensor_mesh import TensorMesh
 from monarch._meshes.inside import view_at
 
 _ROUNDS = 5

@@ -21,13 +21,13 @@ from monarch._engine.dtensor_compat import (
     quiet_inference,
     schema_of,
 )
-from monarch._engine.encoding import Input, Template, Value, op_name
-from monarch._engine.layout import Layout
-from monarch._engine.specs import is_replicated, replicated
+from monarch._engine.issuing.encoding import Input, Template, Value, op_name
+from monarch._engine.layouts.layout import Layout
+from monarch._engine.layouts.specs import is_replicated, replicated
 from monarch.exceptions import MeshOpError, MonarchError
 
 if TYPE_CHECKING:
-    from monarch._engine.tensor_mesh import TensorMesh
+    from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 aten: Any = torch.ops.aten
 _FLOATS_MATTER = ("upsample", "interpolate", "_upsample", "linalg_vector_norm", "norm.", "_foreach_norm")

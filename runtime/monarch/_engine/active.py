@@ -10,22 +10,23 @@ from typing import Any, cast
 
 import torch
 
-from monarch._engine import devices, wiring
+from monarch._engine import wiring
 from monarch._engine.dtensor_compat import DispatchMode, lift_fresh, without_modes
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import dense_layout
 from monarch._engine.local.current import active, active_mesh
 from monarch._engine.local.dispatching import constant, dispatch, make
-from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.streams import streams
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.recording.observer import current
-from monarch._engine.stream import Ref
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors import devices
 from monarch._node.services.registry import service
 from monarch._python.frames import caller
 from monarch.exceptions import ArgumentError, AxisError
 
 wiring.wire()
-_MONARCH = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_MONARCH = os.path.dirname(os.path.dirname(__file__))
 _TORCH = os.path.dirname(torch.__file__)
 _OF_THE_PROGRAM = ("serialization.py", "_utils.py", os.path.join("utils", "data", ""), "storage.py")
 """Parts of torch that read data for the program."""

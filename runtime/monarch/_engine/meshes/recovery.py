@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import LOST, OpFailure, Unreported, error_of, failure_of_call, merged
+from monarch._engine.issuing.failures import LOST, OpFailure, Unreported, error_of, failure_of_call, merged
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.stream import OpStream, new_number
+from monarch._engine.meshes.executing import Execution
 from monarch._engine.rank.reports import Report
-from monarch._engine.recording.observer import current
-from monarch._engine.resilience.executing import Execution
-from monarch._engine.stream import OpStream, new_number
 from monarch._meshes.inside import node_of
 from monarch.exceptions import ActorError, DeviceMeshError, MonarchError
 

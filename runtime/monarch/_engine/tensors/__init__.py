@@ -1,0 +1,1 @@
+"""A tensor of a mesh, as the program sees it."""
