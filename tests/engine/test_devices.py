@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import monarch
 from monarch._engine.issuing.encoding import Input, Template
 from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
-from monarch._engine.rank.devices.on_device import on_device as devices
+from monarch._engine.rank.devices import on_device as devices
 from monarch.exceptions import MeshOpError
 
 

@@ -246,7 +246,7 @@ def test_death_of_a_rank_fails_looks_and_healing_goes_on(leaks: Any) -> None:
 
 def break_next_groups() -> None:
     """Let the next process groups of this rank break while they are made."""
-    from monarch._engine.rank.devices.on_device import meshes
+    from monarch._engine.rank.devices import meshes
 
     usual = meshes.groups_of
 
