@@ -20,13 +20,13 @@ from monarch._groups.breaking import position
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
-from monarch._notebook.awaiting.cell_loop import cell_loop
-from monarch._notebook.awaiting.needs import needs_loop, runs_loop, speaks_of_loops
-from monarch._notebook.display import Display
-from monarch._notebook.marks import marked, unmark
-from monarch._notebook.running_cell import RunningCell, running_cell
-from monarch._notebook.show import Bundle, bundle_of, portable
-from monarch._notebook.streams import note_file, tell_replaced
+from monarch._notebook.running.cell_loop import cell_loop
+from monarch._notebook.running.marks import marked, unmark
+from monarch._notebook.running.needs import needs_loop, runs_loop, speaks_of_loops
+from monarch._notebook.running.running_cell import RunningCell, running_cell
+from monarch._notebook.showing.display import Display
+from monarch._notebook.showing.show import Bundle, bundle_of, portable
+from monarch._notebook.showing.streams import note_file, tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads, plain_classes
 from monarch.exceptions import SerializationError

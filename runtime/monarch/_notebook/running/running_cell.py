@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch._notebook.display import Display
+from monarch._notebook.showing.display import Display
 
 
 @dataclass

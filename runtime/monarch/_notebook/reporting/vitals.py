@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
-from monarch._notebook.busy import place_of
-from monarch._notebook.own_names import own_value
+from monarch._notebook.names.own_names import own_value
+from monarch._notebook.reporting.busy import place_of
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 

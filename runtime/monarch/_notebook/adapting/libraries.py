@@ -6,10 +6,16 @@ import os
 from typing import Any
 
 from monarch._actors.letting_go import lets_go
-from monarch._notebook.display import clear_output, current_display, display, publish_display_data, update_display
-from monarch._notebook.figures import leave_inline_backend
-from monarch._notebook.import_hooks import when_imported
-from monarch._notebook.progress import adapt_rich, adapt_tqdm, adapt_tqdm_notebook
+from monarch._notebook.adapting.import_hooks import when_imported
+from monarch._notebook.adapting.progress import adapt_rich, adapt_tqdm, adapt_tqdm_notebook
+from monarch._notebook.showing.display import (
+    clear_output,
+    current_display,
+    display,
+    publish_display_data,
+    update_display,
+)
+from monarch._notebook.showing.figures import leave_inline_backend
 from monarch._procs.os.spawned import spawn_by_value
 from monarch._tensors.torch_compat import hasten_loaders
 

@@ -11,7 +11,7 @@ from asyncio import tasks
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from monarch._notebook.awaiting.pending import Pending
+from monarch._notebook.running.pending import Pending
 
 
 class CellLoop:

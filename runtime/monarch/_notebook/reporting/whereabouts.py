@@ -10,7 +10,7 @@ from typing import NamedTuple
 from monarch._core.unjoined import Waits
 from monarch._node.remote_errors import is_ours
 from monarch._node.services.registry import service
-from monarch._notebook.busy import call_in_cell, place_of
+from monarch._notebook.reporting.busy import call_in_cell, place_of
 from monarch._python.frames import frame_of
 from monarch._supervision.freeing import running, thread_of
 from monarch._supervision.unjoined import waits

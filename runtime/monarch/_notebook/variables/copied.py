@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from monarch._node.services.registry import service
-from monarch._notebook.names import names_here
 from monarch._notebook.namespace import Namespace
+from monarch._notebook.variables.names import names_here
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
 

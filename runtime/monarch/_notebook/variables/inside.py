@@ -9,9 +9,9 @@ from typing import Any
 
 from monarch._actors.running import current
 from monarch._node.services.registry import service
-from monarch._notebook.display import Display
-from monarch._notebook.execute import CellResult, run, run_async, steps_of
 from monarch._notebook.magics.shell import offer
+from monarch._notebook.running.execute import CellResult, run, run_async, steps_of
+from monarch._notebook.showing.display import Display
 
 
 @service("inside.run_in_actor", "actor")

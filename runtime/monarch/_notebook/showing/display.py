@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from monarch._core.kinds import class_of, is_dict
 from monarch._node.current import current_node, has_node
-from monarch._notebook.figures import close_figures, open_figures
-from monarch._notebook.show import Bundle, bundle_of
+from monarch._notebook.showing.figures import close_figures, open_figures
+from monarch._notebook.showing.show import Bundle, bundle_of
 from monarch._session.display_pace import Pace, pace_of
 
 SHOW, UPDATE, CLEAR = "show", "update", "clear"

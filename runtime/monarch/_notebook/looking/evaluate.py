@@ -13,7 +13,7 @@ from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import request, service
 from monarch._notebook.looking.at_frame import MOST_CALLERS, PATIENCE, look
-from monarch._notebook.show import bundle_of
+from monarch._notebook.showing.show import bundle_of
 from monarch.exceptions import ArgumentError
 
 

@@ -12,8 +12,8 @@ from monarch._core.digests.digest import DIGEST
 from monarch._core.digests.values import digest_of
 from monarch._core.kinds import is_dict, is_tuple
 from monarch._core.text.tables import value_text
-from monarch._notebook.bounded import bounded
-from monarch._notebook.figures import picture_of
+from monarch._notebook.showing.bounded import bounded
+from monarch._notebook.showing.figures import picture_of
 
 Bundle = dict[str, Any]
 """MIME type to data; binary data in base64."""

@@ -1,0 +1,1 @@
+"""What a cell shows: values, figures and printed text."""
