@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from monarch._core.text.durations import parse_duration as parse_duration
     from monarch._core.text.excerpt import Excerpt as Excerpt
     from monarch._core.text.excerpt import left_out as left_out
-    from monarch._core.text.fold import PROGRESS as PROGRESS
-    from monarch._core.text.fold import Block as Block
+    from monarch._core.text.folding.blocks import PROGRESS as PROGRESS
+    from monarch._core.text.folding.blocks import Block as Block
     from monarch._core.text.tables import html_table as html_table
     from monarch._core.text.tables import text_table as text_table
     from monarch._core.text.threads import describe_threads as describe_threads
@@ -331,7 +331,7 @@ _WHERE = {
     "monarch._core.text.counts": "count_text",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
-    "monarch._core.text.fold": "PROGRESS Block",
+    "monarch._core.text.folding.blocks": "PROGRESS Block",
     "monarch._core.text.tables": "html_table text_table",
     "monarch._core.text.threads": "describe_threads",
     "monarch._core.text.unjoined": "describe_unjoined",
