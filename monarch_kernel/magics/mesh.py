@@ -27,11 +27,11 @@ from monarch_kernel.cells.runner import CellRunner, Hooks, named
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, set_debugger
 from monarch_kernel.debug.announcing import Announcing
-from monarch_kernel.debug.asking import Asking
 from monarch_kernel.debug.breaks import Breaks
 from monarch_kernel.debug.cells import source_of
 from monarch_kernel.debug.checking import Checking
 from monarch_kernel.debug.diffing import Diffing
+from monarch_kernel.debug.endpoint_prompt import Asking
 from monarch_kernel.debug.failing import Failing, take_debug
 from monarch_kernel.debug.frames import Frames
 from monarch_kernel.debug.front_end import FrontEnd

@@ -13,8 +13,8 @@ from monarch._kernel_api import (
     state_of,
 )
 from monarch_kernel.calls.record import Calls
-from monarch_kernel.meshes.asking import ask_vitals
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.rank_vitals import ask_vitals
 
 
 class Busy(NamedTuple):

@@ -88,7 +88,6 @@ if TYPE_CHECKING:
     from monarch._core.unjoined import Finding as Finding
     from monarch._core.unjoined import Waits as Waits
     from monarch._debug.answering import Answering as Answering
-    from monarch._debug.asking import ask_ranks as ask_ranks
     from monarch._debug.collectives_in import collective_in as collective_in
     from monarch._debug.commands import HELP as HELP
     from monarch._debug.commands import Reader as Reader
@@ -98,6 +97,7 @@ if TYPE_CHECKING:
     from monarch._debug.here import pause_here as pause_here
     from monarch._debug.here import where_here as where_here
     from monarch._debug.known import known_here as known_here
+    from monarch._debug.pausing import ask_ranks as ask_ranks
     from monarch._debug.resuming import resume_here as resume_here
     from monarch._debug.sentry.controller import Sentries as Sentries
     from monarch._debug.stepping import break_here as break_here
@@ -108,8 +108,8 @@ if TYPE_CHECKING:
     from monarch._debug.stops import stops as stops
     from monarch._debug.threads import known_threads as known_threads
     from monarch._debug.threads import threads_here as threads_here
-    from monarch._debug.why.asking import explain as explain
-    from monarch._debug.why.asking import names_of as names_of
+    from monarch._debug.why.explaining import explain as explain
+    from monarch._debug.why.explaining import names_of as names_of
     from monarch._debug.why.inquiry import Inquiry as Inquiry
     from monarch._debug.why.inquiry import procs_beyond as procs_beyond
     from monarch._engine.rank.functions.stopping import stop_function as stop_function
@@ -346,7 +346,7 @@ _WHERE = {
     "monarch._groups.torchrun": "Script arrange new_token run_order script_of take_order",
     "monarch._meshes.actors.actor_mesh": "ActorMesh is_actor_mesh",
     "monarch._debug.answering": "Answering",
-    "monarch._debug.asking": "ask_ranks",
+    "monarch._debug.pausing": "ask_ranks",
     "monarch._debug.collectives_in": "collective_in",
     "monarch._debug.commands": "HELP Reader unknown",
     "monarch._debug.grouped": "grouped grouped_lines",
@@ -354,7 +354,7 @@ _WHERE = {
     "monarch._debug.sentry.controller": "Sentries",
     "monarch._debug.known": "known_here",
     "monarch._debug.resuming": "resume_here",
-    "monarch._debug.why.asking": "explain names_of",
+    "monarch._debug.why.explaining": "explain names_of",
     "monarch._debug.why.inquiry": "Inquiry procs_beyond",
     "monarch._debug.stepping": "break_here forget_here go_here",
     "monarch._debug.stops": "PAUSE Stopped stops",

@@ -35,7 +35,7 @@ SERVICES = {
     "local": "monarch._engine.active",
     "looking": "monarch._notebook.looking.variables",
     "names": "monarch._notebook.variables.names",
-    "pausing": "monarch._debug.asking",
+    "pausing": "monarch._debug.pausing",
     "peek": "monarch._notebook.who.peek",
     "pipelined": "monarch._groups.pipelined",
     "progress": "monarch._engine.rank.recovery.progress",
@@ -67,5 +67,5 @@ SERVICES = {
     "whereabouts": "monarch._notebook.reporting.whereabouts",
     "who": "monarch._notebook.who.listing",
     "why": "monarch._debug.why.probing",
-    "asking_why": "monarch._debug.why.asking",
+    "asking_why": "monarch._debug.why.explaining",
 }

@@ -11,7 +11,7 @@ STOPS = (
     COMMON
     + """
 from monarch._core.stop_ladder import Ending
-from monarch._debug.asking import ask_ranks
+from monarch._debug.pausing import ask_ranks
 from monarch._debug.here import where_here
 from monarch._meshes.inside import state_of
 from monarch._node.services.asking import send_signal

@@ -10,7 +10,7 @@ from monarch._core.digests.comparison import Comparison, Difference, Part, first
 from monarch._core.digests.elements import Elements, differing
 from monarch._core.kinds import is_list, is_tuple
 from monarch._core.roster import Procs
-from monarch._debug.asking import ask_ranks
+from monarch._debug.pausing import ask_ranks
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import Request, request, service

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from monarch._core.kinds import is_tuple
 from monarch._core.roster import Procs
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._debug.asking import ask_ranks, values_of
 from monarch._debug.collectives_in import collective_in
+from monarch._debug.pausing import ask_ranks, values_of
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import request, service
