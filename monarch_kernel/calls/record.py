@@ -193,7 +193,7 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    # Ops on tensors of a mesh continue, so that all ranks have run the same ones.
+    # Ops on distributed tensors continue, so that all ranks have run the same ones.
     return call.method.startswith("__") or _is_unstopped(call)
 
 

@@ -117,7 +117,7 @@ class Detaching:
             )
         if detached.lost_tensors:
             print(
-                f"  {detached.lost_tensors} tensors over the mesh of the earlier notebook are lost, and their memory "
+                f"  {detached.lost_tensors} distributed tensors of the earlier notebook are lost, and their memory "
                 f"is free; monarch.save and monarch.load carry such tensors over (variables of ranks are there)"
             )
         if detached.dropped:

@@ -1,4 +1,4 @@
-"""``%mesh``: the memory that tensors of meshes hold, by the names of the notebook."""
+"""``%mesh``: the memory that distributed tensors hold, by the names of the notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensors_bundle(names: Mapping[str, Any]) -> dict[str, str] | None:
     rows: list[list[object]] = [
         [each.name, each.mesh, each.tensors, size_text(each.size), size_text(each.most)] for each in held
     ]
-    title = "tensors of meshes"
+    title = "distributed tensors"
     return {
         "text/plain": "\n".join([title, text_table(_HEADERS, rows, _MOST)]),
         "text/html": html_table(_HEADERS, rows, _MOST, title=title),

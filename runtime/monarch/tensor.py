@@ -1,4 +1,4 @@
-"""Tensors over a mesh: one program, one tensor, every rank computes.
+"""Distributed tensors: one program, one tensor, every rank computes.
 
 import monarch
 from monarch.distributed import Mesh

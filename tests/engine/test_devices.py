@@ -1,4 +1,4 @@
-"""To the program, tensors of a mesh are on the CPU, also if the ranks have GPUs and the program has none."""
+"""To the program, distributed tensors are on the CPU, also if the ranks have GPUs and the program has none."""
 
 from __future__ import annotations
 

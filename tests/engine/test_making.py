@@ -1,4 +1,4 @@
-"""Making tensors of a mesh, and getting their values back."""
+"""Making distributed tensors, and getting their values back."""
 
 from __future__ import annotations
 

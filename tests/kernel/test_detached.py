@@ -212,7 +212,7 @@ setattr(place, {where!r}, waits)""").ok()
     assert wait_until(lambda: not find("m").user, ENDS)
     said = second.run("%mesh attach m").ok().stream()
     # Ranks that were taken over already still know what is lost.
-    assert ("tensors over the mesh of the earlier notebook are lost" in said) is (where == "_add_actors")
+    assert ("distributed tensors of the earlier notebook are lost" in said) is (where == "_add_actors")
     assert second.mesh("x").ok().shown == "[rank 0] 5"
     second.run("%mesh down m").ok()
 
@@ -250,7 +250,7 @@ def test_tensors_over_a_mesh_end_with_their_notebook(books: Callable[[], Noteboo
     second = books()
     said = second.run("%mesh attach m").ok().stream()
     assert re.search(
-        r"  \d tensors over the mesh of the earlier notebook are lost, and their memory is free; monarch.save", said
+        r"  \d distributed tensors of the earlier notebook are lost, and their memory is free; monarch.save", said
     )
     assert "Executor" not in said
     assert second.mesh("kept.item()").ok().shown == "[ranks 0-1] 2.0"

@@ -1,4 +1,4 @@
-"""All private names of torch that tensors of a mesh need, tested against the torch that is installed."""
+"""All private names of torch that distributed tensors need, tested against the torch that is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor of a mesh whose parts a function makes on the ranks."""
+"""A distributed tensor whose parts a function makes on the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New tensors of a mesh: from values of the program, or made on the ranks without a byte through the program."""
+"""New distributed tensors: from values of the program, or made on the ranks without a byte through the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANDOM = ("rand", "randn")
 
 
 def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
-    """Return a tensor of a mesh with a value of the program. Each rank gets its part only.
+    """Return a distributed tensor with a value of the program. Each rank gets its part only.
 
     Args:
         tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
@@ -98,7 +98,7 @@ def _maker(kind: str, numbers: Callable[[], tuple[Any, ...]], what: str) -> Call
         return made_on_ranks(kind, _shape(size), mesh, spec, dtype, requires_grad, numbers())
 
     make.__name__ = make.__qualname__ = kind
-    make.__doc__ = f"""Return a tensor of a mesh {what}, made on the ranks.
+    make.__doc__ = f"""Return a distributed tensor {what}, made on the ranks.
 
     Args:
         size: of each dim, as for ``torch.{kind}``.
@@ -134,7 +134,7 @@ def full(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of a mesh with one value everywhere, made on the ranks; see ``monarch.zeros``."""
+    """Return a distributed tensor with one value everywhere, made on the ranks; see ``monarch.zeros``."""
     kind = dtype or torch.full((), fill_value).dtype
     shape = _shape((size,) if isinstance(size, int) else tuple(size))
     return made_on_ranks("full", shape, mesh, spec, kind, requires_grad, (fill_value,))
@@ -150,14 +150,14 @@ def arange(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of a mesh with numbers from ``start`` to below ``end``; see ``monarch.zeros``."""
+    """Return a distributed tensor with numbers from ``start`` to below ``end``; see ``monarch.zeros``."""
     first, last = (0, start) if end is None else (start, end)
     model = torch.arange(first, last, step, dtype=dtype, device="meta")
     return made_on_ranks("arange", tuple(model.shape), mesh, spec, model.dtype, requires_grad, (first, step))
 
 
 def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, spec: Spec, *args: Any) -> Tensor:
-    """Return a tensor of a mesh whose parts come from a function on each rank, or from a rank-local tensor.
+    """Return a distributed tensor whose parts come from a function on each rank, or from a rank-local tensor.
 
     Args:
         function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a

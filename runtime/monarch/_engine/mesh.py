@@ -80,7 +80,7 @@ class Mesh:
 
         Args:
             function: from a module, a script or a notebook cell, or a lambda.
-            args: the same for every rank; a tensor of this mesh arrives as the part of the rank.
+            args: the same for every rank; a distributed tensor of this mesh arrives as the shard of the rank.
             kwargs: likewise.
 
         Raises:

@@ -1,4 +1,4 @@
-"""``load``: tensors of a mesh from disk, in place or new ones, each rank its parts."""
+"""``load``: distributed tensors from disk, in place or new ones, each rank its parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(
     plan: Any = "replicate",
     version: str | int | None = None,
 ) -> Any:
-    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Mesh sizes and specs may
+    """Read a checkpoint into the tensors of a state, or as new distributed tensors. Mesh sizes and specs may
     differ from those that it was written with.
 
     Args:
@@ -194,7 +194,7 @@ def _values(mesh: TensorMesh, folder: str, keys: list[str]) -> dict[str, Any]:
 
 
 def _read(mesh: TensorMesh, folder: str, keys: list[str], tensors: list[Tensor]) -> None:
-    """Issue the op that reads some tensors of a mesh; those that are sharded in an unusual way are copied."""
+    """Issue the op that reads some distributed tensors; those that are sharded in an unusual way are copied."""
     # All ranks must agree on what has failed before: the op gives values to all.
     mesh.recovery.ask(lambda: mesh.actors.ready.call([]).get())
     targets = [each if has_boxes(each) else _substitute(each) for each in tensors]

@@ -1,4 +1,4 @@
-"""``save``: a state with tensors of a mesh on disk, written by the ranks, each its parts."""
+"""``save``: a state with distributed tensors on disk, written by the ranks, each its parts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _TAKE = "tensor_parts.take"
 
 
 def save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeout: float = 600.0) -> str:
-    """Write a state with tensors of a mesh as a new version in a folder, and return the path of the version.
+    """Write a state with distributed tensors as a new version in a folder, and return the path of the version.
 
     The ranks write their parts, in the format of ``torch.distributed.checkpoint``, which also reads it. A version is
     complete or absent: if something dies meanwhile, earlier versions are unchanged.
 
     Args:
-        state: a dict of tensors of a mesh, other tensors, values that can be pickled, dicts of them, and objects with
+        state: a dict of distributed tensors, other tensors, values that can be pickled, dicts of them, and objects with
             ``state_dict`` and ``load_state_dict``, such as ``{"model": model, "optimizer": optimizer}``.
         path: the folder, visible to all hosts of the mesh; created if missing.
         keep: how many versions stay in the folder.
         timeout: seconds in total.
 
     Raises:
-        ArgumentError: the state has no tensors of a mesh, or is not a dict.
+        ArgumentError: the state has no distributed tensors, or is not a dict.
         ActorError: a value cannot be saved, or the disk is full.
         CallTimeoutError: it took longer than the timeout.
         DeviceMeshError: a rank has died, a tensor has no value, or another program writes there.

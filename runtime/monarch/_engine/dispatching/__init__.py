@@ -1,1 +1,1 @@
-"""Ops on tensors of a mesh: how they run, and the metadata of their results."""
+"""Ops on distributed tensors: how they run, and the metadata of their results."""

@@ -1,4 +1,4 @@
-"""Adafactor for tensors of a mesh: torch's reads two norms of each parameter, and here they stay on the ranks."""
+"""Adafactor for distributed tensors: torch's reads two norms of each parameter, and here they stay on the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch._engine.tensors.tensor import Tensor
 
 
 def register_adafactor() -> None:
-    """Let torch's Adafactor use the functions of this file for tensors of a mesh."""
+    """Let torch's Adafactor use the functions of this file for distributed tensors."""
     module: Any = adafactor_module
     if getattr(module.adafactor, "monarch_plain", None) is None:
         module.adafactor = _choosing(module.adafactor)

@@ -1,4 +1,4 @@
-"""An op on tensors of a mesh: what it does is looked up or inferred, then it is appended to the stream."""
+"""An op on distributed tensors: what it does is looked up or inferred, then it is appended to the stream."""
 
 from __future__ import annotations
 
@@ -137,10 +137,10 @@ def _in_place_view(op: Any, args: Any, kwargs: Any) -> Tensor:
     """Give a tensor another shape in place, as ``squeeze_`` does: it becomes the view, and its aliases stay."""
     tensor: Any = args[0]
     if not isinstance(tensor, Tensor):
-        raise MeshOpError(f"{op} cannot give a tensor of the program the shape of a tensor of a mesh")
+        raise MeshOpError(f"{op} cannot give a tensor of the program the shape of a distributed tensor")
     outer = view_out_of_place(op)
     if outer is None:
-        raise MeshOpError(f"{op}: a tensor of a mesh cannot be resized; make a new one")
+        raise MeshOpError(f"{op}: a distributed tensor cannot be resized; make a new one")
     base = Tensor(tensor.monarch_ref, tensor.monarch_layout)
     base.monarch_origin = tensor.monarch_origin
     view: Tensor = dispatch(outer, (base, *args[1:]), kwargs)

@@ -101,7 +101,7 @@ def with_device(signature: Signature, args: Any, kwargs: dict[str, Any]) -> dict
     wanted = torch.device(device)
     if wanted.type not in ("cpu", mesh.kind):
         raise MeshOpError(
-            f"device={str(device)!r}: a tensor of a mesh stays on the devices of its ranks ({mesh.kind}); "
+            f"device={str(device)!r}: a distributed tensor stays on the devices of its ranks ({mesh.kind}); "
             f"full_tensor() returns its value to the program"
         )
     return {**{key: arg for key, arg in kwargs.items() if key != "pin_memory" or arg}, "device": mesh.device}

@@ -63,7 +63,7 @@ class Signature:
             self._add_tensor(arg)
         elif isinstance(arg, torch.Generator):
             raise MeshOpError(
-                "ops on tensors of a mesh do not take a generator; set their seed with torch.manual_seed()"
+                "ops on distributed tensors do not take a generator; set their seed with torch.manual_seed()"
             )
         else:
             key.append(arg)

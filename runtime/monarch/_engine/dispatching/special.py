@@ -38,7 +38,7 @@ def _all_close(args: Any, kwargs: Any) -> tuple[bool, Any]:
 
 
 def _copy(args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Copy between a tensor of the mesh and one of the program, each sharded as its target."""
+    """Copy between a distributed tensor and one of the program, each sharded as its target."""
     target, source = args[0], args[1]
     if not isinstance(target, Tensor):
         return True, target.copy_(source.full_tensor())

@@ -32,7 +32,7 @@ class Observer(Protocol):
         ...
 
     def put(self, made: Any, value: Any) -> None:
-        """A value of the program becomes a tensor of the mesh."""
+        """A value of the program becomes a distributed tensor."""
         ...
 
     def number_in(self, value: Any) -> Any:

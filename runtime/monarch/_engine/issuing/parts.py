@@ -1,4 +1,4 @@
-"""A tensor of a mesh in a message to its ranks."""
+"""A distributed tensor in a message to its ranks."""
 
 from __future__ import annotations
 

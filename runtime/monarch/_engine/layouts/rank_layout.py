@@ -30,7 +30,7 @@ class RankLayout:
 
 
 def layout_of(mesh: Any, shape: Any, stride: Any, dtype: torch.dtype) -> RankLayout:
-    """Return the layout of tensors of a mesh."""
+    """Return the layout of rank-local tensors."""
     key = tuple(shape), tuple(stride), dtype
     known: dict[Any, RankLayout] = mesh.rank_layouts
     found = known.get(key)
@@ -39,5 +39,5 @@ def layout_of(mesh: Any, shape: Any, stride: Any, dtype: torch.dtype) -> RankLay
 
 
 def dense_layout(mesh: Any, shape: Any, dtype: torch.dtype) -> RankLayout:
-    """Return the layout of contiguous tensors of a mesh."""
+    """Return the layout of contiguous rank-local tensors."""
     return layout_of(mesh, shape, contiguous_strides(shape), dtype)

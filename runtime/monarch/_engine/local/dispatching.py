@@ -222,7 +222,7 @@ def _on_device(op: Any, kwargs: dict[str, Any], mesh: TensorMesh | None, call: _
     own = mesh or call.tensors[0].monarch_layout.mesh
     if torch.device(wanted).type not in ("cpu", own.kind):
         raise MeshOpError(
-            f"{op}: device={str(wanted)!r}: a tensor of a mesh stays on the devices of its ranks ({own.kind}); "
+            f"{op}: device={str(wanted)!r}: a rank-local tensor stays on the devices of its ranks ({own.kind}); "
             f"monarch.inspect(tensor) returns the value of a rank to the program"
         )
     return {**kept, "device": own.device}
@@ -235,7 +235,7 @@ def _in_place_view(op: Any, args: Any, kwargs: Any) -> RankTensor:
         raise local_tensor(op, tensor)
     outer = view_out_of_place(op)
     if outer is None:
-        raise MeshOpError(f"{op}: a tensor of a mesh cannot be resized; make a new one")
+        raise MeshOpError(f"{op}: a rank-local tensor cannot be resized; make a new one")
     view: RankTensor = dispatch(outer, (_alias(tensor), *args[1:]), kwargs)
     view_in_place(op, tensor, args[1:], kwargs)
     tensor.monarch_ref, tensor.monarch_layout = view.monarch_ref, view.monarch_layout

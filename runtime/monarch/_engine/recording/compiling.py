@@ -41,7 +41,7 @@ def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
     ``backward()`` in the function.
 
     Args:
-        function: a step, such as forward, backward and ``optimizer.step()``. It returns tensors of a mesh, in lists,
+        function: a step, such as forward, backward and ``optimizer.step()``. It returns distributed tensors, in lists,
             tuples and dicts.
         backend: ``"eager"`` runs the graph op by op, ``"inductor"`` compiles the ops between collectives.
 
@@ -159,7 +159,7 @@ class Compiled(Generic[P, R]):
             what = f"{changed[0]} has different values" if changed else "something that it uses changes"
             raise ArgumentError(
                 f"{self._name} was recorded {_MOST} times for arguments of the same shapes, because {what} in each "
-                f"call. Pass what changes as a tensor of the mesh."
+                f"call. Pass what changes as a distributed tensor."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(
@@ -182,7 +182,7 @@ class Compiled(Generic[P, R]):
         if recorder.refusal is not None:
             raise ArgumentError(recorder.refusal)
         if recorder.stream is None:
-            raise ArgumentError(f"{self._name} has no op on tensors of a mesh, so there is nothing to record")
+            raise ArgumentError(f"{self._name} has no op on distributed tensors, so there is nothing to record")
         around = Surroundings(before, Captured(self.function, objects))
         if not creates_state(around):
             self._keep(key, known, Recording(recorder, around, tensors, result, self.backend))

@@ -1,4 +1,4 @@
-"""``monarch.simulate``: a program on tensors of a mesh without devices: does it fit, and how long does it take?"""
+"""``monarch.simulate``: a program on distributed tensors without devices: does it fit, and how long does it take?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch.exceptions import ArgumentError
 
 
 class simulate:
-    """A block in which a program on tensors of a mesh runs without devices and processes.
+    """A block in which a program on distributed tensors runs without devices and processes.
 
     Meshes that the block makes have no processes: ops run on shapes. Reading a value gives NaN or zeros. ``forecast()``
     tells peak memory by owner, bytes of collectives by axis and line, and an estimate of the time.

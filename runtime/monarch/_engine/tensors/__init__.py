@@ -1,1 +1,1 @@
-"""A tensor of a mesh, as the program sees it."""
+"""A distributed tensor, as the program sees it."""

@@ -1,4 +1,4 @@
-"""The device of a tensor of a mesh: to the program always the CPU, whatever the ranks compute on (decision 0097).
+"""The device of a distributed tensor: to the program always the CPU, whatever the ranks compute on (decision 0097).
 
 So a program without a GPU controls ranks with GPUs, and one with GPUs starts none of its own.
 """
@@ -54,7 +54,7 @@ def is_of_kind(value: Any, kind: str) -> bool:
 
 
 class OnRanks:
-    """The methods of a tensor of a mesh that name a device."""
+    """The methods of a distributed tensor that name a device."""
 
     monarch_layout: Any
 
@@ -75,13 +75,13 @@ class OnRanks:
         """
         if self.monarch_layout.mesh.kind == "cuda":
             return self
-        raise MeshOpError("cuda(): a tensor of a mesh stays on the devices of its ranks, which are CPUs")
+        raise MeshOpError("cuda(): a distributed tensor stays on the devices of its ranks, which are CPUs")
 
 
 def refuse_autocast(kind: str) -> None:
     """Raise if the program casts for the GPUs of the ranks, as torch does for those of the program only."""
     if kind != "cpu" and torch.is_autocast_enabled(kind):
         raise MeshOpError(
-            f"torch.autocast({kind!r}) has no effect on tensors of a mesh, which the program sees as CPU tensors; use "
-            f"torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), which the ranks apply on their GPUs"
+            f"torch.autocast({kind!r}) has no effect on distributed tensors, which the program sees as CPU tensors; "
+            f"use torch.autocast('cpu', dtype={torch.get_autocast_dtype(kind)}), which the ranks apply on their GPUs"
         )

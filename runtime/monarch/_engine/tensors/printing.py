@@ -1,4 +1,4 @@
-"""How a tensor of a mesh is shown: shape, dtype, spec, and figures that the ranks compute."""
+"""How a distributed tensor is shown: shape, dtype, spec, and figures that the ranks compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor of a mesh, as the program sees it: metadata and a reference. The ranks hold the values."""
+"""A distributed tensor, as the program sees it: metadata and a reference. The ranks hold the values."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Tensor(OnRanks, torch.Tensor):
 
     def _refuse(self, name: str) -> NoReturn:
         raise MeshOpError(
-            f"{name}: the values of a tensor of a mesh are on its ranks; full_tensor() returns them to the program, "
+            f"{name}: the values of a distributed tensor are on its ranks; full_tensor() returns them to the program, "
             f"and mesh.execute(function, tensor) calls a function on the part of each rank"
         )
 

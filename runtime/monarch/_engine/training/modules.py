@@ -1,4 +1,4 @@
-"""``module_to_mesh``: a module whose parameters and buffers are tensors of a mesh."""
+"""``module_to_mesh``: a module whose parameters and buffers are distributed tensors."""
 
 from __future__ import annotations
 

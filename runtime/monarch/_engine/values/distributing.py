@@ -20,7 +20,7 @@ from monarch.exceptions import MeshOpError
 
 
 def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements | None) -> Tensor:
-    """Return a tensor of a mesh with a value of the program."""
+    """Return a distributed tensor with a value of the program."""
     if hasattr(value, "monarch_ref"):
         raise MeshOpError(
             "a tensor of the ranks cannot be distributed; monarch.from_local(tensor, mesh, spec) makes one tensor of "

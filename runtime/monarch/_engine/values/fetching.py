@@ -103,7 +103,7 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
     """Return the part of a tensor that one rank has.
 
     Args:
-        tensor: a tensor of a mesh.
+        tensor: a distributed tensor.
         coordinates: the coordinates of the rank by axis, 0 for those that are not named; without any, the whole value.
 
     Raises:
@@ -114,7 +114,7 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
     if hasattr(tensor, "monarch_ref") and not is_a(tensor, Tensor):
         raise ArgumentError("fetch: the tensor is rank-local; use monarch.inspect(tensor, axis=...)")
     if not is_a(tensor, Tensor):
-        raise ArgumentError(f"fetch: expected a tensor of a mesh, got {type(tensor).__name__}")
+        raise ArgumentError(f"fetch: expected a distributed tensor, got {type(tensor).__name__}")
     if not coordinates:
         return full_tensor(tensor)
     mesh = tensor.monarch_layout.mesh

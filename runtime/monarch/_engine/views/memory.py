@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
-    """Return the memory that tensors of a mesh hold, the most first; asks no rank.
+    """Return the memory that distributed tensors hold, the most first; asks no rank.
 
     Args:
         mesh: the mesh of the tensors.

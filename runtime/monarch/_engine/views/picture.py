@@ -1,4 +1,4 @@
-"""A picture of a tensor of a mesh: which rank holds which part, with the same as text."""
+"""A picture of a distributed tensor: which rank holds which part, with the same as text."""
 
 from __future__ import annotations
 

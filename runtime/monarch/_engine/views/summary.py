@@ -1,4 +1,4 @@
-"""Memory and failures of tensors for notebooks. Imports torch only if the program has tensors of a mesh."""
+"""Memory and failures of tensors for notebooks. Imports torch only if the program has distributed tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeldRow(NamedTuple):
 
 
 def tensors_held(names: Mapping[str, Any]) -> list[HeldRow]:
-    """Return the memory that tensors of meshes hold; asks no rank.
+    """Return the memory that distributed tensors hold; asks no rank.
 
     Args:
         names: variables of the program.

@@ -1,4 +1,4 @@
-"""Ops of a program, which knows tensors of a mesh as ones of the CPU, on the device of this rank."""
+"""Ops of a program, which knows distributed tensors as ones of the CPU, on the device of this rank."""
 
 from __future__ import annotations
 

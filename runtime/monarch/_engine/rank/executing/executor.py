@@ -29,7 +29,7 @@ from monarch.exceptions import ArgumentError
 
 
 class Executor(Recovers):
-    """Holds this rank's parts of all tensors of its mesh. Used by the thread of the actor only."""
+    """Holds this rank's shards of all distributed tensors of its mesh. Used by the thread of the actor only."""
 
     monarch_unstopped = frozenset(
         {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}

@@ -29,7 +29,7 @@ class Known(NamedTuple):
 
 
 class RankState(Actor):
-    """Holds this rank's parts of all tensors of its mesh. Used by the thread of the actor only."""
+    """Holds this rank's shards of all distributed tensors of its mesh. Used by the thread of the actor only."""
 
     def __init__(self) -> None:
         register_attention()

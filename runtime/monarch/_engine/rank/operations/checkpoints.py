@@ -65,7 +65,7 @@ def take(executor: HasTensors, state: dict[Any, Any], writes_values: bool, first
 
     Args:
         executor: the executor of the rank.
-        state: nested dicts, with a Part for each tensor of a mesh.
+        state: nested dicts, with a Part for each distributed tensor.
         writes_values: whether there are values of the program, which one rank writes.
         first: that rank.
     """
