@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -50,7 +50,7 @@ def replicated(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, signature: Sig
                 made = found[id(arg)] = _implicit(mesh, op, arg)
             return made
         if isinstance(arg, list | tuple):
-            return [convert(each) for each in arg]
+            return [convert(each) for each in cast("list[Any]", arg)]
         return arg
 
     args = [convert(arg) for arg in args]

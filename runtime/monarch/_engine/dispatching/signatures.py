@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -86,5 +86,5 @@ def skeleton(arg: Any, tensors: list[int], values: list[int], floats: bool) -> A
         values[0] += 1
         return Value(values[0] - 1)
     if isinstance(arg, list | tuple):
-        return [skeleton(each, tensors, values, floats) for each in arg]
+        return [skeleton(each, tensors, values, floats) for each in cast("list[Any]", arg)]
     return arg

@@ -1,1 +1,1 @@
-"""What a rank does, reported while it is busy: its line, thread state, memory and device."""
+"""State of a rank, reported while it is busy: its line, threads, memory and device."""

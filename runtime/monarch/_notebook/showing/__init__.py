@@ -1,1 +1,1 @@
-"""What a cell shows: values, figures and printed text."""
+"""Output of a cell on a rank: values, figures and printed text."""
