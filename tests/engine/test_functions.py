@@ -170,7 +170,7 @@ def test_errors_of_tensors_name_the_mesh_of_the_program(end: str) -> None:
             look()
         text = str(raised.value)
         assert "trainer" in text, (name, text)
-        assert not re.search(r"tensors\b[.\[]|of tensors |movers|put_part|run\(\)", text), (name, text)
+        assert not re.search(r"tensors\b[.\[]|of tensors |movers|put_shard|run\(\)", text), (name, text)
     looks.clear()
     for each in (mesh, other):
         each.stop().get(30)

@@ -226,7 +226,7 @@ def test_both_views_convert_and_refuse_to_mix(mesh: Any) -> None:
         monarch.fetch(own)
     with pytest.raises(ArgumentError, match="recorded steps take tensors that are sharded"):
         monarch.compile(lambda x: x)(own)
-    with pytest.raises(ShapeError, match="parts of different shapes"):
+    with pytest.raises(ShapeError, match="shards of different shapes"):
         monarch.distribute(torch.ones(3), mesh, ["dp"]).to_local()
 
 

@@ -22,7 +22,7 @@ _RANDOM = ("rand", "randn")
 
 
 def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
-    """Return a distributed tensor with a value of the program. Each rank gets its part only.
+    """Return a distributed tensor with a value of the program. Each rank gets its shard only.
 
     Args:
         tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
@@ -71,7 +71,7 @@ def made_on_ranks(
     requires_grad: bool,
     numbers: tuple[Any, ...],
 ) -> Tensor:
-    """Return a new tensor that the ranks make, each its part."""
+    """Return a new tensor that the ranks make, each its shard."""
     if not (dtype is None or is_a(dtype, torch.dtype)):
         raise ArgumentError(f"dtype: expected a torch.dtype such as torch.float32, got {dtype!r}")
     if kind in _RANDOM and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
@@ -157,10 +157,10 @@ def arange(
 
 
 def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, spec: Spec, *args: Any) -> Tensor:
-    """Return a distributed tensor whose parts come from a function on each rank, or from a rank-local tensor.
+    """Return a distributed tensor whose shards come from a function on each rank, or from a rank-local tensor.
 
     Args:
-        function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a
+        function: returns the shard of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a
             rank-local tensor: then gradients flow back to it.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         spec: how the tensor is sharded: see ``monarch.distribute``. Along axes that shard nothing, all ranks
@@ -169,7 +169,7 @@ def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, 
 
     Raises:
         ActorError: the function raised.
-        ShapeError: the parts do not fit together.
+        ShapeError: the shards do not fit together.
     """
     from monarch._engine.from_local import assemble
 

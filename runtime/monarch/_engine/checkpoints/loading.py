@@ -1,4 +1,4 @@
-"""``load``: distributed tensors from disk, in place or new ones, each rank its parts."""
+"""``load``: distributed tensors from disk, in place or new ones, each rank its shards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(
 
     Raises:
         ArgumentError: there is no checkpoint or version; it has no such key, or another shape; a spec does not fit.
-        TensorError: a rank could not read its parts; the tensors have no values then.
+        TensorError: a rank could not read its shards; the tensors have no values then.
         DeviceMeshError: a rank has died.
     """
     where = folder_of(path)

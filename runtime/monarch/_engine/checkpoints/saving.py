@@ -1,4 +1,4 @@
-"""``save``: a state with distributed tensors on disk, written by the ranks, each its parts."""
+"""``save``: a state with distributed tensors on disk, written by the ranks, each its shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from monarch._core.kinds import is_a, is_count
 from monarch._engine.checkpoints.states import as_dicts, by_mesh, check_real, parts_in, states_of
-from monarch._engine.issuing.parts import Part
+from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.values.fetching import in_boxes
@@ -23,7 +23,7 @@ _TAKE = "tensor_parts.take"
 def save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeout: float = 600.0) -> str:
     """Write a state with distributed tensors as a new version in a folder, and return the path of the version.
 
-    The ranks write their parts, in the format of ``torch.distributed.checkpoint``, which also reads it. A version is
+    The ranks write their shards, in the format of ``torch.distributed.checkpoint``, which also reads it. A version is
     complete or absent: if something dies meanwhile, earlier versions are unchanged.
 
     Args:
@@ -66,7 +66,7 @@ def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeo
         if isinstance(value, Tensor):
             with torch.no_grad():
                 kept.append(in_boxes(value))
-            return Part(kept[-1].monarch_ref.number)
+            return ShardRef(kept[-1].monarch_ref.number)
         return value.detach() if isinstance(value, torch.Tensor) else value
 
     packed = as_dicts(parts, part)

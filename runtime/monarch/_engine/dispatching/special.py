@@ -98,7 +98,7 @@ _MEAN, _SUM = 1, 2
 
 
 def _mean_loss(op: Any, backward: bool) -> Any:
-    """Return the way of a loss or its gradient, for whose mean torch takes the sizes of parts for those of the whole.
+    """Return the way of a loss or its gradient, for whose mean torch takes the sizes of shards for those of the whole.
 
     It runs as a sum, which is then sharded.
     """

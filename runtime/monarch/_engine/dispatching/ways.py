@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monarch._core.kinds import is_list
-from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, largest_of_each, part_sizes, truth_checks
+from monarch._engine.dtensor_compat import check_of_linalg, fused_sgd, largest_of_each, shard_sizes, truth_checks
 from monarch._engine.layouts.specs import is_replicated, replicated, without_partial
 from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.values.redistribution import moved
@@ -27,7 +27,7 @@ _OF_VALUES = (
     *(aten.argmax.default, aten.argmin.default, aten.linalg_vector_norm.default),
     *largest_of_each,
 )
-"""Ops that have no result for a part without elements."""
+"""Ops that have no result for a shard without elements."""
 
 
 def ways(issue: Issue) -> dict[Any, Way]:
@@ -77,10 +77,10 @@ def _as_op(op: Any, issue: Issue) -> Way:
 
 
 def _masked(op: Any, issue: Issue) -> Way:
-    """Combine the rows that ranks have found in their parts at once: DTensor's terms with a mask allow no views."""
+    """Combine the rows that ranks have found in their shards at once: DTensor's terms with a mask allow no views."""
 
     def run(args: Any, kwargs: Any) -> tuple[bool, Any]:
-        # A part without rows has none to find an index in.
+        # A shard without rows has none to find an index in.
         result = issue(op, tuple(_filled(each) for each in args), kwargs)
         return True, moved(result, without_partial(result.placements))
 
@@ -102,20 +102,20 @@ def _of_values(op: Any, issue: Issue) -> Way:
 
 def _filled(value: Any) -> Any:
     """Return a tensor with elements on each rank: a whole one if there are fewer of them than ranks."""
-    return _whole(value) if isinstance(value, Tensor) and _has_empty_part(value) else value
+    return _whole(value) if isinstance(value, Tensor) and _has_empty_shard(value) else value
 
 
-def _has_empty_part(tensor: Tensor) -> bool:
+def _has_empty_shard(tensor: Tensor) -> bool:
     layout = tensor.monarch_layout
     sizes = layout.mesh.sizes
     if is_replicated(layout.placements) or min(layout.shape, default=1) >= math.prod(sizes) ** 2:
         return False
-    # The last rank along each axis has the smallest parts.
-    return 0 in part_sizes(layout.shape, sizes, [size - 1 for size in sizes], without_partial(layout.placements))[0]
+    # The last rank along each axis has the smallest shards.
+    return 0 in shard_sizes(layout.shape, sizes, [size - 1 for size in sizes], without_partial(layout.placements))[0]
 
 
 def _group_norm_backward(issue: Issue) -> Way:
-    """Compute on whole values, with a gradient of the input: torch's rule takes sizes of parts for those of wholes."""
+    """Compute on whole values, with a gradient of the input: torch's rule takes sizes of shards for those of wholes."""
     op = aten.native_group_norm_backward.default
 
     def run(args: Any, kwargs: Any) -> tuple[bool, Any]:

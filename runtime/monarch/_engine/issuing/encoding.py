@@ -25,7 +25,7 @@ from monarch._engine.dtensor_compat import overload_of, schema_of
 
 NEW = "new"
 CALL = "call"
-"""Kind of an entry that a halted rank keeps for later, as a part from the program: a function and its arguments."""
+"""Kind of an entry that a halted rank keeps for later, as a shard from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
 
 

@@ -110,8 +110,8 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     return asked(mesh, lambda: mesh.actors.fetch.call(numbers, rank), "fetch_shard", values)
 
 
-def _owned(part: torch.Tensor) -> torch.Tensor:
-    return part.cpu().clone() if part.device.type == "cpu" else part.cpu()
+def _owned(shard: torch.Tensor) -> torch.Tensor:
+    return shard.cpu().clone() if shard.device.type == "cpu" else shard.cpu()
 
 
 def asked(mesh: TensorMesh, send: Callable[[], Any], label: str, make: Callable[[Iterable[Any]], Any]) -> Future[Any]:

@@ -24,7 +24,7 @@ from monarch._engine.local.streams import Stream
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch._engine.tensors.tensor import Tensor
-from monarch._engine.values.fetching import part_of
+from monarch._engine.values.fetching import shard_of
 from monarch._engine.values.redistribution import to_placements
 from monarch._meshes.inside import node_of, state_of, view_at
 from monarch.exceptions import ArgumentError, MeshOpError, ShapeError
@@ -198,7 +198,7 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
         own = after = None
         placements = tensor.placements
         layout = target.layouts.dense(tensor.shape, tensor.dtype, placements)
-        shapes = {rank: part_of(target, tensor.shape, placements, rank)[0] for rank in target.ranks}
+        shapes = {rank: shard_of(target, tensor.shape, placements, rank)[0] for rank in target.ranks}
         if len(set(shapes.values())) == 1:
             shapes = shapes[target.ranks[0]]
         sharded = tuple(placements), tuple(tensor.shape)

@@ -34,8 +34,8 @@ def reduce(
         dims: an axis or several; None for all axes of the mesh.
         reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or "stack", which adds a first dim
             with the tensors of all ranks along the axis.
-        scatter: whether each rank gets only its part: that of the first dim, whose size must be that of the axis. With
-            "stack", ranks exchange parts (all-to-all).
+        scatter: whether each rank gets only its shard: that of the first dim, whose size must be that of the axis. With
+            "stack", ranks exchange shards (all-to-all).
         mesh: must be None; move the result with ``to_mesh``.
 
     Returns:

@@ -14,7 +14,7 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_flatten, tree_map, tree_unflatten, without_modes
 from monarch._engine.issuing.encoding import Input, Template
 from monarch._engine.issuing.lines import lines
-from monarch._engine.issuing.parts import Part
+from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.issuing.stream import Ref, new_number
 from monarch._engine.layouts.rank_layout import layout_of
 from monarch._engine.local.checking import check_input, local_tensor, mesh_differs, mixed, stream_differs
@@ -219,7 +219,7 @@ class Remote:
     def _for_values(self, args: Any, kwargs: Any) -> tuple[TensorMesh, Any, Any]:
         leaves, tree = tree_flatten((args, kwargs))
         _, mesh, _ = self._checked(leaves)
-        packed = [Part(each.monarch_ref.number) if isinstance(each, RankTensor) else each for each in leaves]
+        packed = [ShardRef(each.monarch_ref.number) if isinstance(each, RankTensor) else each for each in leaves]
         return mesh, mesh.actors, tree_unflatten(packed, tree)
 
     def _on_one(self, mesh: TensorMesh, rank: int, packed: Any) -> Future[Any]:

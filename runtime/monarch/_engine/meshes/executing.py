@@ -20,7 +20,7 @@ class Execution:
         stream: the stream of the mesh; what it has not sent is sent before.
         view: the executors of the ranks.
         function: or its name.
-        args: with a Part for each tensor.
+        args: with a ShardRef for each tensor.
         kwargs: likewise.
     """
 

@@ -62,7 +62,7 @@ class _Healing:
         self._accounts: dict[int, Account] = {}
         self._failures = dict(found)
         self._lost: set[int] = set()
-        """References of tensors with parts that were only on dead ranks."""
+        """References of tensors with shards that were only on dead ranks."""
         self._cancelled: dict[tuple[str, int], tuple[set[int], set[int]]] = {}
         """By title and line of a cancelled op: references of its results, and of tensors that it would have changed."""
 
@@ -87,7 +87,7 @@ class _Healing:
         who, name = describe_ranks(list(ranks)), first.procs.name
         lost = tuple(sorted(self._lost & live))
         if lost:
-            text = f"{who} of {name} died with parts of tensors that no other rank had"
+            text = f"{who} of {name} died with shards of tensors that no other rank had"
             first.recovery.unreported.append(Unreported(name, OpFailure("", 0, ranks, LOST, text, ""), lost))
         for (op, line), (results, changed) in self._cancelled.items():
             numbers = tuple(sorted(results & live))
@@ -194,7 +194,7 @@ class _Healing:
         """Return what a new rank needs: tensors by the rank that gives them."""
         sources: dict[int, list[Restored]] = {}
         meshes = [mesh for mesh in self._meshes.values() if rank in mesh.ranks]
-        # Parts from the program that have waited for this.
+        # Shards from the program that have waited for this.
         arrived = {entry[1] for _, entry in self._accounts[rank].kept if is_put(entry)}
         for mesh in meshes:
             live: list[tuple[int, Any]] = mesh.stream.tensors()
@@ -213,7 +213,7 @@ class _Healing:
         return number in self._accounts[rank].held
 
     def _replicas(self, mesh: TensorMesh, layout: Any, rank: int) -> list[int]:
-        """Return living ranks with the same part of a tensor."""
+        """Return living ranks with the same shard of a tensor."""
         if layout.is_local:
             return []
         sharded = [at for at, each in enumerate(layout.placements) if not isinstance(each, Replicate)]
@@ -224,7 +224,7 @@ class _Healing:
         self._lost.add(number)
         ranks = tuple(sorted(self._new & set(mesh.ranks)))
         text = (
-            f"the value is missing: a part of this tensor of shape {tuple(layout.shape)} was only on "
+            f"the value is missing: a shard of this tensor of shape {tuple(layout.shape)} was only on "
             f"{describe_ranks(list(ranks))} of {mesh.procs.name}, which died; make it again, or load it from a "
             f"checkpoint"
         )

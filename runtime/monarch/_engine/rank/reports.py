@@ -13,8 +13,8 @@ TITLES = {
     **dict.fromkeys(("look", "fetch"), "the read of a tensor"),
     "execute": "a function of mesh.execute()",
     "executed": "the result of a function",
-    "make_part": "from_local()",
-    "put_part": "distribute()",
+    "make_shard": "from_local()",
+    "put_shard": "distribute()",
     **dict.fromkeys(("contents", "read_values"), "load()"),
     **dict.fromkeys(
         ("halt", "spread", "resume", "account", "drop_ops", "give", "restore"),

@@ -32,7 +32,7 @@ wiring.wire()
 def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
     """Return a function that is recorded once for each combination of shapes, and sent as one message afterwards.
 
-    The first call runs as it would without recording. The ranks turn its ops into a graph of ops on their parts and
+    The first call runs as it would without recording. The ranks turn its ops into a graph of ops on their shards and
     collectives. A later call sends only the references of its tensors. Tensors that the function changes in place, such
     as parameters, the state of optimizers and buffers, are changed in each call; random numbers are new in each call. A
     function with a step count in Python, such as that of AdamW, is recorded in its second and third call.

@@ -18,7 +18,7 @@ class Graph:
 
     Attributes:
         name: the name of the function.
-        code: a line of Python for each op on the parts of the rank.
+        code: a line of Python for each op on the shards of the rank.
         ops: how many there are.
         collectives: how many of them are collectives.
     """

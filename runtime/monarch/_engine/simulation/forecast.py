@@ -40,7 +40,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory, collectives and time of one rank, the one with the largest parts.
+    """Memory, collectives and time of one rank, the one with the largest shards.
 
     Attributes:
         device: the name of the simulated device.

@@ -25,7 +25,7 @@ from monarch._engine.dtensor_compat import (
     collectives_on_shapes,
     convert_modules_by,
     fake_store,
-    part_of_dtensor,
+    shard_of_dtensor,
     tree_leaves,
     without_modes,
 )
@@ -141,7 +141,7 @@ class ProgramSimulation:
 
     def _name(self, tensor: Any, owner: str) -> None:
         if isinstance(tensor, DTensor):
-            tensor = part_of_dtensor(tensor)
+            tensor = shard_of_dtensor(tensor)
         if isinstance(tensor, FakeTensor):
             self.meter.own(tensor, owner)
 

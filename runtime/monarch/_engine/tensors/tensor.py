@@ -35,7 +35,7 @@ above = Above()
 
 
 class Tensor(OnRanks, torch.Tensor):
-    """A tensor whose parts are on the ranks of a mesh. It computes like any other tensor.
+    """A tensor whose shards are on the ranks of a mesh. It computes like any other tensor.
 
     Ops return at once: they are sent to the ranks in batches. ``item()``, ``float()``, ``tolist()``, ``numpy()``,
     ``full_tensor()``, ``fetch()`` and printing wait for values. Make one with ``monarch.distribute``, ``zeros``,
@@ -103,10 +103,10 @@ class Tensor(OnRanks, torch.Tensor):
         return self.redistribute(None)
 
     def to_local(self) -> Any:
-        """Return the parts as a rank-local tensor, which shares their memory; gradients flow back.
+        """Return the shards as a rank-local tensor, which shares their memory; gradients flow back.
 
         Raises:
-            ShapeError: the ranks have parts of different shapes.
+            ShapeError: the ranks have shards of different shapes.
         """
         return above.to_local(self)
 
@@ -118,7 +118,7 @@ class Tensor(OnRanks, torch.Tensor):
         """Return the whole value as a tensor of the program, on the CPU.
 
         Raises:
-            DeviceMeshError: a rank that has a part of it has died, or an op that it depends on has failed.
+            DeviceMeshError: a rank that has a shard of it has died, or an op that it depends on has failed.
         """
         return above.full_tensor(self)
 
@@ -163,14 +163,14 @@ class Tensor(OnRanks, torch.Tensor):
     def _refuse(self, name: str) -> NoReturn:
         raise MeshOpError(
             f"{name}: the values of a distributed tensor are on its ranks; full_tensor() returns them to the program, "
-            f"and mesh.execute(function, tensor) calls a function on the part of each rank"
+            f"and mesh.execute(function, tensor) calls a function on the shard of each rank"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return above.describe(self)
 
     def _repr_html_(self) -> str:
-        """Return a picture of which rank holds which part."""
+        """Return a picture of which rank holds which shard."""
         return above.picture(self)
 
     def __format__(self, format_spec: str) -> str:

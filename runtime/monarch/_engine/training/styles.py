@@ -1,6 +1,6 @@
 """Parallel styles of torch, such as ``ColwiseParallel``, for modules whose parameters are distributed tensors.
 
-torch applies them to the part of a rank. Here the program sees whole tensors, so a style is a choice of placements for
+torch applies them to the shard of a rank. Here the program sees whole tensors, so a style is a choice of placements for
 the parameters, and of those of inputs and outputs along one axis.
 """
 

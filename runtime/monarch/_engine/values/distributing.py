@@ -1,4 +1,4 @@
-"""A value of the program on its way to the ranks: each part is sent once, to all ranks that have it."""
+"""A value of the program on its way to the ranks: each shard is sent once, to all ranks that have it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch._engine.issuing.observer import current
 from monarch._engine.layouts.specs import Placements, placements_of
 from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.tensors.tensor import Tensor
-from monarch._engine.values.fetching import part_of
+from monarch._engine.values.fetching import shard_of
 from monarch._meshes.inside import view_at
 from monarch.exceptions import MeshOpError
 
@@ -40,10 +40,10 @@ def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements 
     with mesh.stream.order.together():
         # The ranks of a slice make its process groups for the first value.
         sent = [
-            view_at(mesh.actors, region).put_part.call(
+            view_at(mesh.actors, region).put_shard.call(
                 made.monarch_ref.number, _part_at(mesh, value, placed, region.base_ranks()[0]), *rest
             )
-            for region in _parts(mesh, placed)
+            for region in _shards(mesh, placed)
         ]
     for each in sent:
         mesh.stream.follow(each)
@@ -51,15 +51,15 @@ def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements 
 
 
 def _part_at(mesh: TensorMesh, value: torch.Tensor, placements: Placements, rank: int) -> torch.Tensor:
-    """Return the part that a rank has."""
-    sizes, offsets = part_of(mesh, value.shape, placements, rank)
+    """Return the shard that a rank has."""
+    sizes, offsets = shard_of(mesh, value.shape, placements, rank)
     for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         value = value.narrow(dim, min(offset, value.shape[dim]), size)
     return value.contiguous()
 
 
-def _parts(mesh: TensorMesh, placements: Placements) -> Iterator[Region]:
-    """Yield the ranks that have the same part, for each part."""
+def _shards(mesh: TensorMesh, placements: Placements) -> Iterator[Region]:
+    """Yield the ranks that have the same shard, for each shard."""
     axes = [
         (axis, size)
         for axis, size, each in zip(mesh.axes, mesh.sizes, placements, strict=True)

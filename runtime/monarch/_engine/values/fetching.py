@@ -1,4 +1,4 @@
-"""Values for the program: a number, the whole tensor, or the part of one rank."""
+"""Values for the program: a number, the whole tensor, or the shard of one rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
 from monarch._core.kinds import is_a
 from monarch._core.shapes.region import Region
-from monarch._engine.dtensor_compat import part_sizes
+from monarch._engine.dtensor_compat import shard_sizes
 from monarch._engine.layouts.specs import is_replicated, replicated, without_partial
 from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.tensors.tensor import Tensor
@@ -31,7 +31,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def look(tensor: Tensor, what: str, region: Region) -> list[Any]:
-    """Return the reports of some ranks about their parts of a tensor."""
+    """Return the reports of some ranks about their shards of a tensor."""
     mesh = tensor.monarch_layout.mesh
     return mesh.recovery.look(
         tensor.monarch_ref.number, what, view_at(mesh.actors, region) if mesh.actors is not None else region
@@ -39,15 +39,15 @@ def look(tensor: Tensor, what: str, region: Region) -> list[Any]:
 
 
 def full_tensor(tensor: Tensor) -> torch.Tensor:
-    """Return the whole value of a tensor: each part is sent once, by one rank."""
+    """Return the whole value of a tensor: each shard is sent once, by one rank."""
     whole = in_boxes(tensor)
     mesh = whole.monarch_layout.mesh
     plain = whole.monarch_layout.placements
     region = mesh.region.slice(**_first_of_replicas(mesh, plain))
-    parts = look(whole, "local", region)
+    shards = look(whole, "local", region)
     if is_replicated(plain):
-        return _owned(parts[0])
-    return _assembled(mesh, whole, plain, region, parts)
+        return _owned(shards[0])
+    return _assembled(mesh, whole, plain, region, shards)
 
 
 def in_boxes(tensor: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ def has_boxes(tensor: Tensor) -> bool:
     return all(type(each) in (Replicate, Shard) for each in tensor.monarch_layout.placements)
 
 
-def _owned(part: torch.Tensor) -> torch.Tensor:
+def _owned(shard: torch.Tensor) -> torch.Tensor:
     """Return a tensor with memory of its own, on the CPU."""
-    return part.cpu().clone() if part.device.type == "cpu" else part.cpu()
+    return shard.cpu().clone() if shard.device.type == "cpu" else shard.cpu()
 
 
 def _first_of_replicas(mesh: TensorMesh, placements: Sequence[Placement]) -> dict[str, int]:
@@ -77,30 +77,30 @@ def _first_of_replicas(mesh: TensorMesh, placements: Sequence[Placement]) -> dic
 
 
 def _assembled(
-    mesh: TensorMesh, tensor: Tensor, placements: Sequence[Placement], region: Region, parts: list[Any]
+    mesh: TensorMesh, tensor: Tensor, placements: Sequence[Placement], region: Region, shards: list[Any]
 ) -> torch.Tensor:
     layout = tensor.monarch_layout
     whole = torch.empty(layout.shape, dtype=layout.dtype)
-    for rank, part in zip(region.base_ranks(), parts, strict=True):
-        sizes, offsets = part_of(mesh, layout.shape, placements, rank)
+    for rank, shard in zip(region.base_ranks(), shards, strict=True):
+        sizes, offsets = shard_of(mesh, layout.shape, placements, rank)
         if 0 in sizes:
             continue
         target = whole
         for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
             target = target.narrow(dim, offset, size)
-        target.copy_(part)
+        target.copy_(shard)
     return whole
 
 
-def part_of(
+def shard_of(
     mesh: TensorMesh, shape: Sequence[int], placements: Sequence[Placement], rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return sizes and offsets of the part of a tensor that a base rank has."""
-    return part_sizes(shape, mesh.sizes, mesh.coordinates(rank), placements)
+    """Return sizes and offsets of the shard of a tensor that a base rank has."""
+    return shard_sizes(shape, mesh.sizes, mesh.coordinates(rank), placements)
 
 
 def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
-    """Return the part of a tensor that one rank has.
+    """Return the shard of a tensor that one rank has.
 
     Args:
         tensor: a distributed tensor.

@@ -10,7 +10,7 @@ from torch import nn
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.tensors.tensor import Tensor
-from monarch._engine.values.fetching import part_of
+from monarch._engine.values.fetching import shard_of
 
 _OTHER = "(no name)"
 
@@ -83,7 +83,7 @@ def _most(mesh: TensorMesh, layouts: list[Any]) -> int:
                 total += layout.size_in_bytes
                 continue
             count = layout.dtype.itemsize
-            for size in part_of(mesh, layout.shape, layout.placements, rank)[0]:
+            for size in shard_of(mesh, layout.shape, layout.placements, rank)[0]:
                 count *= size
             total += count
         most = max(most, total)

@@ -14,7 +14,7 @@ from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.executing.ops import RunsOps
 from monarch._engine.rank.executing.quiet import quiet
 from monarch._engine.rank.executing.state import Known
-from monarch._engine.rank.functions.calling import name_of, with_parts
+from monarch._engine.rank.functions.calling import name_of, with_shards
 from monarch._engine.rank.functions.shield import of_user, shield
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.recovery.progress import progress, stop_all, tell_there
@@ -72,13 +72,13 @@ class RunsEntries(RunsOps):
         try:
             mesh = self.meshes.of(region)
             # A copy, since the memory of the message is shared with other ranks until it is written to.
-            part = value.to(mesh.device_type, copy=True)
+            shard = value.to(mesh.device_type, copy=True)
             if not layout:
-                self.values[number] = part
+                self.values[number] = shard
                 return True
             shape, stride, placements = layout
             self.values[number] = DTensor.from_local(
-                part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+                shard, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
             )
         except Exception as error:
             stop_all(self.meshes.generation, region)
@@ -95,7 +95,7 @@ class RunsEntries(RunsOps):
             return True
         try:
             with of_user():
-                self.values[number] = with_parts(self, function, args, kwargs)
+                self.values[number] = with_shards(self, function, args, kwargs)
         except (Exception, KeyboardInterrupt) as error:
             is_cut = self.was_cut(error)
             if not is_cut:

@@ -1,4 +1,4 @@
-"""The rank's side: it holds the parts of tensors by reference, and runs ops in the order of the program.
+"""The rank's side: it holds the shards of tensors by reference, and runs ops in the order of the program.
 
 Ranks must agree which ops run, since most contain collectives. So a rank that fails in an op stops there (it *halts*),
 breaks the process groups so that no other rank waits for it, and keeps later ops for later. The program then asks all
@@ -18,7 +18,7 @@ from monarch._engine.issuing.encoding import CALL, unpack
 from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.devices.meshes import region_of_view
 from monarch._engine.rank.executing.recovering import Recovers
-from monarch._engine.rank.functions.calling import LOOKS, cancelled, with_parts
+from monarch._engine.rank.functions.calling import LOOKS, cancelled, with_shards
 from monarch._engine.rank.operations.checkpoints import contents_of, values_of
 from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.operations.table import made
@@ -32,7 +32,7 @@ class Executor(Recovers):
     """Holds this rank's shards of all distributed tensors of its mesh. Used by the thread of the actor only."""
 
     monarch_unstopped = frozenset(
-        {"run", "put_part", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
+        {"run", "put_shard", "put_rank", "halt", "spread", "resume", "account", "drop_ops", "give", "restore"}
     )
     """Calls that a Stop of the notebook leaves alone: all ranks must run the same ops. See stopping.py."""
     monarch_titles = TITLES
@@ -55,7 +55,7 @@ class Executor(Recovers):
 
     @endpoint
     def look(self, number: int, what: str, *args: Any) -> Report:
-        """Return something of the part that this rank has of a tensor: see LOOKS."""
+        """Return something of the shard that this rank has of a tensor: see LOOKS."""
         if self.halted:
             return Report(True)
         failure = self.failed.get(number)
@@ -80,7 +80,7 @@ class Executor(Recovers):
 
     @endpoint
     def execute(self, function: Any, args: Any, kwargs: Any, number: int = 0, line: int = 0) -> Report:
-        """Call a function of the program with this rank's parts.
+        """Call a function of the program with this rank's shards.
 
         A halted rank keeps it for later under its number, see ``executed``; one without a number is sent again.
         """
@@ -88,7 +88,7 @@ class Executor(Recovers):
         self.halted = self.halted or progress.is_over()
         if not self.halted:
             try:
-                return with_parts(self, function, args, kwargs)
+                return with_shards(self, function, args, kwargs)
             except Exception as error:
                 if not number or not self.was_cut(error):
                     raise
@@ -109,8 +109,8 @@ class Executor(Recovers):
         return found or Report(False, None, self.failed.get(number) or cancelled(self.rank))
 
     @endpoint
-    def make_part(self, number: int, function: Any, args: Any) -> Report:
-        """Let a function of the program make this rank's part of a tensor; return its shape and dtype."""
+    def make_shard(self, number: int, function: Any, args: Any) -> Report:
+        """Let a function of the program make this rank's shard of a tensor; return its shape and dtype."""
         self.halted = self.halted or progress.is_over()
         if self.halted:
             return Report(True)
@@ -123,10 +123,10 @@ class Executor(Recovers):
         return Report(False, (tuple(value.shape), value.dtype))
 
     @endpoint
-    def put_part(
+    def put_shard(
         self, number: int, value: torch.Tensor, shape: Any, stride: Any, placements: Any, region: Region
     ) -> Report:
-        """Keep a value from the program as this rank's part of a tensor."""
+        """Keep a value from the program as this rank's shard of a tensor."""
         return self._put_or_keep(region, ("put", number, value, shape, stride, placements))
 
     @endpoint

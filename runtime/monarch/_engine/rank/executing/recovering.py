@@ -30,7 +30,7 @@ class Recovers(RunsEntries):
         self._places: dict[int, int] = {}
         """How many ops waited from each one on at the last halt, by id of its entry."""
         self.restored: dict[int, tuple[Restored, torch.Tensor]] = {}
-        """Parts that other ranks have given to this one, which is new."""
+        """Shards that other ranks have given to this one, which is new."""
 
     @endpoint
     def halt(self) -> Halt:
@@ -77,7 +77,7 @@ class Recovers(RunsEntries):
 
     @endpoint
     def give(self, numbers: list[int]) -> list[torch.Tensor]:
-        """Return parts for a new rank."""
+        """Return shards for a new rank."""
         return [plain(self.values[number]) for number in numbers]
 
     @endpoint
@@ -123,8 +123,8 @@ class Recovers(RunsEntries):
             progress.abandon(attempt)
             tell_there()
             return Report(True, AGAIN)
-        for number, (restored, part) in self.restored.items():
-            self.values[number] = wrapped(restored, part, self.meshes.of(restored.region))
+        for number, (restored, shard) in self.restored.items():
+            self.values[number] = wrapped(restored, shard, self.meshes.of(restored.region))
         self.restored = {}
         # First it runs ops again, then the epoch begins, so that it does not tell that it has stopped in this one.
         self.is_new = self.halted = False

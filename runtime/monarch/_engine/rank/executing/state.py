@@ -1,4 +1,4 @@
-"""The state of a rank: its parts of tensors by reference, why others have no value, and the entries that wait."""
+"""The state of a rank: its shards of tensors by reference, why others have no value, and the entries that wait."""
 
 from __future__ import annotations
 

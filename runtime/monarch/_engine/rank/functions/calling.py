@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from monarch._engine.dtensor_compat import part_of_dtensor, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from monarch._engine.dtensor_compat import shard_of_dtensor, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from monarch._engine.issuing.encoding import Input, Template
 from monarch._engine.issuing.failures import LOST, OpFailure
-from monarch._engine.issuing.parts import Part
+from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.rank.functions.shield import of_user
 from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.operations.table import OPERATIONS
@@ -115,16 +115,18 @@ OPERATIONS["unpack"] = _unpack
 
 
 def _item(tensor: torch.Tensor) -> Any:
-    return (part_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
+    return (shard_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
 
 
-def with_parts(executor: HasTensors, function: Any, args: Any, kwargs: Any) -> Report:
-    """Call a function with the parts of a rank; return a report of what it returns, or of a part without a value."""
-    parts = [each for each in tree_leaves((args, kwargs), is_leaf=_is_part) if isinstance(each, Part)]
-    missing = [executor.failed[each.number] for each in parts if each.number in executor.failed]
+def with_shards(executor: HasTensors, function: Any, args: Any, kwargs: Any) -> Report:
+    """Call a function with the shards of a rank; return a report of what it returns, or of a shard without a value."""
+    shards = [each for each in tree_leaves((args, kwargs), is_leaf=_is_shard) if isinstance(each, ShardRef)]
+    missing = [executor.failed[each.number] for each in shards if each.number in executor.failed]
     if missing:
         return Report(False, None, missing[0])
-    args, kwargs = tree_map_only(Part, lambda part: plain(executor.values[part.number]), (args, kwargs), _is_part)
+    args, kwargs = tree_map_only(
+        ShardRef, lambda shard: plain(executor.values[shard.number]), (args, kwargs), _is_shard
+    )
     if isinstance(function, str):
         function = named_function(function)
     return Report(False, function(*args, **kwargs))
@@ -141,9 +143,9 @@ def cancelled(rank: int) -> OpFailure:
     return OpFailure("", 0, (rank,), LOST, text, "")
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, Part)
+def _is_shard(value: Any) -> bool:
+    return isinstance(value, ShardRef)
 
 
 LOOKS: dict[str, Any] = {"item": _item, "local": plain, "results": metas_of}
-"""Questions about a part, by name."""
+"""Questions about a shard, by name."""

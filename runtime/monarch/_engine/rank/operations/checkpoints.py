@@ -1,4 +1,4 @@
-"""Checkpoints on a rank: its parts for those who write them, and parts that are read back in place."""
+"""Checkpoints on a rank: its shards for those who write them, and shards that are read back in place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch._core.kinds import is_dict
-from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor, part_sizes, spec_of_dtensor
+from monarch._engine.dtensor_compat import dtensor_over, shard_of_dtensor, shard_sizes, spec_of_dtensor
 from monarch._engine.issuing.failures import OpFailure
-from monarch._engine.issuing.parts import Part
+from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.shards.making import wrap
 from monarch._node.services.registry import service
@@ -65,7 +65,7 @@ def take(executor: HasTensors, state: dict[Any, Any], writes_values: bool, first
 
     Args:
         executor: the executor of the rank.
-        state: nested dicts, with a Part for each distributed tensor.
+        state: nested dicts, with a ShardRef for each distributed tensor.
         writes_values: whether there are values of the program, which one rank writes.
         first: that rank.
     """
@@ -76,7 +76,7 @@ def take(executor: HasTensors, state: dict[Any, Any], writes_values: bool, first
 def _filled(values: dict[int, Any], state: dict[Any, Any], keeps: bool) -> dict[Any, Any]:
     made: dict[Any, Any] = {}
     for key, value in state.items():
-        if isinstance(value, Part):
+        if isinstance(value, ShardRef):
             # A rank outside of its slice has none of it.
             if value.number in values:
                 made[key] = values[value.number]
@@ -110,13 +110,13 @@ def values_of(folder: str, keys: list[str]) -> dict[str, Any]:
 
 
 def load(mesh: Any, op: Any, tensors: list[Any], values: Any, args: Any, kwargs: Any) -> list[DTensor]:
-    """Read this rank's parts of some tensors, in place where it has them."""
+    """Read this rank's shards of some tensors, in place where it has them."""
     from monarch._tensors.checkpoints.restores import Version
 
     folder, wanted = values
     targets = [
-        # A part whose collective may still run is waited for.
-        _empty(mesh, each) if held is None else dtensor_over(part_of_dtensor(held), spec_of_dtensor(held))
+        # A shard whose collective may still run is waited for.
+        _empty(mesh, each) if held is None else dtensor_over(shard_of_dtensor(held), spec_of_dtensor(held))
         for each, held in zip(wanted, tensors, strict=True)
     ]
     Version(folder).read({each.key: target for each, target in zip(wanted, targets, strict=True)})
@@ -124,8 +124,8 @@ def load(mesh: Any, op: Any, tensors: list[Any], values: Any, args: Any, kwargs:
 
 
 def _empty(mesh: Any, wanted: Wanted) -> DTensor:
-    """Return this rank's part of a tensor without a value, with the order of dims in memory of the whole one."""
-    sizes, _ = part_sizes(wanted.shape, mesh.shape, mesh.get_coordinate(), wanted.placements)
+    """Return this rank's shard of a tensor without a value, with the order of dims in memory of the whole one."""
+    sizes, _ = shard_sizes(wanted.shape, mesh.shape, mesh.get_coordinate(), wanted.placements)
     order = sorted(range(len(sizes)), key=lambda dim: -wanted.stride[dim])
     local = torch.empty([sizes[dim] for dim in order], dtype=wanted.dtype, device=mesh.device_type)
     local = local.permute([order.index(dim) for dim in range(len(sizes))])

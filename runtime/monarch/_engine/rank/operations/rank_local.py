@@ -75,12 +75,12 @@ def _to_local(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: 
 
 
 def _from_local(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> DTensor:
-    part, shape, placements = args
-    return wrap(part.contiguous(), mesh, placements, shape)
+    shard, shape, placements = args
+    return wrap(shard.contiguous(), mesh, placements, shape)
 
 
 def plain(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor of either view."""
+    """Return this rank's shard of a tensor of either view."""
     if not isinstance(tensor, DTensor):
         return tensor
     local: Any = tensor.to_local().detach()

@@ -15,7 +15,7 @@ from monarch._engine.rank.shards.randomness import random_op
 
 Operation = Callable[[Any, Any, Any, Any, Any, Any], Any]
 made: dict[int, torch.Tensor] = {}
-"""Parts that functions have made, by number, until they are adopted. Used by the thread of the executor."""
+"""Shards that functions have made, by number, until they are adopted. Used by the thread of the executor."""
 
 
 def _whole(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> Any:

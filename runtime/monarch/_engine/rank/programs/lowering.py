@@ -1,6 +1,6 @@
-"""A recorded step becomes a graph of ops on this rank's parts and collectives.
+"""A recorded step becomes a graph of ops on this rank's shards and collectives.
 
-The ops run once on DTensors over fake parts; make_fx notes what torch runs on the parts. Random ops stay whole: they
+The ops run once on DTensors over fake shards; make_fx notes what torch runs on the shards. Random ops stay whole: they
 run on DTensors in each call, as they do when they are not recorded, so that they draw the same numbers.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 
-from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, part_of_dtensor, spec_of_dtensor
+from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, shard_of_dtensor, spec_of_dtensor
 from monarch._engine.issuing.encoding import Fill, Template, filler, find_op
 from monarch._engine.rank.devices.on_device import on_device
 from monarch._engine.rank.programs.program import Program, Slot
@@ -26,7 +26,7 @@ class Lowered(NamedTuple):
     """A recorded step on this rank.
 
     Attributes:
-        graph: takes the parts of the inputs and the numbers, and returns the parts of the outputs.
+        graph: takes the shards of the inputs and the numbers, and returns the shards of the outputs.
         specs: torch's descriptions of the outputs.
     """
 
@@ -39,10 +39,10 @@ ORIGIN = "recorded"
 
 
 class Whole:
-    """A recorded op that runs on DTensors in each call. A node of the graph calls it with its numbers and parts.
+    """A recorded op that runs on DTensors in each call. A node of the graph calls it with its numbers and shards.
 
     Attributes:
-        writes: indices of the parts that it changes in place.
+        writes: indices of the shards that it changes in place.
     """
 
     def __init__(self, run: Callable[[list[Any], Any], Any], specs: list[Any], writes: tuple[int, ...]) -> None:
@@ -52,9 +52,9 @@ class Whole:
         self.__name__ = self.__qualname__ = "whole"
         self.__module__ = __name__
 
-    def __call__(self, values: Any, *parts: torch.Tensor) -> list[Any]:
-        tensors = [dtensor_over(part, spec) for part, spec in zip(parts, self._specs, strict=True)]
-        return [part_of_dtensor(each) for each in _listed(self._run(tensors, values))]
+    def __call__(self, values: Any, *shards: torch.Tensor) -> list[Any]:
+        tensors = [dtensor_over(shard, spec) for shard, spec in zip(shards, self._specs, strict=True)]
+        return [shard_of_dtensor(each) for each in _listed(self._run(tensors, values))]
 
 
 def _listed(result: Any) -> list[Any]:
@@ -77,11 +77,11 @@ def lower(program: Program, mesh: Any, tensors: list[Any], run_op: RunOp) -> Low
     stand_ins = [_stand_in(place, value) for place, value in enumerate(program.examples)]
     out_specs: list[Any] = []
 
-    def trace(*parts: torch.Tensor) -> list[torch.Tensor]:
+    def trace(*shards: torch.Tensor) -> list[torch.Tensor]:
         tracing: Any = get_proxy_mode()
         graph: fx.Graph = tracing.tracer.graph
         held: dict[int, Any] = {
-            at: dtensor_over(part, spec) for at, (part, spec) in enumerate(zip(parts, specs, strict=True))
+            at: dtensor_over(shard, spec) for at, (shard, spec) in enumerate(zip(shards, specs, strict=True))
         }
         last = last_node(graph)
         for at, step in enumerate(program.steps):
@@ -102,13 +102,13 @@ def lower(program: Program, mesh: Any, tensors: list[Any], run_op: RunOp) -> Low
                 last.meta[ORIGIN] = at
         results: list[torch.Tensor] = []
         for slot in program.outputs:
-            results.append(part_of_dtensor(held[slot]))
+            results.append(shard_of_dtensor(held[slot]))
             out_specs.append(spec_of_dtensor(held[slot]))
         return results
 
     with torch.no_grad():
-        parts = [part_of_dtensor(tensor) for tensor in tensors]
-        made = make_fx(trace, tracing_mode="fake", _allow_non_fake_inputs=True)(*parts)
+        shards = [shard_of_dtensor(tensor) for tensor in tensors]
+        made = make_fx(trace, tracing_mode="fake", _allow_non_fake_inputs=True)(*shards)
     return _with_numbers(made, program, stand_ins, out_specs)
 
 
@@ -121,15 +121,15 @@ def _stand_in(place: int, value: Any) -> Any:
 
 def _whole(tracing: Any, run: Any, inputs: list[Any], values: Any, writes: tuple[int, ...]) -> Any:
     """Add a node that runs an op on DTensors, and return its fake results."""
-    parts = [part_of_dtensor(each) for each in inputs]
+    shards = [shard_of_dtensor(each) for each in inputs]
     with disable_proxy_modes_tracing():
         found = _listed(run(inputs, values))
     node = Whole(run, [spec_of_dtensor(each) for each in inputs], writes)
     tracer = tracing.tracer
-    found_proxies = [tracer.unwrap_proxy(part) for part in parts]
+    found_proxies = [tracer.unwrap_proxy(shard) for shard in shards]
     proxies = [each if isinstance(each, fx.Proxy) else each.proxy for each in found_proxies]
     proxy = tracer.create_proxy("call_function", node, (list(values), *proxies), {})
-    fakes = [part_of_dtensor(each) for each in found]
+    fakes = [shard_of_dtensor(each) for each in found]
     track_tensor_tree(fakes, proxy, constant=None, tracer=tracer)
     return [dtensor_over(fake, spec_of_dtensor(each)) for fake, each in zip(fakes, found, strict=True)]
 

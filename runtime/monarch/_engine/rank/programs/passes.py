@@ -80,8 +80,8 @@ def _memories(node: fx.Node) -> set[int]:
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the tensors that an op changes in place."""
     if isinstance(node.target, Whole):
-        parts: Any = node.args[1:]
-        return [parts[at] for at in node.target.writes]
+        shards: Any = node.args[1:]
+        return [shards[at] for at in node.target.writes]
     schema = _schema_at(node)
     if schema is None or not schema.is_mutable:
         return []

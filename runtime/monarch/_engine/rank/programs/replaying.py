@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch._engine.dtensor_compat import dtensor_over, part_of_dtensor
+from monarch._engine.dtensor_compat import dtensor_over, shard_of_dtensor
 from monarch._engine.issuing.encoding import Fill, Template
 from monarch._engine.rank.devices.meshes import is_unregistered
 from monarch._engine.rank.functions.calling import title_of
@@ -48,13 +48,13 @@ class _Ready:
         """
         try:
             with torch.no_grad():
-                parts = self.source.call(*[part_of_dtensor(each) for each in tensors], *values)
+                shards = self.source.call(*[shard_of_dtensor(each) for each in tensors], *values)
         except Exception as error:
             cut = isinstance(error, GroupError) or broke(error) or is_unregistered(error)
             if cut and not self.writes_early:
                 raise
             raise self._told(error, cut) from error
-        return [dtensor_over(part, spec) for part, spec in zip(parts, self.specs, strict=True)]
+        return [dtensor_over(shard, spec) for shard, spec in zip(shards, self.specs, strict=True)]
 
     def _told(self, error: Exception, cut: bool) -> Exception:
         node = self.source.node_at(error)

@@ -63,7 +63,7 @@ def is_op(entry: Any) -> bool:
 
 
 def is_put(entry: Any) -> bool:
-    """Return whether an entry is a part of a tensor that the program has sent."""
+    """Return whether an entry is a shard of a tensor that the program has sent."""
     return not isinstance(entry, int) and entry[0] == "put"
 
 
@@ -78,20 +78,20 @@ def account(executor: HasTensors) -> Account:
 
 
 def fetched(sources: list[tuple[Any, list[Restored]]]) -> dict[int, tuple[Restored, torch.Tensor]]:
-    """Return the parts that other ranks have of tensors."""
+    """Return the shards that other ranks have of tensors."""
     found: dict[int, tuple[Restored, torch.Tensor]] = {}
     for view, wanted in sources:
         for start in range(0, len(wanted), _AT_ONCE):
             some = wanted[start : start + _AT_ONCE]
-            (parts,) = view.give.call([each.number for each in some]).get(_WAIT_S).values()
+            (shards,) = view.give.call([each.number for each in some]).get(_WAIT_S).values()
             # Copies, since the memory of a message is shared.
-            found.update({each.number: (each, part.clone()) for each, part in zip(some, parts, strict=True)})
+            found.update({each.number: (each, shard.clone()) for each, shard in zip(some, shards, strict=True)})
     return found
 
 
-def wrapped(restored: Restored, part: torch.Tensor, mesh: Any) -> DTensor:
-    """Return the tensor of a part."""
-    local = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device=mesh.device_type).copy_(part)
+def wrapped(restored: Restored, shard: torch.Tensor, mesh: Any) -> DTensor:
+    """Return the tensor of a shard."""
+    local = torch.empty_strided(shard.shape, shard.stride(), dtype=shard.dtype, device=mesh.device_type).copy_(shard)
     return DTensor.from_local(
         local,
         mesh,

@@ -1,4 +1,4 @@
-"""Tensors made on a rank: its part only. Random numbers depend on the seed and the place in the whole tensor alone."""
+"""Tensors made on a rank: its shard only. Random numbers depend on the seed and the place in the whole tensor alone."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, cast
 import torch
 from torch.distributed.tensor import DTensor
 
-from monarch._engine.dtensor_compat import is_fake, part_sizes
+from monarch._engine.dtensor_compat import is_fake, shard_sizes
 
 CHUNK = 1 << 16
-"""Numbers drawn with one seed: a rank draws the chunks that its part meets."""
+"""Numbers drawn with one seed: a rank draws the chunks that its shard meets."""
 
 
 def make(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> DTensor:
-    """Return this rank's part of a new tensor."""
+    """Return this rank's shard of a new tensor."""
     kind, shape, dtype, placements = args
-    sizes, offsets = part_sizes(shape, mesh.shape, mesh.get_coordinate(), placements)
+    sizes, offsets = shard_sizes(shape, mesh.shape, mesh.get_coordinate(), placements)
     device = mesh.device_type
     if kind in _DRAWS:
         local = draw(_DRAWS[kind], values[0], shape, sizes, offsets, dtype).to(device)
@@ -32,7 +32,7 @@ def make(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) 
 
 
 def wrap(local: torch.Tensor, mesh: Any, placements: Any, shape: Sequence[int], stride: Any = None) -> DTensor:
-    """Return a DTensor of this rank's part; a contiguous one without strides."""
+    """Return a DTensor of this rank's shard; a contiguous one without strides."""
     stride = torch.empty(shape, device="meta").stride() if stride is None else tuple(stride)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
@@ -58,7 +58,7 @@ _DRAWS: dict[str, Draw] = {"rand": _uniform, "randn": _normal}
 def draw(
     fill: Draw, seed: int, shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return a part of a tensor of random numbers, on the CPU.
+    """Return a shard of a tensor of random numbers, on the CPU.
 
     The whole tensor, in row-major order, consists of chunks with a seed each.
 
@@ -66,14 +66,14 @@ def draw(
         fill: fills a tensor with random numbers.
         seed: the seed of the whole tensor.
         shape: the shape of the whole tensor.
-        sizes: the sizes of the part.
-        offsets: the offsets of the part.
+        sizes: the sizes of the shard.
+        offsets: the offsets of the shard.
         dtype: the dtype of the numbers.
     """
     out = torch.empty(tuple(sizes), dtype=dtype)
     if out.numel() == 0 or is_fake(out):
         return out
-    # Rows of the part that are contiguous in the whole tensor: all dims after the last sharded one.
+    # Rows of the shard that are contiguous in the whole tensor: all dims after the last sharded one.
     inner = len(shape)
     while inner > 0 and sizes[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -88,7 +88,7 @@ def draw(
 
 
 def _starts(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[int], dim: int) -> torch.Tensor:
-    """Return where each run of a part begins in the whole tensor."""
+    """Return where each run of a shard begins in the whole tensor."""
     strides = torch.empty(tuple(shape), device="meta").stride()
     base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
     starts = torch.tensor([base])

@@ -1,4 +1,4 @@
-"""Random ops on a rank: on the CPU a rank draws its part of the whole tensor, as torch's DTensor does on GPUs."""
+"""Random ops on a rank: on the CPU a rank draws its shard of the whole tensor, as torch's DTensor does on GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from monarch._engine.dtensor_compat import part_sizes, seed_devices
+from monarch._engine.dtensor_compat import seed_devices, shard_sizes
 from monarch._engine.rank.shards.making import Draw, draw, wrap
 
 aten: Any = torch.ops.aten
@@ -28,7 +28,7 @@ def random_op(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: 
 
 
 def _seeded(mesh: Any, seed: int, tensors: Any) -> Any:
-    """Seed torch's generators in a block; on the CPU each part of a sharded tensor gets a seed of its own."""
+    """Seed torch's generators in a block; on the CPU each shard of a sharded tensor gets a seed of its own."""
     if mesh.device_type != "cpu":
         return seed_devices(seed, mesh)
     first = next((each for each in tensors if isinstance(each, DTensor)), None)
@@ -41,10 +41,10 @@ def _seeded(mesh: Any, seed: int, tensors: Any) -> Any:
 
 
 def _drawn(tensor: DTensor, seed: int, fill: Draw, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return random numbers for the part that this rank has of a tensor."""
+    """Return random numbers for the shard that this rank has of a tensor."""
     mesh: Any = tensor.device_mesh
     shape = tuple(tensor.shape)
-    sizes, offsets = part_sizes(shape, mesh.shape, mesh.get_coordinate(), tensor.placements)
+    sizes, offsets = shard_sizes(shape, mesh.shape, mesh.get_coordinate(), tensor.placements)
     return draw(fill, seed, shape, sizes, offsets, dtype or tensor.dtype)
 
 

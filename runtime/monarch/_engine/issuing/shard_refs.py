@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Part(NamedTuple):
-    """Stands for the part of a tensor that the receiving rank has."""
+class ShardRef(NamedTuple):
+    """Stands for the shard of a tensor that the receiving rank has."""
 
     number: int
