@@ -53,7 +53,7 @@ KERNEL_FLOORS = [
     "meshes",
     "cells",
     "editing",
-    "verbs",
+    "commands",
     "debug",
     "dap",
     "views",

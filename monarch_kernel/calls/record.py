@@ -123,7 +123,7 @@ class Calls:
         return [each for each in ahead_of(self._node, calls) if each.call.port not in ports]
 
     def is_setup(self, call: Gather[Any]) -> bool:
-        """Return whether a call prepares ranks for cells, whose progress the verb that starts them shows."""
+        """Return whether a call prepares ranks for cells, whose progress the command that starts them shows."""
         cls = call.view._state.cls if call.view is not None else None
         return call.method == "__init__" and cls is not None and cls.__module__.startswith("monarch._notebook.")
 

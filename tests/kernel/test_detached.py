@@ -195,7 +195,7 @@ def test_stop_of_an_attach_keeps_the_mesh(books: Callable[[], Notebook], where: 
     second.run(f"""import time
 from monarch._session.detached import attaching
 from monarch._session import session
-from monarch_kernel.verbs.detaching import Detaching
+from monarch_kernel.commands.detaching import Detaching
 place = next(each for each in (session, attaching, Detaching) if {where!r} in vars(each))
 usual = vars(place)[{where!r}]
 def waits(*args, **kw):

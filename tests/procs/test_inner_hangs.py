@@ -140,7 +140,7 @@ FILES = (
     COMMON
     + """
 from monarch._kernel_api import member_at
-from monarch_kernel.verbs.files import send_file
+from monarch_kernel.commands.files import send_file
 
 class Place(Rank):
     @endpoint

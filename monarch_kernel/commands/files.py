@@ -37,7 +37,7 @@ _SHOWN = 8
 
 
 class Files:
-    """The verbs.
+    """The commands.
 
     Args:
         meshes: the meshes of the notebook.
@@ -46,8 +46,8 @@ class Files:
     def __init__(self, meshes: Meshes) -> None:
         self._meshes = meshes
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verbs by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the commands by name."""
         return {"get": self.get, "put": self.put}
 
     def get(self, words: list[str]) -> None:

@@ -32,7 +32,7 @@ from monarch_kernel.meshes.registry import Meshes
 
 
 class Detaching:
-    """The verbs for detached meshes.
+    """The commands for detached meshes.
 
     Args:
         shell: the shell of the notebook.
@@ -53,8 +53,8 @@ class Detaching:
         self._meshes = meshes
         self._down = down
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {"list": self.list, "attach": self.attach, "down": self.down}
 
     def watch(self) -> None:

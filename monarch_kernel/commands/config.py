@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch._kernel_api import html_table, text_table
+from monarch_kernel.commands.up import AXES, recipe_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import OPTIONS, VALUED, Defaults, HeaderError, check_option, parse_where
-from monarch_kernel.grammar.mesh_verbs import CELL_SETTINGS, UP_SETTINGS
+from monarch_kernel.grammar.mesh_commands import CELL_SETTINGS, UP_SETTINGS
 from monarch_kernel.grammar.parsers import PARSERS, parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.verbs.up import AXES, recipe_of
 
 _TRUE, _FALSE = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _NONE = ("", "none")
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 class Config:
-    """The verb that shows and sets defaults.
+    """The command that shows and sets defaults.
 
     Args:
         meshes: the meshes of the notebook, which hold the defaults.
@@ -41,7 +41,7 @@ class Config:
     def __init__(self, meshes: Meshes) -> None:
         self._meshes = meshes
 
-    def verb(self, words: list[str]) -> None:
+    def command(self, words: list[str]) -> None:
         """Show all defaults, or change some."""
         arguments = parse("config", words)
         pairs = [_pair(word) for word in arguments.pairs]

@@ -19,7 +19,7 @@ from monarch_kernel.meshes.remote_names import one_line
 
 
 class Transfers:
-    """The verbs that copy variables.
+    """The commands that copy variables.
 
     Args:
         shell: the shell of the notebook.
@@ -31,8 +31,8 @@ class Transfers:
         self._meshes = meshes
         self.pushed = Pushed(shell, meshes)
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {"push": self.push, "pull": self.pull}
 
     def push(self, words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of verbs for whole meshes."""
+"""The arguments of commands for whole meshes."""
 
 from __future__ import annotations
 

@@ -7,6 +7,11 @@ from typing import Any
 
 from monarch._kernel_api import duration_text
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
+from monarch_kernel.commands.config import up_words
+from monarch_kernel.commands.table import bundle_of as tables
+from monarch_kernel.commands.tensors import tensors_bundle
+from monarch_kernel.commands.up import recipe_of
+from monarch_kernel.commands.warnings import sharing_of, warnings_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
@@ -17,15 +22,10 @@ from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.verbs.config import up_words
-from monarch_kernel.verbs.table import bundle_of as tables
-from monarch_kernel.verbs.tensors import tensors_bundle
-from monarch_kernel.verbs.up import recipe_of
-from monarch_kernel.verbs.warnings import sharing_of, warnings_of
 
 
 class Starting:
-    """The verbs that start, choose and show meshes.
+    """The commands that start, choose and show meshes.
 
     Args:
         shell: the shell of the notebook.
@@ -40,8 +40,8 @@ class Starting:
         self._told: set[str] = set()
         """Notes that were shown once."""
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {
             "up": self.up,
             "sync": self.sync,
@@ -129,7 +129,7 @@ class Starting:
         print(f"cells now run on mesh {self._meshes.use(parse('use', words).name).name!r}")
 
     def down(self, words: list[str]) -> None:
-        """End meshes of this notebook; the verb also ends detached ones."""
+        """End meshes of this notebook; the command also ends detached ones."""
         for name in parse("down", words).names or [None]:
             print(f"mesh {self._meshes.down(name).name!r} is down")
 

@@ -1,4 +1,4 @@
-"""The arguments of verbs for debugging."""
+"""The arguments of commands for debugging."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _diff() -> Parser:
     )  # fmt: skip
 
 
-def _expression(verb: str, summary: str, details: str) -> Parser:
-    parser = Parser(verb, summary, details)
+def _expression(command: str, summary: str, details: str) -> Parser:
+    parser = Parser(command, summary, details)
     parser.add_argument(
         "--on", metavar="MESH[SLICE]", default="", help="the ranks, as in mesh[0:2]", offers=(Offer.MESH,)
     )

@@ -24,6 +24,9 @@ from monarch._kernel_api import (
     variables_here,
 )
 from monarch_kernel.calls.record import Calls
+from monarch_kernel.commands.who_actors import HEADERS as ACTORS
+from monarch_kernel.commands.who_actors import actors_on
+from monarch_kernel.commands.who_lines import lines_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import Header
@@ -35,9 +38,6 @@ from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
-from monarch_kernel.verbs.who_actors import HEADERS as ACTORS
-from monarch_kernel.verbs.who_actors import actors_on
-from monarch_kernel.verbs.who_lines import lines_of
 
 PATIENCE = 2.0
 """Seconds for all ranks to answer; only one inside C code that holds the GIL takes longer."""
@@ -56,7 +56,7 @@ class Asked(NamedTuple):
 
 
 class Who:
-    """The verb that lists variables.
+    """The command that lists variables.
 
     Args:
         meshes: the meshes of the notebook.

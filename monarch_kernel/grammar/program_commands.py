@@ -1,4 +1,4 @@
-"""The arguments of verbs for programs, code, files and output."""
+"""The arguments of commands for programs, code, files and output."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ def _log() -> Parser:
 
 
 def _help() -> Parser:
-    parser = Parser("help", "show this list, or the arguments of one verb")
-    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list", offers=(Offer.VERB,))
+    parser = Parser("help", "show this list, or the arguments of one command")
+    parser.add_argument(
+        "command", nargs="?", metavar="COMMAND", help="a command from this list", offers=(Offer.COMMAND,)
+    )
     return parser
 
 

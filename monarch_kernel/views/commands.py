@@ -24,7 +24,7 @@ _REDRAW = "\x1b[H\x1b[J"
 
 
 class Watching:
-    """The verbs that show a mesh live.
+    """The commands that show a mesh live.
 
     Args:
         shell: the shell of the notebook.
@@ -37,8 +37,8 @@ class Watching:
         self._meshes = meshes
         self._shown = shown
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {"view": self.view, "top": self.top}
 
     def view(self, words: list[str]) -> None:
@@ -60,8 +60,8 @@ class Watching:
             # This is how it ends.
             return
 
-    def _mesh(self, verb: str, words: list[str]) -> Mesh:
-        return self._meshes.get(parse(verb, words).name)
+    def _mesh(self, command: str, words: list[str]) -> Mesh:
+        return self._meshes.get(parse(command, words).name)
 
 
 def _in_terminal(source: Source) -> None:

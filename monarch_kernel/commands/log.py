@@ -29,7 +29,7 @@ def _nothing(ranks: Collection[int], cell: int | None, mesh: str) -> str:
 
 
 class Log:
-    """The verb that shows the output of ranks.
+    """The command that shows the output of ranks.
 
     Args:
         meshes: the meshes of the notebook.

@@ -19,7 +19,7 @@ _LOST = "; other variables are lost"
 
 
 class Elastic:
-    """The verbs for ranks that change.
+    """The commands for ranks that change.
 
     Args:
         meshes: the meshes of the notebook.
@@ -30,8 +30,8 @@ class Elastic:
         self._meshes = meshes
         self._names = names
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {"heal": self.heal, "resize": self.resize, "definitions": self.definitions}
 
     def definitions(self, words: list[str]) -> None:

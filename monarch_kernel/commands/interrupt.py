@@ -29,7 +29,7 @@ class _OnRanks(Running):
 
 
 class Interrupting:
-    """The verb that interrupts ranks.
+    """The command that interrupts ranks.
 
     Args:
         meshes: the meshes of the notebook.

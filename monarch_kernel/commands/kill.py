@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from monarch._kernel_api import describe_ranks
 from monarch_kernel.calls.record import Calls
+from monarch_kernel.commands.elastic import new_lines
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
@@ -13,14 +14,13 @@ from monarch_kernel.meshes.activity import busy_ranks
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.meshes.remote_names import variables
-from monarch_kernel.verbs.elastic import new_lines
 
 _NAMED = 8
 """Names of lost variables that are listed; the rest is counted."""
 
 
 class Killing:
-    """The verb that kills ranks.
+    """The command that kills ranks.
 
     Args:
         meshes: the meshes of the notebook.

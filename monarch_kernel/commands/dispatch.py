@@ -1,4 +1,4 @@
-"""The way from a ``%mesh`` line to the verb that it names."""
+"""The way from a ``%mesh`` line to the command that it names."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import asks_for_help, help_words
 
 Action = Callable[[list[str]], Any]
-"""The action of a verb. It gets the words after the verb."""
+"""The action of a command. It gets the words after the command."""
 
 
-class Verbs:
-    """The actions behind ``%mesh VERB``."""
+class CommandTable:
+    """The actions behind ``%mesh COMMAND``."""
 
     def __init__(self) -> None:
         self.actions: dict[str, Action] = {"help": self.help}
         self.raw: dict[str, Callable[[str], Any]] = {}
-        """Verbs that take the text after them as it is typed, since it is code."""
+        """Commands that take the text after them as it is typed, since it is code."""
 
     def names(self) -> list[str]:
-        """Return all verbs."""
+        """Return all commands."""
         return sorted({*self.actions, *self.raw})
 
     def run(self, line: str) -> Any:
         """Run one ``%mesh`` line."""
-        verb, _, text = line.strip().partition(" ")
-        if verb in self.raw and text.strip() not in ("--help", "-h"):
-            return self.raw[verb](text)
+        command, _, text = line.strip().partition(" ")
+        if command in self.raw and text.strip() not in ("--help", "-h"):
+            return self.raw[command](text)
         line = without_comment(line)
         try:
             words = shlex.split(line)
@@ -41,12 +41,12 @@ class Verbs:
             raise Usage(f"cannot understand {line.strip()!r}: {error}") from None
         if asks_for_help(words):
             words = ["help", *help_words(words)]
-        verb = words.pop(0) if words else "table"
-        action = self.actions.get(verb)
+        command = words.pop(0) if words else "table"
+        action = self.actions.get(command)
         if action is None:
-            raise Usage(unknown(verb, line))
+            raise Usage(unknown(command, line))
         return action(words)
 
     def help(self, words: list[str]) -> None:
-        """Show all verbs, or the arguments of one."""
-        display(bundle_of(parse("help", words).verb))
+        """Show all commands, or the arguments of one."""
+        display(bundle_of(parse("help", words).command))

@@ -1,4 +1,4 @@
-"""The arguments of verbs for the ranks of a mesh and for their variables."""
+"""The arguments of commands for the ranks of a mesh and for their variables."""
 
 from __future__ import annotations
 

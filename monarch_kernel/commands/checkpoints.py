@@ -36,7 +36,7 @@ _PATIENCE = 24 * 3600.0
 
 
 class Saving:
-    """The verbs for checkpoints.
+    """The commands for checkpoints.
 
     Args:
         shell: the shell of the notebook.
@@ -49,8 +49,8 @@ class Saving:
         self._newest: dict[str, Save] = {}
         """The newest checkpoint of this notebook, by folder."""
 
-    def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """Return the action of each verb."""
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
         return {"checkpoint": self.checkpoint, "restore": self.restore}
 
     def checkpoint(self, words: list[str]) -> None:
@@ -132,11 +132,11 @@ class Saving:
             print(lack)
 
 
-def _parse(words: list[str], verb: str) -> tuple[str, list[str], bool]:
-    arguments = parse(verb, words)
+def _parse(words: list[str], command: str) -> tuple[str, list[str], bool]:
+    arguments = parse(command, words)
     for name in arguments.names:
         if not name.isidentifier():
-            raise HeaderError(f"%mesh {verb}: expected names of variables, got {name!r}")
+            raise HeaderError(f"%mesh {command}: expected names of variables, got {name!r}")
     return arguments.path, arguments.names, getattr(arguments, "wait", False)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch._kernel_api import html_table, tensors_held, text_table
-from monarch_kernel.verbs.who_lines import size_text
+from monarch_kernel.commands.who_lines import size_text
 
 _MOST = 20
 """Rows of the table."""
