@@ -54,7 +54,7 @@ def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
 
 
 def vitals_of(mesh: Mesh) -> dict[int, Vitals]:
-    """Return the figures of the ranks that answer soon."""
+    """Return the vitals of the ranks that answer soon."""
     node, procs = current_node(), state_of(mesh.procs).procs
     names = [procs.proc(rank) for rank in range(len(mesh.procs))]
     living = [proc for proc in names if node.peers.get(proc).dead is None]

@@ -8,7 +8,7 @@ from monarch._kernel_api import Vitals, ask_soon, is_tuple, request, vitals_here
 
 
 def ask_vitals(procs: Sequence[str]) -> dict[str, Vitals]:
-    """Return the figures of the processes that answer soon."""
+    """Return the vitals of the processes that answer soon."""
     answers = ask_soon(procs, request(vitals_here))
     return {proc: Vitals(*answer) for proc, answer in answers.items() if is_tuple(answer)}
 

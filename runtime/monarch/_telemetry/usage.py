@@ -1,4 +1,4 @@
-"""Figures of this process: CPU, memory and GPU."""
+"""CPU, memory and GPU usage of this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CPU, _RSS, _LOAD = 0.05, 0.01, 0.05
 
 
 class Usage:
-    """Reads the figures. One thread at a time."""
+    """Reads the usage. One thread at a time."""
 
     def __init__(self) -> None:
         self._when = time.monotonic()
         self._used = time.process_time()
 
     def read(self, gpu: tuple[int, float]) -> Figures:
-        """Return the figures, with the CPU time since the last call.
+        """Return the usage, with the CPU time since the last call.
 
         Args:
             gpu: bytes and utilization of the GPU.
@@ -36,7 +36,7 @@ class Usage:
 
 
 def differ(one: Figures, other: Figures) -> bool:
-    """Return whether new figures differ enough from others to be reported."""
+    """Return whether usage differs enough from an earlier one to be reported."""
     return (
         abs(one.cpu - other.cpu) >= CPU
         or (other.cpu > 0 and not one.cpu)
