@@ -20,7 +20,7 @@ _DEPTH = 12
 """Frames from a wait of the notebook to the code that receives."""
 
 
-class Asking:
+class EndpointPrompt:
     """Asks in a thread of its own, since that of the notebook waits in code of the user.
 
     Args:

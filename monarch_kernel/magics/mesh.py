@@ -45,7 +45,7 @@ from monarch_kernel.debug.breaks import Breaks
 from monarch_kernel.debug.cells import source_of
 from monarch_kernel.debug.checking import Checking
 from monarch_kernel.debug.diffing import Diffing
-from monarch_kernel.debug.endpoint_prompt import Asking
+from monarch_kernel.debug.endpoint_prompt import EndpointPrompt
 from monarch_kernel.debug.failing import Failing, take_debug
 from monarch_kernel.debug.frames import Frames
 from monarch_kernel.debug.front_end import FrontEnd
@@ -126,8 +126,8 @@ class MeshMagics(Magics):
         self._commands.actions.update(Frames(pausing).commands() | Variables(self.meshes, pausing).commands())
         self._commands.actions.update(Watches(pausing, lambda: self._attach_streams().place().write).commands())
         self._prompt = Prompt(shell, self._commands.run, self.front_end, self.views.close_prompt)
-        asking = Asking(shell, self.meshes, self._prompt, self._attach_streams)
-        self._announcing = Announcing(self._attach_streams, self._prompt.shows, asking.ask)
+        endpoint_prompt = EndpointPrompt(shell, self.meshes, self._prompt, self._attach_streams)
+        self._announcing = Announcing(self._attach_streams, self._prompt.shows, endpoint_prompt.ask)
         self.breaks = Breaks(self.meshes, pausing, lambda number: source_of(shell, number), self.front_end)
         self._commands.raw.update(self.breaks.raw())
         self._commands.actions.update({**self.breaks.commands(), **Stepping(pausing).commands()})
