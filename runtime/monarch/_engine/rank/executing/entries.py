@@ -60,7 +60,7 @@ class RunsEntries(RunsOps):
             return False
         if entry[0] == CALL:
             return self._call(region, entry)
-        if not self.run_op(region, entry):
+        if not self.run_one(region, entry):
             return False
         progress.count(region)
         # It may wait next for a rank on which an op has failed.

@@ -30,7 +30,7 @@ class RunsOps(SpreadsFailures):
         self.behind: dict[int, frozenset[int]] = {}
         """Ranks that have not completed an op, by id of its entry, for ops that others have completed."""
 
-    def run_op(self, region: Region, entry: Any) -> bool:
+    def run_one(self, region: Region, entry: Any) -> bool:
         """Run an op; return False if its collective was cut, so that it must run again."""
         number, inputs, values, outputs, _ = entry
         known = self.templates[region, number]
