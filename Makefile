@@ -99,8 +99,8 @@ test-gpu: $(STAMP) $(RDMA) ## run the tests and benchmarks that need a GPU; resu
 	@echo "measuring into benchmarks/results/"
 	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
 
-test-ops: $(STAMP) ## compare all ops on tensors of a mesh with torch's DTensor, by torch's own samples
-	@echo "comparing all ops on tensors of a mesh"
+test-ops: $(STAMP) ## compare all ops on distributed tensors with torch's DTensor, by torch's own samples
+	@echo "comparing all ops on distributed tensors"
 	@MONARCH_ALL_OPS=1 $(PY) -m pytest tests/engine/test_opinfo.py $(ARGS)
 
 chaos: $(STAMP) $(RDMA) ## inject random faults for SECONDS per test, and run property tests with new examples

@@ -25,7 +25,7 @@ from monarch._node.current import current_node
 from monarch._wire import messages as m
 from monarch.actor import Actor, HostMesh, endpoint
 from monarch.testing import local_hosts
-from monarch_kernel.verbs.files import send_file
+from monarch_kernel.commands.files import send_file
 
 _SENT = 200
 """Where ``tcpi_bytes_sent`` is in the tcp_info of Linux."""

@@ -1,4 +1,4 @@
-"""GPUs: buffers by CUDA IPC and tensors in messages between ranks of one host, and training on tensors of a mesh."""
+"""GPUs: buffers by CUDA IPC and tensors in messages between ranks of one host, and training on distributed tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors over a mesh: cost of an op and of a look, memory in the program, and steps beside DTensor by hand.
+"""Distributed tensors: cost of an op and of a look, memory in the program, and steps beside DTensor by hand.
 
 Run it alone: ``python benchmarks/tensors.py [ROUNDS]``. Ours and the loop by hand run in turns on the same two ranks.
 """

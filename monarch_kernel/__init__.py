@@ -57,8 +57,8 @@ def load_ipython_extension(shell: Any) -> None:
         magics.views.install(kernel, own.lane if own is not None else None)
     if before is None and own is None:
         print(
-            "%mesh and %%mesh are ready; %mesh help lists the verbs. The Monarch kernel adds ranks to the debugger of "
-            "the front end, view buttons that work in every front end while a cell runs, Shift-Tab help on names of "
+            "%mesh and %%mesh are ready; %mesh help lists the commands. The Monarch kernel adds ranks to the debugger "
+            "of the front end, view buttons that work in every front end while a cell runs, Shift-Tab help on names of "
             "ranks, and a Stop button that ends a cell at a top-level await."
         )
 

@@ -132,10 +132,11 @@ def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, 
     if not hasattr(shell, "_format_exception_for_storage"):
         # IPython stores errors from 9.0 on.
         return
-    usual = type(shell)._format_exception_for_storage.__get__(shell)
+    # An instance has it only from here to the next error.
+    usual: Callable[..., dict[str, Any]] = _SHELL._format_exception_for_storage.__get__(shell)
 
     def stored(raised: BaseException, *args: Any, **options: Any) -> dict[str, Any]:
-        vars(shell).pop("_format_exception_for_storage", None)
+        shell.__dict__.pop("_format_exception_for_storage", None)
         if raised is not error:
             return usual(raised, *args, **options)
         return {"ename": kind.__name__, "evalue": str(error), "traceback": lines}

@@ -78,7 +78,7 @@ class MonarchKernel(IPythonKernel):
     @property
     def banner(self) -> str:
         """The greeting in a terminal."""
-        return "Monarch: a Python kernel that controls a mesh of ranks. %mesh help lists the verbs."
+        return "Monarch: a Python kernel that controls a mesh of ranks. %mesh help lists the commands."
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -240,7 +240,7 @@ class MonarchKernel(IPythonKernel):
         }
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
-        """Inspect a name, in a ``%%mesh`` cell on the rank; or show the help for ``%mesh`` and its verbs."""
+        """Inspect a name, in a ``%%mesh`` cell on the rank; or show the help for ``%mesh`` and its commands."""
         bundle = self._typing_help().inspect(code, cursor_pos)
         if bundle is None:
             return super().do_inspect(code, cursor_pos, detail_level, omit_sections)

@@ -1,4 +1,4 @@
-"""torch's own samples for each op, run on sharded tensors: by DTensor on the ranks, and by tensors of a mesh."""
+"""torch's own samples for each op, run on sharded tensors: by DTensor on the ranks, and by distributed tensors."""
 
 from __future__ import annotations
 

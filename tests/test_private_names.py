@@ -21,7 +21,7 @@ COMPAT = {
     "runtime/monarch/_wire/options.py": "pyzmq",
     "runtime/monarch/_wire/tensor_compat.py": "torch, on a floor that does not import it",
     "runtime/monarch/_wire/accepting.py": "zmq",
-    "runtime/monarch/_notebook/progress.py": "tqdm, rich",
+    "runtime/monarch/_notebook/adapting/progress.py": "tqdm, rich",
     "runtime/monarch/_procs/rank/exit_functions.py": "threading, atexit, weakref: the end of a process",
     "runtime/monarch/_debug/why/workers_compat.py": "torch.utils.data, multiprocessing, concurrent.futures",
     # Its documented module has this name.

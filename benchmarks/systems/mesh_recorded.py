@@ -1,4 +1,4 @@
-"""Training with a recorded step on tensors of a mesh."""
+"""Training with a recorded step on distributed tensors."""
 
 from __future__ import annotations
 

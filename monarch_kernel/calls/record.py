@@ -123,7 +123,7 @@ class Calls:
         return [each for each in ahead_of(self._node, calls) if each.call.port not in ports]
 
     def is_setup(self, call: Gather[Any]) -> bool:
-        """Return whether a call prepares ranks for cells, whose progress the verb that starts them shows."""
+        """Return whether a call prepares ranks for cells, whose progress the command that starts them shows."""
         cls = call.view._state.cls if call.view is not None else None
         return call.method == "__init__" and cls is not None and cls.__module__.startswith("monarch._notebook.")
 
@@ -193,7 +193,7 @@ class Calls:
 
 
 def _is_special(call: Gather[Any]) -> bool:
-    # Ops on tensors of a mesh continue, so that all ranks have run the same ones.
+    # Ops on distributed tensors continue, so that all ranks have run the same ones.
     return call.method.startswith("__") or _is_unstopped(call)
 
 

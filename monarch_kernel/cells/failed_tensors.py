@@ -1,4 +1,4 @@
-"""Tensors of meshes that have failed without a look at them, told in the cell that runs or ends."""
+"""Distributed tensors that have failed without a look at them, told in the cell that runs or ends."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.calls.running import Run, Running, ended_from_outside
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.compat import display
-from monarch_kernel.meshes.asking import places_of
+from monarch_kernel.meshes.rank_vitals import places_of
 from monarch_kernel.output.cell_errors import MeshCellError
 from monarch_kernel.output.streams import Place
 

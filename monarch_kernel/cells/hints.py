@@ -200,6 +200,6 @@ def holders_of(mesh: Mesh, name: str) -> list[int]:
     return sorted(split_proc(proc)[1] for proc, answer in answers.items() if answer is True)
 
 
-def magic(verb: str, mesh: Mesh | None, meshes: Meshes) -> str:
-    """Return ``%mesh VERB``, with the name of the mesh unless it is in use."""
-    return f"%mesh {verb}" if mesh is None or mesh.name == meshes.used else f"%mesh {verb} {mesh.name}"
+def magic(command: str, mesh: Mesh | None, meshes: Meshes) -> str:
+    """Return ``%mesh COMMAND``, with the name of the mesh unless it is in use."""
+    return f"%mesh {command}" if mesh is None or mesh.name == meshes.used else f"%mesh {command} {mesh.name}"

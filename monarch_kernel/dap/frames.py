@@ -23,9 +23,9 @@ from monarch._kernel_api import (
     split_proc,
     where_here,
 )
-from monarch_kernel.dap.asking import ask, look
 from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
 from monarch_kernel.dap.protocol import Message, Refused
+from monarch_kernel.dap.rank_requests import ask, look
 from monarch_kernel.dap.sources import Sources, source_of
 
 _GONE = "the rank has continued, so the requested value is gone"

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from monarch._kernel_api import go_here, pause_here, request, resume_here, split_proc
-from monarch_kernel.dap.asking import ask, tell
 from monarch_kernel.dap.ids import Ids
 from monarch_kernel.dap.protocol import Message, Refused
+from monarch_kernel.dap.rank_requests import ask, tell
 from monarch_kernel.dap.standing import Standing
 from monarch_kernel.debug.spawned import title
 

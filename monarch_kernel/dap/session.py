@@ -24,11 +24,11 @@ from monarch._kernel_api import (
     stops,
 )
 from monarch_kernel.compat import spare_threads
-from monarch_kernel.dap.asking import tell
 from monarch_kernel.dap.breakpoints import Breakpoints
 from monarch_kernel.dap.frames import Frames
 from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
 from monarch_kernel.dap.protocol import EXTRA, FIRST, SHOW, Message, Refused, arguments_of, failure, response
+from monarch_kernel.dap.rank_requests import tell
 from monarch_kernel.dap.running import STEPS, Running
 from monarch_kernel.dap.sources import Sources
 from monarch_kernel.dap.standing import Standing

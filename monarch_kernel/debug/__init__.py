@@ -1,1 +1,1 @@
-"""Pauses, breakpoints and prompts, and the verbs that look at ranks."""
+"""Pauses, breakpoints and prompts, and the commands that look at ranks."""

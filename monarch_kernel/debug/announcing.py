@@ -41,7 +41,7 @@ class Announcing:
 
     def _stopped(self, stopped: Stopped) -> None:
         if stopped.kind == "step":
-            # The verb for a step shows its end.
+            # The command for a step shows its end.
             return
         if not self._new:
             open_node().receive_loop.call_later(_GRACE, self._show)
@@ -61,7 +61,7 @@ class Announcing:
                 by_uid.setdefault(each.uid, []).append(each)
         for uid, group in by_uid.items():
             if all(each.kind == PAUSE for each in group):
-                # The verb or button for it tells where they are.
+                # The command or button for it tells where they are.
                 self._ask(uid)
                 continue
             port = max((_port_of(each.proc) for each in group), default=0)

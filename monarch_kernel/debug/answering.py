@@ -1,4 +1,4 @@
-"""The commands of prompts on the ranks of a notebook's mesh, whose selected frame is that of the ``%mesh`` verbs."""
+"""The commands of prompts on the ranks of a notebook's mesh, whose selected frame is that of the ``%mesh`` commands."""
 
 from __future__ import annotations
 

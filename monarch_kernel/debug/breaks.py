@@ -62,7 +62,7 @@ class Breaks:
 
     Args:
         meshes: the meshes of the notebook.
-        pausing: the verbs beside these, which find the ranks that are meant.
+        pausing: the commands beside these, which find the ranks that are meant.
         source: returns the file name and the source of a cell by its number; both empty for an unknown number.
         front_end: the debugger of the front end, whose breakpoints ranks have besides these.
     """
@@ -82,12 +82,12 @@ class Breaks:
         self._told: dict[str, set[str]] = {}
         """By mesh, the processes that know its breakpoints."""
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verbs by name, but for ``break``."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the commands by name, but for ``break``."""
         return {"breaks": self.breaks, "clear": self.clear}
 
     def raw(self) -> dict[str, Callable[[str], None]]:
-        """Return the verb that takes its text as it is typed, since it ends in code."""
+        """Return the command that takes its text as it is typed, since it ends in code."""
         return {"break": self.add}
 
     def add(self, text: str) -> None:
@@ -154,7 +154,7 @@ class Breaks:
         return [each for each in self._points if each.mesh == mesh.name]
 
     def send_all(self) -> None:
-        """Tell the ranks of all meshes their breakpoints, also of those that no verb knows; from any thread, without
+        """Tell the ranks of all meshes their breakpoints, also of those that no command knows; from any thread, without
         waiting for them."""
         named = list(self._meshes.by_name.values())
         for mesh in named:

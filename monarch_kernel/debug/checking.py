@@ -11,17 +11,17 @@ from monarch_kernel.grammar.parsers import parse
 
 
 class Checking:
-    """The verb that turns the check of collectives on and off, and shows it.
+    """The command that turns the check of collectives on and off, and shows it.
 
     Args:
-        pausing: the verbs beside it, which find the mesh that is meant.
+        pausing: the commands beside it, which find the mesh that is meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verb by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the command by name."""
         return {"check": self.check}
 
     def check(self, words: list[str]) -> None:

@@ -25,11 +25,11 @@ class Commands:
 
     Args:
         mesh: whose ranks are looked at.
-        verb: runs a ``%mesh`` line.
+        mesh_command: runs a ``%mesh`` line.
     """
 
-    def __init__(self, mesh: Mesh, verb: Callable[[str], Any]) -> None:
-        self._mesh, self._verb = mesh, verb
+    def __init__(self, mesh: Mesh, mesh_command: Callable[[str], Any]) -> None:
+        self._mesh, self._mesh_command = mesh, mesh_command
         self._answering = MeshAnswering(mesh)
         self.read = Reader().read
         """Returns the command of a line, and the rest."""
@@ -66,12 +66,12 @@ class Commands:
             return _HELP
         if word == "vars":
             ranks = ",".join(str(split_proc(proc)[1]) for proc in procs)
-            self._verb(f"vars {self._mesh.name} {ranks} {rest}")
+            self._mesh_command(f"vars {self._mesh.name} {ranks} {rest}")
             return ""
         if word == "break" and not rest:
             word = "breaks"
         if word in _VERBS:
-            self._verb(f"{word} {rest}")
+            self._mesh_command(f"{word} {rest}")
             return ""
         text = self._answering.answer(procs, word, rest)
         return unknown(word) if text is None else text

@@ -13,17 +13,17 @@ from monarch_kernel.grammar.parsers import parse
 
 
 class Diffing:
-    """The verb that compares a value across ranks.
+    """The command that compares a value across ranks.
 
     Args:
-        pausing: the verbs beside it, which find the ranks that are meant.
+        pausing: the commands beside it, which find the ranks that are meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[str], None]]:
-        """Return the verb by name; it takes its text as it is typed."""
+    def commands(self) -> dict[str, Callable[[str], None]]:
+        """Return the command by name; it takes its text as it is typed."""
         return {"diff": self.diff}
 
     def diff(self, text: str) -> None:

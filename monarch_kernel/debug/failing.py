@@ -27,10 +27,10 @@ from monarch_kernel.output.cell_errors import MeshCellError
 
 
 class Failing:
-    """The verbs about the last error of ranks.
+    """The commands about the last error of ranks.
 
     Args:
-        pausing: the verbs beside these, which find the ranks that are meant.
+        pausing: the commands beside these, which find the ranks that are meant.
         prompt: asks what to look at.
     """
 
@@ -38,8 +38,8 @@ class Failing:
         self._pausing = pausing
         self._prompt = prompt
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verbs by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the commands by name."""
         return {"debug": self.debug, "forget": self.forget}
 
     def debug(self, words: list[str]) -> None:

@@ -14,17 +14,17 @@ from monarch_kernel.meshes.mesh import Mesh
 
 
 class Frames:
-    """The verb that selects a frame; each mesh has one selection, until its ranks are resumed.
+    """The command that selects a frame; each mesh has one selection, until its ranks are resumed.
 
     Args:
-        pausing: the verbs beside it, which find the mesh that is meant.
+        pausing: the commands beside it, which find the mesh that is meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verb by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the command by name."""
         return {"frame": self.frame}
 
     def frame(self, words: list[str]) -> None:

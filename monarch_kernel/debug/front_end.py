@@ -1,4 +1,4 @@
-"""The link between the verbs of the notebook and the debugger of its front end."""
+"""The link between the commands of the notebook and the debugger of its front end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ran(NamedTuple):
 
 
 class FrontEnd:
-    """The debugger of the front end, as the verbs see it, and the cells, as that debugger sees them."""
+    """The debugger of the front end, as the commands see it, and the cells, as that debugger sees them."""
 
     def __init__(self) -> None:
         # Written by the thread of the control channel, as a whole.

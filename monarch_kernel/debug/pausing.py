@@ -32,7 +32,7 @@ _PAUSING = "in a call; pauses when it returns,"
 
 
 class Pausing:
-    """The verbs that pause and resume ranks, and tell where they are.
+    """The commands that pause and resume ranks, and tell where they are.
 
     Args:
         meshes: the meshes of the notebook.
@@ -41,8 +41,8 @@ class Pausing:
     def __init__(self, meshes: Meshes) -> None:
         self._meshes = meshes
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verbs by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the commands by name."""
         return {"pause": self.pause, "resume": self.resume, "where": self.where}
 
     def pause(self, words: list[str]) -> None:
@@ -60,18 +60,20 @@ class Pausing:
         shown = threads if parsed.threads else where
         print(shown(*self.named("where", named)))
 
-    def meant(self, verb: str, words: list[str]) -> tuple[Mesh, list[int]]:
-        """Return the mesh and the ranks in the words of a verb; all ranks if none is named."""
-        parsed: list[str] = list(parse(verb, words).words)
-        return self.named(verb, parsed)
+    def meant(self, command: str, words: list[str]) -> tuple[Mesh, list[int]]:
+        """Return the mesh and the ranks in the words of a command; all ranks if none is named."""
+        parsed: list[str] = list(parse(command, words).words)
+        return self.named(command, parsed)
 
-    def named(self, verb: str, words: list[str]) -> tuple[Mesh, list[int]]:
+    def named(self, command: str, words: list[str]) -> tuple[Mesh, list[int]]:
         """Return the mesh and the ranks that words name, as in ``mesh 0,2``, ``mesh[0:2]`` or ``[0:2]``."""
         if words and "[" in words[0]:
             name, _, rest = words[0].partition("[")
             words[:1] = [word for word in (name, f"[{rest}") if word]
         mesh = self._meshes.get(words.pop(0) if words and words[0].isidentifier() else None)
-        return mesh, ranks_in_words(verb, " ".join(words), len(mesh.procs)) if words else list(range(len(mesh.procs)))
+        return mesh, ranks_in_words(command, " ".join(words), len(mesh.procs)) if words else list(
+            range(len(mesh.procs))
+        )
 
 
 def paused(mesh: Mesh, ranks: list[int], resume: str = "%mesh resume") -> str:

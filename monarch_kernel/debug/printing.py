@@ -16,17 +16,17 @@ _WITH_VALUE = {"--on", "--up"}
 
 
 class Printing:
-    """The verb that evaluates an expression in the line where each rank is.
+    """The command that evaluates an expression in the line where each rank is.
 
     Args:
-        pausing: the verbs beside it, which find the ranks that are meant.
+        pausing: the commands beside it, which find the ranks that are meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[str], None]]:
-        """Return the verb by name; it takes its text as it is typed."""
+    def commands(self) -> dict[str, Callable[[str], None]]:
+        """Return the command by name; it takes its text as it is typed."""
         return {"print": self.print}
 
     def print(self, text: str) -> None:

@@ -32,7 +32,7 @@ GOING = (*STEPS, "continue")
 """Commands that let ranks continue."""
 _BOX = "the question above is over; if its input box is still open, press Enter in it before you run other cells"
 ELSEWHERE = "no prompt here: use the buttons of a view or the Meshes panel, or 'python -m monarch debug' in a terminal"
-"""Said of a running cell, below which no verb can be typed."""
+"""Said of a running cell, below which no command can be typed."""
 _UNSEEN = "no prompt here: this front end does not answer questions; %mesh where, print, next and continue do the same"
 
 
@@ -41,17 +41,17 @@ class Prompt:
 
     Args:
         shell: the shell of the notebook.
-        verb: runs another ``%mesh`` line, for breakpoints.
+        mesh_command: runs another ``%mesh`` line, for breakpoints.
         front_end: the debugger of the front end, which asks instead of this while it is attached.
         close_box: lets pages remove the input box of a question, given the ids of the message that runs the cell and of
             the question; returns whether there are any that do.
     """
 
     def __init__(
-        self, shell: Any, verb: Callable[[str], Any], front_end: FrontEnd, close_box: Callable[[str, str], bool]
+        self, shell: Any, mesh_command: Callable[[str], Any], front_end: FrontEnd, close_box: Callable[[str, str], bool]
     ) -> None:
         self._shell = shell
-        self._verb = verb
+        self._mesh_command = mesh_command
         self._front_end = front_end
         self._close_box = close_box
         # Written by the thread of the notebook in single operations; read by the receiving thread.
@@ -106,7 +106,7 @@ class Prompt:
         if not can_ask(kernel):
             print(_UNSEEN)
             return
-        focus, commands = ranks, Commands(mesh, self._verb)
+        focus, commands = ranks, Commands(mesh, self._mesh_command)
         while True:
             line = ask(kernel, self._shown(mesh, focus), lambda: True, self._close_box)
             word, rest = commands.read(line) if line is not None else ("quit", "")
@@ -142,7 +142,7 @@ class Prompt:
     def _talk(self, mesh: Mesh, uid: str, is_over: Callable[[], bool], told: dict[str, Stopped]) -> None:
         """Show stops, and carry out commands, as long as ranks are stopped."""
         kernel = kernel_of(self._shell)
-        commands, chosen = Commands(mesh, self._verb), list[int]()
+        commands, chosen = Commands(mesh, self._mesh_command), list[int]()
         while not is_over():
             Wait(is_over).wait(_GRACE)
             now, held = _standing(uid), _held(uid)

@@ -8,10 +8,10 @@ from monarch_kernel.grammar.parsers import parse
 
 
 class Reasons:
-    """The verb that explains what ranks wait for.
+    """The command that explains what ranks wait for.
 
     Args:
-        pausing: the verbs beside it, which find the ranks that are meant.
+        pausing: the commands beside it, which find the ranks that are meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:

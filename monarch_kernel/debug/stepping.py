@@ -17,17 +17,17 @@ STEPS = ("next", "step", "until", "finish")
 
 
 class Stepping:
-    """The verbs that let paused ranks continue for a step.
+    """The commands that let paused ranks continue for a step.
 
     Args:
-        pausing: the verbs beside them, which find the ranks that are meant.
+        pausing: the commands beside them, which find the ranks that are meant.
     """
 
     def __init__(self, pausing: Pausing) -> None:
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verbs by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the commands by name."""
         return {**{how: partial(self.step, how) for how in STEPS}, "continue": self.go_on}
 
     def step(self, how: str, words: list[str]) -> None:
@@ -47,7 +47,7 @@ def stepped(mesh: Mesh, ranks: Iterable[int], how: str, line: int = 0) -> str:
     Args:
         mesh: the mesh.
         ranks: the ranks of the mesh.
-        how: the verb.
+        how: the command.
         line: for ``until``: the line to stop at.
     """
     answering = MeshAnswering(mesh)
@@ -57,11 +57,11 @@ def stepped(mesh: Mesh, ranks: Iterable[int], how: str, line: int = 0) -> str:
         raise Usage(not_paused(how, mesh, list(ranks))) from None
 
 
-def not_paused(verb: str, mesh: Mesh, ranks: list[int]) -> str:
+def not_paused(command: str, mesh: Mesh, ranks: list[int]) -> str:
     """Say that some ranks are not paused, and which are."""
     others = [rank for rank, each in positions(mesh, list(range(len(mesh.procs)))).items() if each.state == "paused"]
     if not others:
-        return f"%mesh {verb}: no rank of mesh {mesh.name!r} is paused; %mesh pause pauses ranks"
+        return f"%mesh {command}: no rank of mesh {mesh.name!r} is paused; %mesh pause pauses ranks"
     are = "is" if len(ranks) == 1 else "are"
     paused = f"paused on mesh {mesh.name!r}: {describe_ranks(others)}"
-    return f"%mesh {verb}: {describe_ranks(ranks)} {are} not paused; {paused}"
+    return f"%mesh {command}: {describe_ranks(ranks)} {are} not paused; {paused}"

@@ -18,6 +18,8 @@ from monarch._kernel_api import (
     state_of,
     variables_at,
 )
+from monarch_kernel.commands.who import HEADERS, PATIENCE, table_of, tables_bundle
+from monarch_kernel.commands.who_lines import lines_of
 from monarch_kernel.compat import display
 from monarch_kernel.debug.grouped import grouped
 from monarch_kernel.debug.pausing import Pausing
@@ -26,26 +28,24 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.verbs.who import HEADERS, PATIENCE, table_of, tables_bundle
-from monarch_kernel.verbs.who_lines import lines_of
 
 _RANKS = re.compile(r"\[.*|[\d,:-]+")
 
 
 class Variables:
-    """The verb that lists the variables of a frame.
+    """The command that lists the variables of a frame.
 
     Args:
         meshes: the meshes of the notebook.
-        pausing: the verbs beside it, which find the ranks that are meant.
+        pausing: the commands beside it, which find the ranks that are meant.
     """
 
     def __init__(self, meshes: Meshes, pausing: Pausing) -> None:
         self._meshes = meshes
         self._pausing = pausing
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verb by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the command by name."""
         return {"vars": self.vars}
 
     def vars(self, words: list[str]) -> None:

@@ -35,10 +35,10 @@ class _Watch(NamedTuple):
 
 
 class Watches:
-    """The verb that begins, lists and ends watches.
+    """The command that begins, lists and ends watches.
 
     Args:
-        pausing: the verbs beside it, which find the ranks that are meant.
+        pausing: the commands beside it, which find the ranks that are meant.
         tell: returns a function that shows a line in the current cell, even after its end.
     """
 
@@ -48,8 +48,8 @@ class Watches:
         self._watches: dict[tuple[str, str], _Watch] = {}
         """By names of mesh and value; threads that run cells, in single operations."""
 
-    def verbs(self) -> dict[str, Callable[[list[str]], None]]:
-        """Return the verb by name."""
+    def commands(self) -> dict[str, Callable[[list[str]], None]]:
+        """Return the command by name."""
         return {"watch": self.watch}
 
     def watch(self, words: list[str]) -> None:

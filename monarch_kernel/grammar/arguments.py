@@ -1,4 +1,4 @@
-"""The arguments of a verb: a parser whose words completion and help know too."""
+"""The arguments of a command: a parser whose words completion and help know too."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Usage(HeaderError):
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of one verb. Wrong ones raise Usage.
+    """The arguments of one command. Wrong ones raise Usage.
 
     Args:
-        verb: the word after ``%mesh``.
-        summary: what the verb does, in at most 50 characters.
+        command: the word after ``%mesh``.
+        summary: what the command does, in at most 50 characters.
         details: a paragraph below the arguments.
     """
 
-    def __init__(self, verb: str, summary: str, details: str = "") -> None:
-        self.verb = verb
+    def __init__(self, command: str, summary: str, details: str = "") -> None:
+        self.command = command
         self.summary = summary
         self.arguments: list[argparse.Action] = []
         self._offers: dict[str, tuple[Offers, Offers]] = {}
         """Words that completion offers for arguments, by destination: for the first word, and for later ones."""
         layout = partial(argparse.HelpFormatter, width=WIDTH, max_help_position=26)
         super().__init__(
-            f"%mesh {verb}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout,
+            f"%mesh {command}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout,
             epilog=details or None,
         )  # fmt: skip
 
@@ -65,11 +65,11 @@ class Parser(argparse.ArgumentParser):
         return next((each for each in self.arguments if name in each.option_strings), None)
 
     def synopsis(self) -> str:
-        """Return the verb with its positional arguments."""
-        return " ".join([self.verb, *(label(each) for each in self.arguments if not each.option_strings)])
+        """Return the command with its positional arguments."""
+        return " ".join([self.command, *(label(each) for each in self.arguments if not each.option_strings)])
 
     def error(self, message: str) -> Any:
-        raise Usage(f"{self.prog}: {message}; see %mesh help {self.verb}")
+        raise Usage(f"{self.prog}: {message}; see %mesh help {self.command}")
 
 
 def whole(text: str) -> int:
@@ -96,26 +96,26 @@ def label(action: argparse.Action) -> str:
     return " ".join([*action.option_strings, shape]).strip()
 
 
-def one_mesh(verb: str, summary: str) -> Parser:
-    """Return the parser of a verb that takes the name of a mesh."""
-    parser = Parser(verb, summary)
+def one_mesh(command: str, summary: str) -> Parser:
+    """Return the parser of a command that takes the name of a mesh."""
+    parser = Parser(command, summary)
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted", offers=(Offer.MESH,)
     )
     return parser
 
 
-def named(verb: str, summary: str, metavar: str, help: str, offer: Offer) -> Parser:
-    """Return the parser of a verb that takes one name."""
-    parser = Parser(verb, summary)
+def named(command: str, summary: str, metavar: str, help: str, offer: Offer) -> Parser:
+    """Return the parser of a command that takes one name."""
+    parser = Parser(command, summary)
     parser.add_argument("name", metavar=metavar, help=help, offers=(offer,))
     return parser
 
 
-def on_ranks(verb: str, summary: str) -> Parser:
-    """Return the parser of a verb that takes a mesh and ranks."""
-    parser = Parser(verb, summary)
-    parser.usage = f"%%mesh {verb} [MESH] [RANKS]"
+def on_ranks(command: str, summary: str) -> Parser:
+    """Return the parser of a command that takes a mesh and ranks."""
+    parser = Parser(command, summary)
+    parser.usage = f"%%mesh {command} [MESH] [RANKS]"
     parser.add_argument(
         "words", nargs="*", metavar="RANKS",
         help="such as 0,2 or [0:2]; all ranks if omitted. The name of a mesh may precede them",

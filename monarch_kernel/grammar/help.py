@@ -15,7 +15,7 @@ from monarch_kernel.grammar.suggest import did_you_mean
 Row = tuple[str, str]
 """A command or option, and its meaning."""
 _COLUMN = 28
-_LEAD = "%mesh help VERB shows the arguments of a verb."
+_LEAD = "%mesh help COMMAND shows the arguments of a command."
 CELLS: list[Row] = [
     ("%%mesh [MESH][SLICE]", "run the cell on ranks, as in %%mesh m[gpus=0:4]"),
     ("%mesh CODE", "run one line on all ranks: %mesh x, y = %mesh x"),
@@ -26,20 +26,20 @@ CELLS: list[Row] = [
 ]
 
 
-def bundle_of(verb: str | None) -> dict[str, str]:
-    """Return the help for a verb, or for all, as a MIME bundle.
+def bundle_of(command: str | None) -> dict[str, str]:
+    """Return the help for a command, or for all, as a MIME bundle.
 
     Raises:
-        Usage: no verb has this name.
+        Usage: no command has this name.
     """
-    if verb is None:
+    if command is None:
         tables = _overview()
         return {"text/plain": f"{_LEAD}\n\n{_text(tables)}", "text/html": f"<p>{_code(_LEAD)}</p>{_html(tables)}"}
-    if verb in ("spawn", "cells"):
+    if command in ("spawn", "cells"):
         return bundle_of_cells()
-    parser = PARSERS.get(verb)
+    parser = PARSERS.get(command)
     if parser is None:
-        raise Usage(unknown(verb))
+        raise Usage(unknown(command))
     rows = [(label(each), str(each.help)) for each in parser.arguments]
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     head = f"<p><code>{html.escape(usage)}</code></p><p>{html.escape(str(parser.description))}</p>"
@@ -52,7 +52,7 @@ OTHERS = {
     "stop": "%mesh down ends a mesh, %mesh kill replaces ranks, and the Stop button stops a cell",
     "start": "%mesh up starts a mesh",
 }
-"""Verbs of other programs, with what does that here."""
+"""Commands of other programs, with what does that here."""
 
 
 def bundle_of_cells() -> dict[str, str]:
@@ -61,31 +61,31 @@ def bundle_of_cells() -> dict[str, str]:
     return {"text/plain": _text(tables), "text/html": _html(tables)}
 
 
-def unknown(verb: str, line: str = "") -> str:
-    """Return the error for a verb that does not exist.
+def unknown(command: str, line: str = "") -> str:
+    """Return the error for a command that does not exist.
 
     Args:
-        verb: the word after ``%mesh``.
+        command: the word after ``%mesh``.
         line: all that follows ``%mesh``, which may be meant as code.
     """
     if line.lstrip().startswith("["):
         return f"%mesh {line.strip()}: ranks belong in the first line of a cell, as in %%mesh [0]"
-    if verb in OTHERS:
-        return f"unknown verb {verb!r} after %mesh; {OTHERS[verb]}"
-    close = get_close_matches(verb, [*PARSERS, *OTHERS], 1)
+    if command in OTHERS:
+        return f"unknown command {command!r} after %mesh; {OTHERS[command]}"
+    close = get_close_matches(command, [*PARSERS, *OTHERS], 1)
     if close and close[0] in OTHERS:
-        return f"unknown verb {verb!r} after %mesh; {OTHERS[close[0]]}"
-    guess = did_you_mean(verb, PARSERS)
+        return f"unknown command {command!r} after %mesh; {OTHERS[close[0]]}"
+    guess = did_you_mean(command, PARSERS)
     if guess:
-        return f"unknown verb {verb!r} after %mesh{guess}"
+        return f"unknown command {command!r} after %mesh{guess}"
     if len(line.split()) > 1:
         return f"%mesh {line.strip()}: neither a command of %mesh nor valid Python; %mesh help lists the commands"
-    return f"unknown verb {verb!r} after %mesh: expected one of {', '.join(PARSERS)}; %mesh help explains them"
+    return f"unknown command {command!r} after %mesh: expected one of {', '.join(PARSERS)}; %mesh help explains them"
 
 
 def _overview() -> dict[str, list[Row]]:
-    verbs = {title: [(each.synopsis(), each.summary) for each in parsers] for title, parsers in SECTIONS.items()}
-    return {**verbs, "Cells": CELLS, "Options of cells": list(OPTIONS.items())}
+    commands = {title: [(each.synopsis(), each.summary) for each in parsers] for title, parsers in SECTIONS.items()}
+    return {**commands, "Cells": CELLS, "Options of cells": list(OPTIONS.items())}
 
 
 def _text(tables: dict[str, list[Row]]) -> str:
@@ -113,4 +113,4 @@ def _html(tables: dict[str, list[Row]]) -> str:
 
 
 def _code(text: str) -> str:
-    return html.escape(text).replace("%mesh help VERB", "<code>%mesh help VERB</code>")
+    return html.escape(text).replace("%mesh help COMMAND", "<code>%mesh help COMMAND</code>")

@@ -52,7 +52,7 @@ def rest_of_word(raw: str, after: str, argument: bool) -> int:
     Args:
         raw: the word up to the cursor, as typed.
         after: the text after the cursor.
-        argument: whether it is an argument of a verb, which may be a path.
+        argument: whether it is an argument of a command, which may be a path.
     """
     if raw[:1] in ("'", '"'):
         return after.partition("\n")[0].find(raw[0]) + 1

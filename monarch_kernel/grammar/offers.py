@@ -1,4 +1,4 @@
-"""Kinds of words that an argument of ``%mesh`` takes, for completion; the parsers of the verbs name them."""
+"""Kinds of words that an argument of ``%mesh`` takes, for completion; the parsers of the commands name them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Offer(Enum):
     MODULE = "an imported module with a source file that is not installed"
     RANK = "the number of a rank"
     SIZE = "an axis of a mesh with an equals sign"
-    VERB = "a verb of %mesh"
+    COMMAND = "a command of %mesh"
     PATH = "a file or folder"
     FOLDER = "a folder"
     SCRIPT = "a Python file, or a folder on the way to one"

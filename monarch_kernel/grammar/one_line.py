@@ -9,16 +9,16 @@ from difflib import get_close_matches
 from monarch_kernel.grammar.help import OTHERS
 
 _SHORT = 2
-"""Most letters of a name that is never taken for a mistyped verb."""
+"""Most letters of a name that is never taken for a mistyped command."""
 _GIVEN = {"device", "dist", "mesh", "point", "rank", "torch", "world_size"}
-"""Names that every rank has; no mistyped verbs either."""
+"""Names that every rank has; no mistyped commands either."""
 
 
-def is_code(line: str, verbs: Collection[str]) -> bool:
-    """Return whether the text after ``%mesh`` is code rather than a verb, right or mistyped."""
+def is_code(line: str, commands: Collection[str]) -> bool:
+    """Return whether the text after ``%mesh`` is code rather than a command, right or mistyped."""
     text = line.strip()
     word = text.split(maxsplit=1)[0] if text else ""
-    if not word or word in verbs or text in OTHERS or word.startswith("-") or word.endswith("?"):
+    if not word or word in commands or text in OTHERS or word.startswith("-") or word.endswith("?"):
         return False
     if text.startswith("!"):
         return True
@@ -28,4 +28,4 @@ def is_code(line: str, verbs: Collection[str]) -> bool:
         return False
     if len(text) <= _SHORT or text in _GIVEN:
         return True
-    return not text.isidentifier() or not get_close_matches(text, verbs, 1)
+    return not text.isidentifier() or not get_close_matches(text, commands, 1)

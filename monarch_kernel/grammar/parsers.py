@@ -1,14 +1,14 @@
-"""The verbs of ``%mesh`` and their arguments: one parser each, which also generates ``%mesh help``."""
+"""The commands of ``%mesh`` and their arguments: one parser each, which also generates ``%mesh help``."""
 
 from __future__ import annotations
 
 import argparse
 
 from monarch_kernel.grammar.arguments import Parser, Usage
-from monarch_kernel.grammar.debug_verbs import DEBUGGING
-from monarch_kernel.grammar.mesh_verbs import MESHES
-from monarch_kernel.grammar.program_verbs import PROGRAMS
-from monarch_kernel.grammar.rank_verbs import RANKS, VARIABLES
+from monarch_kernel.grammar.debug_commands import DEBUGGING
+from monarch_kernel.grammar.mesh_commands import MESHES
+from monarch_kernel.grammar.program_commands import PROGRAMS
+from monarch_kernel.grammar.rank_commands import RANKS, VARIABLES
 from monarch_kernel.grammar.suggest import did_you_mean
 
 SECTIONS = {
@@ -32,19 +32,19 @@ _ELSEWHERE = {
 }
 """Options of launchers and of other notebook magics, with ours."""
 
-PARSERS = {parser.verb: parser for section in SECTIONS.values() for parser in section}
+PARSERS = {parser.command: parser for section in SECTIONS.values() for parser in section}
 
 
-def parse(verb: str, words: list[str]) -> argparse.Namespace:
-    """Parse the words after a verb; options may stand between the positional arguments.
+def parse(command: str, words: list[str]) -> argparse.Namespace:
+    """Parse the words after a command; options may stand between the positional arguments.
 
     Raises:
         Usage: wrong arguments.
     """
-    parser = PARSERS[verb]
+    parser = PARSERS[command]
     found, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        raise Usage(f"{parser.prog}: {_unknown(parser, unknown[0])}; see %mesh help {verb}")
+        raise Usage(f"{parser.prog}: {_unknown(parser, unknown[0])}; see %mesh help {command}")
     return found
 
 

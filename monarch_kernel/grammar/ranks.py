@@ -1,4 +1,4 @@
-"""Ranks as verbs and headers write them."""
+"""Ranks as commands and headers write them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import parse_where, ranks_of
 
 
-def ranks_in_words(verb: str, text: str, total: int) -> list[int]:
+def ranks_in_words(command: str, text: str, total: int) -> list[int]:
     """Parse ranks as messages write them, such as ``0-3,7``, or as headers do, such as ``[0:4]``.
 
     Args:
-        verb: that they follow, for errors.
+        command: that they follow, for errors.
         text: as typed.
         total: number of ranks of the mesh.
 
@@ -26,11 +26,11 @@ def ranks_in_words(verb: str, text: str, total: int) -> list[int]:
         if text.startswith("[") or ":" in text:
             _, chosen = parse_where(text.strip("[]"))
             if chosen is None:
-                raise Usage(f"%mesh {verb}: expected ranks such as 0,2 or [0:2], got {text!r}")
+                raise Usage(f"%mesh {command}: expected ranks such as 0,2 or [0:2], got {text!r}")
             return sorted(ranks_of(chosen, total))
         return parse_ranks(text.replace(" ", ","), total)
     except MonarchError as error:
-        raise Usage(f"%mesh {verb}: {error}") from None
+        raise Usage(f"%mesh {command}: {error}") from None
 
 
 def slice_text(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Lines as people type them, put in the form that IPython reads: ``%mesh VERB?``, ``%%mesh[0]``, ``x = %mesh CODE``."""
+"""Lines as people type them, in the form that IPython reads: ``%mesh COMMAND?``, ``%%mesh[0]``, ``x = %mesh CODE``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADER = re.compile(r"%%mesh(?=[\s\[]|$)")
 def arrange(lines: list[str]) -> list[str]:
     """Return the lines of a cell in the form that IPython reads.
 
-    A space precedes the brackets of ``%%mesh[0]`` and the question mark of ``%mesh VERB?``, which IPython would take
+    A space precedes the brackets of ``%%mesh[0]`` and the question mark of ``%mesh COMMAND?``, which IPython would take
     for parts of names. Comments above ``%%mesh`` go. A ``%%mesh --help`` without code asks as ``%mesh help`` does.
     """
     above = header_at(lines)
@@ -83,6 +83,6 @@ class Assigned(ast.NodeTransformer):
 
 
 def explain(line: Callable[..., Any], cell: Callable[..., Any]) -> None:
-    """Let IPython show the verbs for the line magic, and the options for the cell magic."""
+    """Let IPython show the commands for the line magic, and the options for the cell magic."""
     line.__doc__ = f"{line.__doc__}\n\n{bundle_of(None)['text/plain']}"
     cell.__doc__ = f"{cell.__doc__}\n\n{bundle_of_cells()['text/plain']}"

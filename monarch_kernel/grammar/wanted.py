@@ -1,4 +1,4 @@
-"""The argument of a verb at the cursor: an option, the value of one, or a positional argument."""
+"""The argument of a command at the cursor: an option, the value of one, or a positional argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Wanted(NamedTuple):
 
     offers: Offers = ()
     options: list[str] = []
-    """Options of the verb, where nothing else is offered."""
+    """Options of the command, where nothing else is offered."""
     typed: str = ""
     """The part of the word that is completed: without ``--device=``."""
 
@@ -46,7 +46,7 @@ class _Line:
 
     def is_option(self, word: str) -> bool:
         # Options after the script of run belong to the script.
-        return word.startswith("-") and not (self.parser.verb == "run" and self.position)
+        return word.startswith("-") and not (self.parser.command == "run" and self.position)
 
     def more(self) -> Offers:
         """Return what an option adds to the first positional argument: the mesh may be omitted before variables."""
@@ -54,7 +54,7 @@ class _Line:
 
     def options(self) -> list[str]:
         """Return the options that may still be given."""
-        if self.parser.verb == "run" and self.position:
+        if self.parser.command == "run" and self.position:
             return []
         actions = [each for each in self.parser.arguments if each.option_strings]
         left = [each for each in actions if not self.taken.intersection(each.option_strings) or _repeats(each)]
@@ -65,8 +65,8 @@ def wanted(parser: Parser, before: list[str], word: str) -> Wanted:
     """Return the words that fit at the cursor.
 
     Args:
-        parser: the parser of the verb.
-        before: the finished words after the verb.
+        parser: the parser of the command.
+        before: the finished words after the command.
         word: the one at the cursor, so far.
     """
     line = _Line(parser)

@@ -47,7 +47,7 @@ class Auto:
         if self._shell.transform_cell == self._transform:
             self._shell.transform_cell = self._before
 
-    def verb(self, words: list[str]) -> None:
+    def command(self, words: list[str]) -> None:
         """Switch the mode, or say which it is."""
         arguments = parse("auto", words)
         if arguments.mode not in (None, "on", "off"):

@@ -35,7 +35,7 @@ class Candidates:
             Offer.MODULE: lambda typed: _modules(),
             Offer.RANK: lambda typed: [str(rank) for mesh in self._mesh(typed) for rank in range(len(mesh.procs))],
             Offer.SIZE: lambda typed: [f"{label}=" for mesh in self._mesh(typed) for label in mesh.procs.sizes],
-            Offer.VERB: lambda typed: PARSERS,
+            Offer.COMMAND: lambda typed: PARSERS,
             Offer.PATH: lambda typed: paths(typed.raw, typed.word),
             Offer.FOLDER: lambda typed: paths(typed.raw, typed.word, lambda name: False),
             Offer.SCRIPT: lambda typed: paths(typed.raw, typed.word, lambda name: name.endswith(".py")),

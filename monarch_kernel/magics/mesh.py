@@ -25,13 +25,27 @@ from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.runner import CellRunner, Hooks, named
 from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.commands.checkpoints import Saving
+from monarch_kernel.commands.config import Config, header_defaults
+from monarch_kernel.commands.detaching import Detaching
+from monarch_kernel.commands.dispatch import CommandTable
+from monarch_kernel.commands.elastic import Elastic
+from monarch_kernel.commands.files import Files
+from monarch_kernel.commands.interrupt import Interrupting
+from monarch_kernel.commands.kill import Killing
+from monarch_kernel.commands.log import Log
+from monarch_kernel.commands.programs import hand_out, parse_run
+from monarch_kernel.commands.spawning import Spawning
+from monarch_kernel.commands.starting import Starting
+from monarch_kernel.commands.transfers import Transfers
+from monarch_kernel.commands.who import Who
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, set_debugger
 from monarch_kernel.debug.announcing import Announcing
-from monarch_kernel.debug.asking import Asking
 from monarch_kernel.debug.breaks import Breaks
 from monarch_kernel.debug.cells import source_of
 from monarch_kernel.debug.checking import Checking
 from monarch_kernel.debug.diffing import Diffing
+from monarch_kernel.debug.endpoint_prompt import EndpointPrompt
 from monarch_kernel.debug.failing import Failing, take_debug
 from monarch_kernel.debug.frames import Frames
 from monarch_kernel.debug.front_end import FrontEnd
@@ -60,22 +74,8 @@ from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.variables import provide_variables
 from monarch_kernel.output.imports import Importing, SlowImports
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.verbs.checkpoints import Saving
-from monarch_kernel.verbs.config import Config, header_defaults
-from monarch_kernel.verbs.detaching import Detaching
-from monarch_kernel.verbs.dispatch import Verbs
-from monarch_kernel.verbs.elastic import Elastic
-from monarch_kernel.verbs.files import Files
-from monarch_kernel.verbs.interrupt import Interrupting
-from monarch_kernel.verbs.kill import Killing
-from monarch_kernel.verbs.log import Log
-from monarch_kernel.verbs.programs import hand_out, parse_run
-from monarch_kernel.verbs.spawning import Spawning
-from monarch_kernel.verbs.starting import Starting
-from monarch_kernel.verbs.transfers import Transfers
-from monarch_kernel.verbs.who import Who
+from monarch_kernel.views.commands import Watching
 from monarch_kernel.views.shown import Shown
-from monarch_kernel.views.verbs import Watching
 from monarch_kernel.views.views import Views
 
 _CALLER = 2
@@ -102,41 +102,41 @@ class MeshMagics(Magics):
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams, self._kernel_ends)
         self._outcomes = Outcomes(shell, self.hints, self.stopping, self._attach_streams)
-        self._verbs = Verbs()
+        self._commands = CommandTable()
         self._starting = Starting(shell, self.meshes, self._attach_streams)
         self._transfers = Transfers(shell, self.meshes)
-        self._verbs.actions.update(self._starting.verbs() | self._transfers.verbs())
-        self._verbs.actions.update(log=Log(self.meshes, self._attach_streams).log)
+        self._commands.actions.update(self._starting.commands() | self._transfers.commands())
+        self._commands.actions.update(log=Log(self.meshes, self._attach_streams).log)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
-        self._verbs.actions.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
-        self._verbs.actions.update(Files(self.meshes).verbs(), pip=self.run_pip)
+        self._commands.actions.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self._commands.actions.update(Files(self.meshes).commands(), pip=self.run_pip)
         self.auto = Auto(shell, self._ranks_of)
-        self._verbs.actions.update(auto=self.auto.verb, config=Config(self.meshes).verb)
-        self._verbs.actions.update(Elastic(self.meshes, shell.user_ns).verbs())
+        self._commands.actions.update(auto=self.auto.command, config=Config(self.meshes).command)
+        self._commands.actions.update(Elastic(self.meshes, shell.user_ns).commands())
         killing = Killing(self.meshes, lambda: self._attach_streams().calls)
         interrupting = Interrupting(self.meshes, self.stopping)
-        self._verbs.actions.update(kill=killing.kill, interrupt=interrupting.interrupt)
+        self._commands.actions.update(kill=killing.kill, interrupt=interrupting.interrupt)
         self.views = Views(self.meshes, self._attach_streams, killing, interrupting)
         self.views.pins.on_pin = lambda proc: self.front_end.show(proc)
         pausing = Pausing(self.meshes)
-        self._verbs.actions.update(pausing.verbs())
-        self._verbs.actions.update({**Checking(pausing).verbs(), "why": Reasons(pausing).why})
-        self._verbs.raw.update(Printing(pausing).verbs() | Diffing(pausing).verbs())
-        self._verbs.actions.update(Frames(pausing).verbs() | Variables(self.meshes, pausing).verbs())
-        self._verbs.actions.update(Watches(pausing, lambda: self._attach_streams().place().write).verbs())
-        self._prompt = Prompt(shell, self._verbs.run, self.front_end, self.views.close_prompt)
-        asking = Asking(shell, self.meshes, self._prompt, self._attach_streams)
-        self._announcing = Announcing(self._attach_streams, self._prompt.shows, asking.ask)
+        self._commands.actions.update(pausing.commands())
+        self._commands.actions.update({**Checking(pausing).commands(), "why": Reasons(pausing).why})
+        self._commands.raw.update(Printing(pausing).commands() | Diffing(pausing).commands())
+        self._commands.actions.update(Frames(pausing).commands() | Variables(self.meshes, pausing).commands())
+        self._commands.actions.update(Watches(pausing, lambda: self._attach_streams().place().write).commands())
+        self._prompt = Prompt(shell, self._commands.run, self.front_end, self.views.close_prompt)
+        endpoint_prompt = EndpointPrompt(shell, self.meshes, self._prompt, self._attach_streams)
+        self._announcing = Announcing(self._attach_streams, self._prompt.shows, endpoint_prompt.ask)
         self.breaks = Breaks(self.meshes, pausing, lambda number: source_of(shell, number), self.front_end)
-        self._verbs.raw.update(self.breaks.raw())
-        self._verbs.actions.update({**self.breaks.verbs(), **Stepping(pausing).verbs()})
+        self._commands.raw.update(self.breaks.raw())
+        self._commands.actions.update({**self.breaks.commands(), **Stepping(pausing).commands()})
         failing = Failing(pausing, self._prompt)
-        self._verbs.actions.update(failing.verbs())
+        self._commands.actions.update(failing.commands())
         take_debug(shell, lambda: failing.debug([]), self.meshes)
         self.shown = Shown(shell, self.views)
-        self._verbs.actions.update(Watching(shell, self.meshes, self.shown).verbs())
-        self._verbs.actions.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
+        self._commands.actions.update(Watching(shell, self.meshes, self.shown).commands())
+        self._commands.actions.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
         self._preempting = Preempting(self.meshes, shell.user_ns, lambda: self._attach_streams().place().write)
         self.meshes.on_added = self._added
         restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
@@ -147,9 +147,9 @@ class MeshMagics(Magics):
             wait=self._prompt.wait,
         )
         self._runner = CellRunner(shell, self._attach_streams, self.stopping, self._outcomes, restarts, hooks)
-        self._verbs.actions.update(Saving(shell, self.meshes).verbs())
+        self._commands.actions.update(Saving(shell, self.meshes).commands())
         self.keeping = Detaching(shell, self.meshes, self._starting.down, lambda: self._attach_streams().place().write)
-        self._verbs.actions.update(self.keeping.verbs())
+        self._commands.actions.update(self.keeping.commands())
         self._failed = FailedTensors(shell, self._attach_streams)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
@@ -161,22 +161,22 @@ class MeshMagics(Magics):
     @no_var_expand
     @line_magic("mesh")
     def line(self, line: str) -> Any:
-        """Control meshes: ``%mesh help`` lists the verbs. Other code runs on the ranks, as in ``%mesh x + 1``."""
+        """Control meshes: ``%mesh help`` lists the commands. Other code runs on the ranks, as in ``%mesh x + 1``."""
         __tracebackhide__ = True
         self._attach_streams()
         is_assigned = line.startswith(VALUE)
         line = line.removeprefix(VALUE)
-        if is_code(line, self._verbs.names()):
+        if is_code(line, self._commands.names()):
             self._is_assigned = is_assigned
             try:
                 self.cell("", line)
             finally:
                 self._is_assigned = False
             return self.shell.user_ns["_mesh"] if is_assigned else None
-        if line.split(maxsplit=1)[:1] and line.split(maxsplit=1)[0] in self._verbs.raw:
-            return self._verbs.run(line)
-        # Braces of code are its own; those of verbs name variables of the notebook, as in other magics.
-        return self._verbs.run(self.shell.var_expand(line, depth=_CALLER))
+        if line.split(maxsplit=1)[:1] and line.split(maxsplit=1)[0] in self._commands.raw:
+            return self._commands.run(line)
+        # Braces of code are its own; those of commands name variables of the notebook, as in other magics.
+        return self._commands.run(self.shell.var_expand(line, depth=_CALLER))
 
     @line_magic("%mesh")
     def misplaced(self, line: str) -> None:
@@ -220,7 +220,7 @@ class MeshMagics(Magics):
             self.front_end.begin_spawn(self.shell, cell)
             return self._spawning.run(order, cell)
         if asks_for_help(line.split()):
-            return self._verbs.help([])
+            return self._commands.help([])
         self.auto.mark()
         header = self.header(line)
         if header.dry_run:
@@ -294,9 +294,9 @@ class MeshMagics(Magics):
         mesh = self.meshes.get(name, self.actor_names)
         return mesh, mesh.cells
 
-    def verbs(self) -> list[str]:
-        """Return the verbs of ``%mesh``."""
-        return self._verbs.names()
+    def commands(self) -> list[str]:
+        """Return the commands of ``%mesh``."""
+        return self._commands.names()
 
     def actor_names(self) -> list[str]:
         """Return the notebook variables that hold actors."""

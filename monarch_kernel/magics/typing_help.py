@@ -1,4 +1,4 @@
-"""Help while typing in ``%mesh`` lines and ``%%mesh`` cells: names come from the ranks, verbs and options from here."""
+"""Help while typing in ``%mesh`` lines and ``%%mesh`` cells: names from the ranks, commands and options from here."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class TypingHelp:
         return None if line.startswith(("%", "!", "?")) else self._magics.auto.header_of(code)
 
     def _of_line(self, line: str, code: str, cursor: int) -> Completion:
-        """Complete a ``%mesh`` line: a verb, its arguments, or code."""
+        """Complete a ``%mesh`` line: a command, its arguments, or code."""
         words = typed(line)
         if words.before and words.before[0] in PARSERS:
             return self._of_verb(words, code, cursor)
@@ -116,12 +116,12 @@ class TypingHelp:
         return self._of_code("", line.lstrip(), cursor)
 
     def _first_words(self, raw: str) -> list[str]:
-        """Return the verbs, and the variables of ranks once something is typed."""
+        """Return the commands, and the variables of ranks once something is typed."""
         meshes = self._candidates.in_use() if raw.isidentifier() else []
         return [*sorted(PARSERS), *(name for mesh in meshes for name in self._candidates.remote(mesh))]
 
     def _of_verb(self, line: Typed, code: str, cursor: int) -> Completion:
-        """Complete the arguments of a verb."""
+        """Complete the arguments of a command."""
         before = line.before[1:]
         want = wanted(PARSERS[line.before[0]], before, line.word)
         here = Typed(before, line.raw if want.typed == line.word else want.typed)
@@ -135,7 +135,7 @@ class TypingHelp:
         return Completion(names, cursor - len(token[0] if token else ""), cursor)
 
     def inspect(self, code: str, cursor: int) -> dict[str, str] | None:
-        """Return help on the name at the cursor as a MIME bundle: from a rank, or on the magic and its verbs."""
+        """Return help on the name at the cursor as a MIME bundle: from a rank, or on the magic and its commands."""
         place = place_of(code, cursor)
         cell = _CELL.match(code)
         if cell is not None and (place.body is None if place is not None else cursor >= cell.start("magic")):
@@ -148,7 +148,7 @@ class TypingHelp:
         return self._inspect_code(place.header, place.body, code, cursor)
 
     def _inspect_line(self, code: str, cursor: int) -> dict[str, str] | None:
-        """Return help on the verb of a ``%mesh`` line, or on a name in its code."""
+        """Return help on the command of a ``%mesh`` line, or on a name in its code."""
         start = code.rfind("\n", 0, cursor) + 1
         whole = code[start:].partition("\n")[0]
         match = _LINE.fullmatch(whole)

@@ -13,8 +13,8 @@ from monarch._kernel_api import (
     state_of,
 )
 from monarch_kernel.calls.record import Calls
-from monarch_kernel.meshes.asking import ask_vitals
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.rank_vitals import ask_vitals
 
 
 class Busy(NamedTuple):
@@ -54,7 +54,7 @@ def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
 
 
 def vitals_of(mesh: Mesh) -> dict[int, Vitals]:
-    """Return the figures of the ranks that answer soon."""
+    """Return the vitals of the ranks that answer soon."""
     node, procs = current_node(), state_of(mesh.procs).procs
     names = [procs.proc(rank) for rank in range(len(mesh.procs))]
     living = [proc for proc in names if node.peers.get(proc).dead is None]

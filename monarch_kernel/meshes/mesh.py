@@ -65,7 +65,7 @@ class Mesh:
         self.definitions = Definitions()
         self._code = Code(cells)
         self._asking: list[None] = []
-        """One entry for each verb or move that replaces ranks and tells the user. Any thread, in single operations."""
+        """One entry for each command or move that replaces ranks and tells the user. Any thread, single operations."""
         self.moves = Moves(self.name)
         """Its ranks that move to other hosts."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
@@ -74,9 +74,9 @@ class Mesh:
         """Hides the output of calls made inside; set by the notebook before ranks can die."""
         self.frame = 0
         """The selected frame of its code: 0 for the innermost one of the user, 1 for its caller. Written by the threads
-        of verbs and view actions, as a whole."""
+        of commands and view actions, as a whole."""
         self.checked = recipe.env.get(CHECK_COLLECTIVES.variable) == "1"
-        """Whether collectives are compared, as far as this notebook knows. Written by the threads of verbs."""
+        """Whether collectives are compared, as far as this notebook knows. Written by the threads of commands."""
         self.replaced = Replaced(state_of(procs).procs.uid, len(procs), self._replaced)
         self.restarted: str | None = None
         """The last cell of the mesh that a restart has replaced, empty if it had none; None without a restart."""
@@ -182,7 +182,7 @@ class Mesh:
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
-        """Replace ranks inside for a user who is told by the verb."""
+        """Replace ranks inside for a user who is told by the command."""
         self._asking.append(None)
         try:
             yield

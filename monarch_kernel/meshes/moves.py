@@ -1,4 +1,4 @@
-"""The moves of one mesh: one after the other, and cells and verbs wait for them."""
+"""The moves of one mesh: one after the other, and cells and commands wait for them."""
 
 from __future__ import annotations
 

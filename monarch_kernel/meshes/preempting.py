@@ -118,7 +118,7 @@ class Preempting:
         in_thread(current_node(), "preempted", lambda: self._follow(mesh, notices))
 
     def _follow(self, mesh: Mesh, notices: Sequence[HostNotice]) -> None:
-        """Follow the rule. Errors are lines: nobody waits for this thread but cells and verbs."""
+        """Follow the rule. Errors are lines: nobody waits for this thread but cells and commands."""
         tell = self._tell()
         try:
             with mesh.moves.planned(max(each.seconds for each in notices) + 120.0):

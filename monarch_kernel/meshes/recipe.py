@@ -19,7 +19,7 @@ from monarch._kernel_api import (
 )
 from monarch.actor import ProcMesh, Restart, Role, this_host
 from monarch_kernel.grammar.header import HeaderError
-from monarch_kernel.grammar.mesh_verbs import DEVICES
+from monarch_kernel.grammar.mesh_commands import DEVICES
 
 HEAL = "heal"
 """The rule for hosts that are taken back, unless another is given."""

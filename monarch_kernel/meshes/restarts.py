@@ -32,7 +32,7 @@ class Restarts:
 
     def _replaced(self, mesh: Mesh, rank: int) -> None:
         if mesh.asked or not mesh.recipe.restart:
-            # The verb or the Stop that replaces it says so.
+            # The command or the Stop that replaces it says so.
             return
         with self._lock:
             self._new.setdefault(mesh.name, set()).add(rank)

@@ -1,4 +1,4 @@
-"""The buttons of a view: each runs the code of a verb of ``%mesh`` in a thread of its own, and answers with Done."""
+"""The buttons of a view: each runs the code of a command of ``%mesh`` in a thread of its own, and answers with Done."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from monarch._kernel_api import Peek, ask_soon, describe_ranks, in_thread, is_tuple, open_node, request, state_of
 from monarch._kernel_api import peek_here as peek
 from monarch.exceptions import MonarchError
+from monarch_kernel.commands.elastic import healed
+from monarch_kernel.commands.interrupt import Interrupting
+from monarch_kernel.commands.kill import Killing
 from monarch_kernel.debug.pausing import paused, resumed
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.verbs.elastic import healed
-from monarch_kernel.verbs.interrupt import Interrupting
-from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.details import short_stack
 from monarch_kernel.views.protocol import Act, Action, Done
 
@@ -26,8 +26,8 @@ class Actions:
     """Runs the actions of views.
 
     Args:
-        killing: the verb that kills ranks.
-        interrupting: the verb that interrupts them.
+        killing: the command that kills ranks.
+        interrupting: the command that interrupts them.
         write: shows a line in the notebook, for what an action says before its end.
     """
 

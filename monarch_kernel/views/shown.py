@@ -1,4 +1,4 @@
-"""Meshes as results of cells: a live widget, and below it a picture that a saved notebook keeps."""
+"""Meshes as results of cells: a live widget, and below it a snapshot that a saved notebook keeps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from monarch_kernel.views.summary import title_text
 from monarch_kernel.views.views import Views
 
 EVERY_S = 5.0
-"""Least seconds between two updates of a picture."""
+"""Least seconds between two updates of a snapshot."""
 MOST = 16
-"""Pictures that are updated, the newest; of one cell, the last."""
+"""Snapshots that are updated, the newest; of one cell, the last."""
 MOST_CLIENTS = 4
 """Clients that have a widget of a mesh, the newest: each page that opens the notebook is another one."""
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Picture:
-    """A picture of a mesh in the output of a cell. Guarded by the lock of ``Shown``."""
+    """A snapshot of a mesh in the output of a cell. Guarded by the lock of ``Shown``."""
 
     def __init__(self, part: Part, name: str, parent: Any) -> None:
         self.part = part
@@ -92,7 +92,7 @@ class Shown:
         """By cell. Guarded by ``_lock``."""
 
     def show(self, procs: ProcMesh) -> None:
-        """Show a mesh in the running cell: live, and as a picture."""
+        """Show a mesh in the running cell: live, and as a snapshot."""
         try:
             part = Part(self.views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
         except MonarchError as error:
@@ -147,7 +147,7 @@ class Shown:
                 each.unsubscribe()
 
     def _changed(self, picture: Picture) -> None:
-        """Update a picture when it is time; called in a thread of the mesh's events."""
+        """Update a snapshot when it is time; called in a thread of the mesh's events."""
         with self._lock:
             wait = max(0.0, picture.due - time.monotonic())
             if picture.waits:
@@ -158,7 +158,7 @@ class Shown:
         node.receive_loop.call_later(wait, lambda: node.lanes.post("pictures", lambda: self._update(picture)))
 
     def cell_ended(self) -> None:
-        """Bring all pictures up to date."""
+        """Bring all snapshots up to date."""
         with self._lock:
             pictures = list(self._pictures.values())
         for each in pictures:

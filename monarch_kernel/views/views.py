@@ -10,6 +10,9 @@ from typing import Any
 
 from monarch._kernel_api import ActorMesh, ProcMesh, describe_ranks, is_actor_mesh, state_of, telemetry_of
 from monarch.exceptions import MonarchError
+from monarch_kernel.commands.config import header_defaults
+from monarch_kernel.commands.interrupt import Interrupting
+from monarch_kernel.commands.kill import Killing
 from monarch_kernel.compat import pass_cells, publish, watch_output
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.header import parse as parse_header
@@ -23,9 +26,6 @@ from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.verbs.config import header_defaults
-from monarch_kernel.verbs.interrupt import Interrupting
-from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.actions import OFFERED, Actions
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.details import Pins
@@ -53,8 +53,8 @@ class Views:
     Args:
         meshes: the meshes of the notebook.
         streams: returns the streams that show the output of ranks.
-        killing: the verb that kills ranks.
-        interrupting: the verb that interrupts them.
+        killing: the command that kills ranks.
+        interrupting: the command that interrupts them.
     """
 
     def __init__(

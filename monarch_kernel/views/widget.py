@@ -14,11 +14,11 @@ import traitlets
 from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
 from monarch_kernel.calls.running import Running
 from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.commands.interrupt import Interrupting
+from monarch_kernel.commands.kill import Killing
 from monarch_kernel.compat import pass_cells
 from monarch_kernel.meshes.registry import Meshes
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.verbs.interrupt import Interrupting
-from monarch_kernel.verbs.kill import Killing
 from monarch_kernel.views.ahead import Ahead, state_text
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.current import views_of

@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from monarch._core.text.durations import parse_duration as parse_duration
     from monarch._core.text.excerpt import Excerpt as Excerpt
     from monarch._core.text.excerpt import left_out as left_out
-    from monarch._core.text.fold import PROGRESS as PROGRESS
-    from monarch._core.text.fold import Block as Block
+    from monarch._core.text.folding.blocks import PROGRESS as PROGRESS
+    from monarch._core.text.folding.blocks import Block as Block
     from monarch._core.text.tables import html_table as html_table
     from monarch._core.text.tables import text_table as text_table
     from monarch._core.text.threads import describe_threads as describe_threads
@@ -88,7 +88,6 @@ if TYPE_CHECKING:
     from monarch._core.unjoined import Finding as Finding
     from monarch._core.unjoined import Waits as Waits
     from monarch._debug.answering import Answering as Answering
-    from monarch._debug.asking import ask_ranks as ask_ranks
     from monarch._debug.collectives_in import collective_in as collective_in
     from monarch._debug.commands import HELP as HELP
     from monarch._debug.commands import Reader as Reader
@@ -98,6 +97,7 @@ if TYPE_CHECKING:
     from monarch._debug.here import pause_here as pause_here
     from monarch._debug.here import where_here as where_here
     from monarch._debug.known import known_here as known_here
+    from monarch._debug.pausing import ask_ranks as ask_ranks
     from monarch._debug.resuming import resume_here as resume_here
     from monarch._debug.sentry.controller import Sentries as Sentries
     from monarch._debug.stepping import break_here as break_here
@@ -108,11 +108,11 @@ if TYPE_CHECKING:
     from monarch._debug.stops import stops as stops
     from monarch._debug.threads import known_threads as known_threads
     from monarch._debug.threads import threads_here as threads_here
-    from monarch._debug.why.asking import explain as explain
-    from monarch._debug.why.asking import names_of as names_of
+    from monarch._debug.why.explaining import explain as explain
+    from monarch._debug.why.explaining import names_of as names_of
     from monarch._debug.why.inquiry import Inquiry as Inquiry
     from monarch._debug.why.inquiry import procs_beyond as procs_beyond
-    from monarch._engine.rank.stopping import stop_function as stop_function
+    from monarch._engine.rank.functions.stopping import stop_function as stop_function
     from monarch._engine.simulation.devices import DEVICES as DEVICES
     from monarch._engine.views.summary import failed_tensors as failed_tensors
     from monarch._engine.views.summary import tensors_held as tensors_held
@@ -172,34 +172,14 @@ if TYPE_CHECKING:
     from monarch._node.services.registry import Request as Request
     from monarch._node.services.registry import name_of as name_of
     from monarch._node.services.registry import request as request
-    from monarch._notebook.busy import ThreadState as ThreadState
-    from monarch._notebook.busy import prod as prod
-    from monarch._notebook.busy import thread_state as thread_state
-    from monarch._notebook.checkpoint import STATEFUL as STATEFUL
-    from monarch._notebook.checkpoint import TENSOR as TENSOR
-    from monarch._notebook.checkpoint import VALUE as VALUE
-    from monarch._notebook.checkpoint import load as load_variables
-    from monarch._notebook.checkpoint import take as take_variables
-    from monarch._notebook.complete import complete_here as complete_here
-    from monarch._notebook.complete import inspect_here as inspect_here
-    from monarch._notebook.copied import copyable_here as copyable_here
-    from monarch._notebook.copied import give as give_copies
-    from monarch._notebook.copied import take as take_copies
-    from monarch._notebook.display import CLEAR as CLEAR
-    from monarch._notebook.display import UPDATE as UPDATE
-    from monarch._notebook.display import Shown as Shown
     from monarch._notebook.dry.packing import Packed as Packed
     from monarch._notebook.dry.packing import pack as pack_for_dry_run
     from monarch._notebook.dry.rehearsal import Rehearsal as Rehearsal
     from monarch._notebook.dry.rehearsal import World as World
     from monarch._notebook.dry.rehearsal import forecast_here as forecast_here
-    from monarch._notebook.evaluate import evaluated as evaluated
-    from monarch._notebook.execute import CellError as CellError
-    from monarch._notebook.execute import CellResult as CellResult
-    from monarch._notebook.execute import hides_value as hides_value
-    from monarch._notebook.inside import run_in_actor as run_in_actor
     from monarch._notebook.looking.breaking_off import break_off_here as break_off_here
     from monarch._notebook.looking.differences import compared as compared
+    from monarch._notebook.looking.evaluate import evaluated as evaluated
     from monarch._notebook.looking.inspecting import assign_here as assign_in_frame
     from monarch._notebook.looking.inspecting import children_here as children_in_frame
     from monarch._notebook.looking.inspecting import complete_at as complete_in_frame
@@ -217,18 +197,38 @@ if TYPE_CHECKING:
     from monarch._notebook.magics.names import LINE as LINE_MAGICS
     from monarch._notebook.magics.names import PYTHON_CELLS as PYTHON_CELL_MAGICS
     from monarch._notebook.magics.names import why_missing as why_no_magic
-    from monarch._notebook.names import defines as defines
-    from monarch._notebook.names import names_here as names_here
-    from monarch._notebook.names import values_here as values_here
     from monarch._notebook.namespace import Namespace as Namespace
     from monarch._notebook.reload import forget as forget
     from monarch._notebook.reload import reload_here as reload_here
     from monarch._notebook.reload import renamed as renamed
     from monarch._notebook.reload import restore as restore
-    from monarch._notebook.vitals import Vitals as Vitals
-    from monarch._notebook.vitals import vitals_here as vitals_here
-    from monarch._notebook.whereabouts import Whereabouts as Whereabouts
-    from monarch._notebook.whereabouts import whereabouts as whereabouts
+    from monarch._notebook.reporting.busy import ThreadState as ThreadState
+    from monarch._notebook.reporting.busy import prod as prod
+    from monarch._notebook.reporting.busy import thread_state as thread_state
+    from monarch._notebook.reporting.vitals import Vitals as Vitals
+    from monarch._notebook.reporting.vitals import vitals_here as vitals_here
+    from monarch._notebook.reporting.whereabouts import Whereabouts as Whereabouts
+    from monarch._notebook.reporting.whereabouts import whereabouts as whereabouts
+    from monarch._notebook.running.execute import CellError as CellError
+    from monarch._notebook.running.execute import CellResult as CellResult
+    from monarch._notebook.running.execute import hides_value as hides_value
+    from monarch._notebook.showing.display import CLEAR as CLEAR
+    from monarch._notebook.showing.display import UPDATE as UPDATE
+    from monarch._notebook.showing.display import Shown as Shown
+    from monarch._notebook.variables.checkpoint import STATEFUL as STATEFUL
+    from monarch._notebook.variables.checkpoint import TENSOR as TENSOR
+    from monarch._notebook.variables.checkpoint import VALUE as VALUE
+    from monarch._notebook.variables.checkpoint import load as load_variables
+    from monarch._notebook.variables.checkpoint import take as take_variables
+    from monarch._notebook.variables.copied import copyable_here as copyable_here
+    from monarch._notebook.variables.copied import give as give_copies
+    from monarch._notebook.variables.copied import take as take_copies
+    from monarch._notebook.variables.inside import run_in_actor as run_in_actor
+    from monarch._notebook.variables.names import defines as defines
+    from monarch._notebook.variables.names import names_here as names_here
+    from monarch._notebook.variables.names import values_here as values_here
+    from monarch._notebook.who.complete import complete_here as complete_here
+    from monarch._notebook.who.complete import inspect_here as inspect_here
     from monarch._notebook.who.listing import MOST as MOST_VARIABLES
     from monarch._notebook.who.listing import Listing as Listing
     from monarch._notebook.who.listing import Variable as Variable
@@ -331,13 +331,13 @@ _WHERE = {
     "monarch._core.text.counts": "count_text",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
-    "monarch._core.text.fold": "PROGRESS Block",
+    "monarch._core.text.folding.blocks": "PROGRESS Block",
     "monarch._core.text.tables": "html_table text_table",
     "monarch._core.text.threads": "describe_threads",
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.text.why": "describe_finding",
     "monarch._core.unjoined": "SYMMETRIC Finding Waits",
-    "monarch._engine.rank.stopping": "stop_function",
+    "monarch._engine.rank.functions.stopping": "stop_function",
     "monarch._engine.simulation.devices": "DEVICES",
     "monarch._engine.views.summary": "failed_tensors tensors_held",
     "monarch._groups": "groups=breaking",
@@ -346,7 +346,7 @@ _WHERE = {
     "monarch._groups.torchrun": "Script arrange new_token run_order script_of take_order",
     "monarch._meshes.actors.actor_mesh": "ActorMesh is_actor_mesh",
     "monarch._debug.answering": "Answering",
-    "monarch._debug.asking": "ask_ranks",
+    "monarch._debug.pausing": "ask_ranks",
     "monarch._debug.collectives_in": "collective_in",
     "monarch._debug.commands": "HELP Reader unknown",
     "monarch._debug.grouped": "grouped grouped_lines",
@@ -354,7 +354,7 @@ _WHERE = {
     "monarch._debug.sentry.controller": "Sentries",
     "monarch._debug.known": "known_here",
     "monarch._debug.resuming": "resume_here",
-    "monarch._debug.why.asking": "explain names_of",
+    "monarch._debug.why.explaining": "explain names_of",
     "monarch._debug.why.inquiry": "Inquiry procs_beyond",
     "monarch._debug.stepping": "break_here forget_here go_here",
     "monarch._debug.stops": "PAUSE Stopped stops",
@@ -380,16 +380,16 @@ _WHERE = {
     "monarch._node.services.asking": "Answers ask_soon send_signal tell_proc",
     "monarch._node.services.once": "new_key",
     "monarch._node.services.registry": "Request name_of request",
-    "monarch._notebook.busy": "ThreadState prod thread_state",
-    "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
-    "monarch._notebook.complete": "complete_here inspect_here",
-    "monarch._notebook.copied": "copyable_here give_copies=give take_copies=take",
-    "monarch._notebook.display": "CLEAR UPDATE Shown",
+    "monarch._notebook.reporting.busy": "ThreadState prod thread_state",
+    "monarch._notebook.variables.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
+    "monarch._notebook.who.complete": "complete_here inspect_here",
+    "monarch._notebook.variables.copied": "copyable_here give_copies=give take_copies=take",
+    "monarch._notebook.showing.display": "CLEAR UPDATE Shown",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
     "monarch._notebook.dry.rehearsal": "Rehearsal World forecast_here",
-    "monarch._notebook.execute": "CellError CellResult hides_value",
-    "monarch._notebook.inside": "run_in_actor",
+    "monarch._notebook.running.execute": "CellError CellResult hides_value",
+    "monarch._notebook.variables.inside": "run_in_actor",
     "monarch._notebook.looking.breaking_off": "break_off_here",
     "monarch._notebook.looking.differences": "compared",
     "monarch._notebook.looking.inspecting": (
@@ -401,13 +401,13 @@ _WHERE = {
     "monarch._notebook.looking.watching": "end_watch_here=end_here watch_here",
     "monarch._notebook.looking.variables": "variables_at",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
-    "monarch._notebook.names": "defines names_here values_here",
+    "monarch._notebook.variables.names": "defines names_here values_here",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
-    "monarch._notebook.vitals": "Vitals vitals_here",
-    "monarch._notebook.whereabouts": "Whereabouts whereabouts",
+    "monarch._notebook.reporting.vitals": "Vitals vitals_here",
+    "monarch._notebook.reporting.whereabouts": "Whereabouts whereabouts",
     "monarch._notebook.who.listing": "MOST_VARIABLES=MOST Listing Variable variables_here",
-    "monarch._notebook.evaluate": "evaluated",
+    "monarch._notebook.looking.evaluate": "evaluated",
     "monarch._notebook.who.peek": "Peek PeekedTensor=Tensor peek_here",
     "monarch._procs.agent.detached_records": "records",
     "monarch._procs.agent.services": "AgentRequest shared_gpus states",

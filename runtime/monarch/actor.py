@@ -42,7 +42,7 @@ from monarch.exceptions import ActorError, SupervisionError
 
 if TYPE_CHECKING:
     # The static type of a class's endpoints.
-    from monarch._actors.endpoint import Endpoint
+    from monarch._actors.endpoint import EndpointLike as Endpoint
     from monarch._debug.debug_controller import debug_controller
     from monarch._session.ported.transport import ChannelTransport, enable_transport
     from monarch._session.returning import returns_future

@@ -16,7 +16,7 @@ Everything below is a MonarchError:
             LimitError                          the limit of open files leaves no room for them
         GroupError                          a process group could not be created, or is broken
         TransferError                       memory of another process could not be read or written
-        TensorError                         a tensor of a mesh has no value, since an op that it depends on failed
+        TensorError                         a distributed tensor has no value, since an op that it depends on failed
         EditError                           living actors could not take a new version of their class
     NoDetachedMeshError                 the detached mesh does not exist, or its lease has ended
     DetachedMeshInUseError              a detached mesh of that name exists, or another program has it attached
@@ -229,7 +229,7 @@ class TransferError(DeviceMeshError):
 
 
 class TensorError(DeviceMeshError):
-    """A tensor of a mesh has no value, since an op that it depends on failed on some ranks."""
+    """A distributed tensor has no value, since an op that it depends on failed on some ranks."""
 
 
 class MeshOpError(MonarchError, NotImplementedError):

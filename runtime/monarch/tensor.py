@@ -1,4 +1,4 @@
-"""Tensors over a mesh: one program, one tensor, every rank computes.
+"""Distributed tensors: one program, one tensor, every rank computes.
 
 import monarch
 from monarch.distributed import Mesh
@@ -10,10 +10,9 @@ print((x @ x.T).sum().item())
 
 from __future__ import annotations
 
+from monarch._engine.active import NoMesh, get_active_mesh, no_mesh
 from monarch._engine.checkpoints.loading import load
 from monarch._engine.checkpoints.saving import async_save, save
-from monarch._engine.fetching import fetch
-from monarch._engine.local.active import NoMesh, get_active_mesh, no_mesh
 from monarch._engine.local.gradients import grad_function, grad_generator
 from monarch._engine.local.looking import fetch_shard, inspect, show
 from monarch._engine.local.moving import to_mesh
@@ -28,8 +27,9 @@ from monarch._engine.recording.compiling import Compiled, compile
 from monarch._engine.recording.reports import Cost, CostRow, Graph
 from monarch._engine.simulation.forecast import CollectiveRow, Forecast
 from monarch._engine.simulation.simulate import simulate
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.training.modules import module_to_mesh
+from monarch._engine.values.fetching import fetch
 
 __all__ = [
     "Borrow",

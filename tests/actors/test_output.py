@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._core.text.fold import Line
+from monarch._core.text.folding.blocks import Line
 from monarch._node.current import current_node
 from monarch._session.session import need_session
 from monarch._wire import messages as m

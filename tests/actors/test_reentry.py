@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from monarch._node.current import current_node
-from monarch._notebook import streams
-from monarch._notebook.display import Shown
+from monarch._notebook.showing import streams
+from monarch._notebook.showing.display import Shown
 from monarch._session.session import need_session
 from monarch.actor import Actor, endpoint
 from monarch_kernel.output.displays import Displays

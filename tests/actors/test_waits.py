@@ -19,9 +19,9 @@ from monarch._node.current import current_node
 from monarch._node.liveness import here
 from monarch._node.replies import outcome as outcome_module
 from monarch._node.services.registry import declared
-from monarch._notebook.busy import thread_state
-from monarch._notebook.complete import complete_here
 from monarch._notebook.reload import forget, reload_here
+from monarch._notebook.reporting.busy import thread_state
+from monarch._notebook.who.complete import complete_here
 from monarch._state.handoff.receiver import pack
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError, DeadlockError

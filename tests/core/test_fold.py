@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.text import fold as fold_module
-from monarch._core.text.fold import Block, Folder, Line, merge_blocks
+from monarch._core.text.folding import folder as folder_module
+from monarch._core.text.folding.blocks import Block, Line, merge_blocks
+from monarch._core.text.folding.folder import Folder
 
 WINDOW = 0.1
 
@@ -84,7 +85,7 @@ def test_no_line_of_a_rank_is_lost_doubled_or_reordered(steps: list[object]) -> 
     assert by_rank(lines) == plain.printed
     assert folder.next_due() is None
     assert not folder._sources
-    assert not folder._waiting
+    assert not folder._queues._waiting
 
 
 def test_line_due_by_rounding_alone_is_emitted() -> None:
@@ -272,7 +273,7 @@ def test_many_lines_of_few_kinds_keep_their_order(printed: list[list[str]], wait
         for rank, texts in enumerate(printed)
     }
     assert by_rank(lines) == expected
-    assert not folder._sources and not folder._waiting
+    assert not folder._sources and not folder._queues._waiting
 
 
 def test_consecutive_blocks_are_merged_and_prefixed() -> None:
@@ -306,7 +307,7 @@ def test_equal_long_lines_wait_for_the_rest_of_one() -> None:
 
 
 def test_unfinished_line_is_split_at_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_module, "LINE_LIMIT", 300_000)
+    monkeypatch.setattr(folder_module, "LINE_LIMIT", 300_000)
     folder = Folder(WINDOW)
     for _ in range(5):
         folder.add("A", 0, "stdout", "x" * 100_000, 0)
@@ -315,7 +316,7 @@ def test_unfinished_line_is_split_at_limit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_beyond_bound_no_line_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_module, "HELD_LIMIT", 100)
+    monkeypatch.setattr(folder_module, "HELD_LIMIT", 100)
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "x" * 99 + "\n", 0)
     assert folder.due(0.01) == []

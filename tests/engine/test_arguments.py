@@ -1,4 +1,4 @@
-"""Wrong arguments of functions of tensors over a mesh: each error says what is wrong, where, and what to do."""
+"""Wrong arguments of functions of distributed tensors: each error says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 

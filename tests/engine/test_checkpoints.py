@@ -1,4 +1,4 @@
-"""Checkpoints of tensors over a mesh: whole or absent, read by torch, and loaded at any other size and spec."""
+"""Checkpoints of distributed tensors: whole or absent, read by torch, and loaded at any other size and spec."""
 
 from __future__ import annotations
 
@@ -180,11 +180,11 @@ def test_errors_name_what_is_missing(mesh: Any, tmp_path: Path) -> None:
         monarch.load(tmp_path, mesh=mesh, plan={"*.y": None})
     with pytest.raises(ArgumentError, match="expected a state to read into, or mesh="):
         monarch.load(tmp_path)
-    with pytest.raises(ArgumentError, match=r"no tensors of a mesh; use torch\.save"):
+    with pytest.raises(ArgumentError, match=r"no distributed tensors; use torch\.save"):
         monarch.save({"x": torch.ones(2)}, tmp_path)
     with pytest.raises(ArgumentError, match="expected a dict such as"):
         monarch.save(x, tmp_path)
-    with pytest.raises(ArgumentError, match="'pair', of type tuple, contains tensors of a mesh"):
+    with pytest.raises(ArgumentError, match="'pair', of type tuple, contains distributed tensors"):
         monarch.save({"pair": (x, x)}, tmp_path)
     with pytest.raises(ActorError, match="'made', of type Tensor, cannot be saved"):
         monarch.save({"x": x, "made": nn.Linear(2, 2, device="meta").weight}, tmp_path)

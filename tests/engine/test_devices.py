@@ -1,4 +1,4 @@
-"""To the program, tensors of a mesh are on the CPU, also if the ranks have GPUs and the program has none."""
+"""To the program, distributed tensors are on the CPU, also if the ranks have GPUs and the program has none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 import monarch
-from monarch._engine.encoding import Input, Template
-from monarch._engine.rank import devices
-from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._engine.issuing.encoding import Input, Template
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
+from monarch._engine.rank.devices import on_device as devices
 from monarch.exceptions import MeshOpError
 
 

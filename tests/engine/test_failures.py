@@ -18,10 +18,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import monarch
 from leaks import Kit, wait_until
-from monarch._engine import recovery
 from monarch._engine.dtensor_compat import mesh_without_groups, set_apart
-from monarch._engine.rank import renewing
-from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._engine.meshes import recovery
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
+from monarch._engine.rank.recovery import renewing
 from monarch._node.current import current_node
 from monarch.distributed import Mesh, device_mesh
 from monarch.exceptions import DeviceMeshError, GroupError, TensorError
@@ -246,7 +246,7 @@ def test_death_of_a_rank_fails_looks_and_healing_goes_on(leaks: Any) -> None:
 
 def break_next_groups() -> None:
     """Let the next process groups of this rank break while they are made."""
-    from monarch._engine.rank import meshes
+    from monarch._engine.rank.devices import meshes
 
     usual = meshes.groups_of
 
@@ -259,8 +259,8 @@ def break_next_groups() -> None:
 
 def begin_next_groups_late() -> None:
     """Let this rank make its next process groups only once another one has given them up."""
-    from monarch._engine.rank.meshes import RankMeshes
-    from monarch._engine.rank.renewing import attempts
+    from monarch._engine.rank.devices.meshes import RankMeshes
+    from monarch._engine.rank.recovery.renewing import attempts
 
     usual, before = RankMeshes._made, attempts.abandoned
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 import monarch
 from leaks import wait_until
 from monarch._actors.endpoint import methods_of
-from monarch._engine.rank.executor import Executor
-from monarch._engine.rank.moving import Mover
-from monarch._engine.tensor_mesh import TensorMeshes, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMeshes, tensor_mesh_of
+from monarch._engine.rank.executing.executor import Executor
+from monarch._engine.rank.operations.moving import Mover
 from monarch._meshes.host_mesh import this_host
 from monarch._node.current import current_node
 from monarch.distributed import Mesh
@@ -170,7 +170,7 @@ def test_errors_of_tensors_name_the_mesh_of_the_program(end: str) -> None:
             look()
         text = str(raised.value)
         assert "trainer" in text, (name, text)
-        assert not re.search(r"tensors\b[.\[]|of tensors |movers|put_part|run\(\)", text), (name, text)
+        assert not re.search(r"tensors\b[.\[]|of tensors |movers|put_shard|run\(\)", text), (name, text)
     looks.clear()
     for each in (mesh, other):
         each.stop().get(30)

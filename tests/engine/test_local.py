@@ -15,7 +15,7 @@ from torch import nn
 
 import monarch
 from leaks import wait_until
-from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch.distributed import Mesh
 from monarch.exceptions import (
     ArgumentError,
@@ -226,7 +226,7 @@ def test_both_views_convert_and_refuse_to_mix(mesh: Any) -> None:
         monarch.fetch(own)
     with pytest.raises(ArgumentError, match="recorded steps take tensors that are sharded"):
         monarch.compile(lambda x: x)(own)
-    with pytest.raises(ShapeError, match="parts of different shapes"):
+    with pytest.raises(ShapeError, match="shards of different shapes"):
         monarch.distribute(torch.ones(3), mesh, ["dp"]).to_local()
 
 
@@ -399,7 +399,7 @@ def count_values(_: Any) -> int:
     """How many tensors the executor of this rank has."""
     import gc
 
-    from monarch._engine.rank.executor import Executor
+    from monarch._engine.rank.executing.executor import Executor
 
     return sum(len(each.values) for each in gc.get_objects() if isinstance(each, Executor))
 

@@ -1,4 +1,4 @@
-"""Making tensors of a mesh, and getting their values back."""
+"""Making distributed tensors, and getting their values back."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_drawn_tensors_do_not_depend_on_the_spec(mesh: Any, make: Any) -> None:
 def test_parts_are_made_by_a_function_on_ranks(mesh: Any) -> None:
     tensor = monarch.from_local(lambda: torch.full((2, 3), float(monarch.current_rank()["dp"])), mesh, ["dp", None])
     assert tensor.shape == (4, 3) and tensor.sum(1).tolist() == [0, 0, 3, 3]
-    with pytest.raises(ShapeError, match="rank 0 made a part of shape"):
+    with pytest.raises(ShapeError, match="rank 0 made a shard of shape"):
         monarch.from_local(lambda: torch.ones(2 + 3 * monarch.current_rank()["dp"]), mesh, ["dp"])
 
 

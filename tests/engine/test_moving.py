@@ -17,7 +17,7 @@ from torch import nn
 
 import monarch
 from leaks import wait_until
-from monarch._engine.tensor_mesh import tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError, DeviceMeshError, MeshOpError, ShapeError, TensorError
 
@@ -51,7 +51,7 @@ def waiting(mesh: Any) -> int:
 
 
 def count_exports() -> int:
-    from monarch._engine.rank.moving import exports
+    from monarch._engine.rank.operations.moving import exports
 
     return exports.count()
 

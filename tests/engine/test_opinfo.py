@@ -1,4 +1,4 @@
-"""torch's own samples: all that its DTensor computes on sharded tensors, tensors of a mesh compute too."""
+"""torch's own samples: all that its DTensor computes on sharded tensors, distributed tensors compute too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops on tensors of a mesh give what they give in one process."""
+"""Ops on distributed tensors give what they give in one process."""
 
 from __future__ import annotations
 

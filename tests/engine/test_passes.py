@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from monarch._engine.rank.passes import drop_dead
+from monarch._engine.rank.programs.passes import drop_dead
 
 
 def ops_left(function: Callable[..., Any], *tensors: torch.Tensor) -> list[str]:

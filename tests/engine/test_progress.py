@@ -9,10 +9,10 @@ import pytest
 
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import OpFailure
-from monarch._engine.rank import progress as progress_
-from monarch._engine.rank.moving import _Exports  # pyright: ignore[reportPrivateUsage]
-from monarch._engine.rank.progress import Limit, Progress, places, ranks_behind
+from monarch._engine.issuing.failures import OpFailure
+from monarch._engine.rank.operations.moving import _Exports  # pyright: ignore[reportPrivateUsage]
+from monarch._engine.rank.recovery import progress as progress_
+from monarch._engine.rank.recovery.progress import Limit, Progress, places, ranks_behind
 
 WHOLE = Region.full(Extent(("dp", "mp"), (2, 2)))
 ROW = WHOLE.slice(dp=0)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch._engine.recording.observer import current
+from monarch._engine.issuing.observer import current
 from monarch._engine.recording.recorder import Recorder
 from monarch.exceptions import ArgumentError
 from training_steps import MLP, batch

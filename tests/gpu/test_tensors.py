@@ -1,4 +1,4 @@
-"""Tensors of a mesh whose ranks compute on GPUs: training, attention, recorded steps, memory."""
+"""Distributed tensors whose ranks compute on GPUs: training, attention, recorded steps, memory."""
 
 from __future__ import annotations
 

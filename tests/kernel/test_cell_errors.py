@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch._notebook.execute import CellError, CellResult
+from monarch._notebook.running.execute import CellError, CellResult
 from monarch.exceptions import MonarchError, SupervisionError
 from monarch_kernel.calls.running import _followed, _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped

@@ -8,7 +8,7 @@ import pytest
 
 from kernels import Cell, Notebook
 from monarch_kernel.grammar.header import OPTIONS, Defaults, parse
-from monarch_kernel.grammar.mesh_verbs import CELL_SETTINGS, UP_SETTINGS
+from monarch_kernel.grammar.mesh_commands import CELL_SETTINGS, UP_SETTINGS
 from monarch_kernel.grammar.parsers import PARSERS
 
 

@@ -195,7 +195,7 @@ def test_stop_of_an_attach_keeps_the_mesh(books: Callable[[], Notebook], where: 
     second.run(f"""import time
 from monarch._session.detached import attaching
 from monarch._session import attached_hosts
-from monarch_kernel.verbs.detaching import Detaching
+from monarch_kernel.commands.detaching import Detaching
 place = next(each for each in (attached_hosts, attaching, Detaching) if {where!r} in vars(each))
 usual = vars(place)[{where!r}]
 def waits(*args, **kw):
@@ -212,7 +212,7 @@ setattr(place, {where!r}, waits)""").ok()
     assert wait_until(lambda: not find("m").user, ENDS)
     said = second.run("%mesh attach m").ok().stream()
     # Ranks that were taken over already still know what is lost.
-    assert ("tensors over the mesh of the earlier notebook are lost" in said) is (where == "_add_actors")
+    assert ("distributed tensors of the earlier notebook are lost" in said) is (where == "_add_actors")
     assert second.mesh("x").ok().shown == "[rank 0] 5"
     second.run("%mesh down m").ok()
 
@@ -250,7 +250,7 @@ def test_tensors_over_a_mesh_end_with_their_notebook(books: Callable[[], Noteboo
     second = books()
     said = second.run("%mesh attach m").ok().stream()
     assert re.search(
-        r"  \d tensors over the mesh of the earlier notebook are lost, and their memory is free; monarch.save", said
+        r"  \d distributed tensors of the earlier notebook are lost, and their memory is free; monarch.save", said
     )
     assert "Executor" not in said
     assert second.mesh("kept.item()").ok().shown == "[ranks 0-1] 2.0"

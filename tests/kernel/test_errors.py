@@ -75,7 +75,7 @@ def test_mistakes_with_values_of_a_mesh_show_no_frame_of_the_package(notebook: N
 def test_error_whose_text_raises_leaves_others_as_they_were(notebook: Notebook) -> None:
     cell = notebook.run("class Bad(Exception):\n    def __str__(self): return 1 / 0\nraise Bad()")
     assert cell.status == "error" and "its text cannot be shown" in cell.text
-    assert failed(notebook.run("%mesh dwon")).startswith("unknown verb 'dwon'")
+    assert failed(notebook.run("%mesh dwon")).startswith("unknown command 'dwon'")
 
 
 def test_traceback_shows_causes(notebook: Notebook) -> None:

@@ -25,7 +25,8 @@ def test_failed_op_is_told_in_the_cell_that_ends_or_while_none_runs(own: Any) ->
     cell.until(lambda: TEXT in cell.text, "the failure")
     assert "Without a value: rows, twice; tensors that do not depend on it are unchanged." in cell.text
     # At the end of the cell that runs when it is known, once.
-    code = "from monarch._engine.tensor_mesh import tensor_mesh_of\nfailed = tensor_mesh_of(mesh).recovery.unreported\n"
+    code = "from monarch._engine.meshes.tensor_mesh import tensor_mesh_of\n"
+    code += "failed = tensor_mesh_of(mesh).recovery.unreported\n"
     ended = book.run(code + MAKE + "while not failed: time.sleep(0.01)").ok()
     assert ended.text.count(TEXT) == 1 and "cell [5] line" in ended.text
     # A look raises it: nothing more is told.
@@ -61,7 +62,7 @@ def test_heal_tells_what_was_lost_and_what_ops_have_not_changed(own: Any) -> Non
     book.run(DIES).ok()
     assert wait_until(lambda: "[1]" in book.run(DEAD).ok().shown)
     told = book.run("monarch.heal_mesh(mesh);").ok().text
-    assert "monarch: rank 1 of mesh died with parts of tensors that no other rank had\nWithout a value: part" in told
+    assert "monarch: rank 1 of mesh died with shards of tensors that no other rank had\nWithout a value: part" in told
     assert "redistribute was cancelled: rank 1 of mesh died before all ranks had run it" in told
     assert "Without a value: spread." in told
     assert "whole.add_(1)" in told and "Not changed by it: whole. Run the line again, or load a checkpoint." in told

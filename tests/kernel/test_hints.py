@@ -125,8 +125,8 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
 @pytest.mark.parametrize(
     ("code", "hint"),
     [
-        ("%mesh upp", "unknown verb 'upp' after %mesh; did you mean 'up'?"),
-        ("%mesh startt", "unknown verb 'startt' after %mesh; %mesh up starts a mesh"),
+        ("%mesh upp", "unknown command 'upp' after %mesh; did you mean 'up'?"),
+        ("%mesh startt", "unknown command 'startt' after %mesh; %mesh up starts a mesh"),
         ("%mesh up -n 2", "%mesh up: no option '-n'; did you mean '--procs'?"),
         ("%mesh up --nnodes=2", "%mesh up: no option '--nnodes'; did you mean '--hosts'?"),
         ("%mesh up x --proc 2", "%mesh up: no option '--proc'; did you mean '--procs'?"),

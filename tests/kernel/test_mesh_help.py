@@ -28,7 +28,7 @@ def text_of_html(html: str) -> str:
 
 
 def test_every_verb_has_a_parser(notebook: Notebook) -> None:
-    code = "print(sorted(get_ipython().magics_manager.registry['MeshMagics'].verbs()))"
+    code = "print(sorted(get_ipython().magics_manager.registry['MeshMagics'].commands()))"
     assert notebook.run(code).ok().stream() == f"{sorted(PARSERS)}\n"
 
 
@@ -92,7 +92,7 @@ BY_HAND |= {
     ("why", "words"),
     ("pip", "words"),
 }
-"""Arguments that their verbs take from the words of the line; tests/kernel has tests of each."""
+"""Arguments that their commands take from the words of the line; tests/kernel has tests of each."""
 
 
 class Source(NamedTuple):
@@ -102,7 +102,7 @@ class Source(NamedTuple):
     reads: set[str]
     """Names of the attributes that it reads."""
     parses: set[object]
-    """Its constants if it parses the words of verbs, among them their names."""
+    """Its constants if it parses the words of commands, among them their names."""
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def source(path: Path) -> Source:
 
 
 @pytest.mark.parametrize("verb", PARSERS)
-def test_every_argument_of_a_verb_is_read(verb: str) -> None:
+def test_every_argument_of_a_command_is_read(verb: str) -> None:
     read = set[str]().union(*(each.reads for each in sources() if verb in each.parses))
     arguments = [each.dest for each in PARSERS[verb].arguments if (verb, each.dest) not in BY_HAND]
     assert [each for each in arguments if each not in read] == []

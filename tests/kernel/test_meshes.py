@@ -157,7 +157,7 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("x +", "%mesh x +: neither a command of %mesh nor valid Python"),
         ("[0] rank", "%mesh [0] rank: ranks belong in the first line of a cell, as in %%mesh [0]"),
         ("status", "%mesh alone shows the meshes and their ranks"),
-        ("help nix", "unknown verb 'nix'"),
+        ("help nix", "unknown command 'nix'"),
     ],
 )
 def test_mesh_line_error_names_the_problem(more: Notebook, line: str, words: str) -> None:

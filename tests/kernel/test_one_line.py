@@ -1,4 +1,4 @@
-"""``%mesh CODE``: one line on the ranks; verbs and their mistakes stay verbs."""
+"""``%mesh CODE``: one line on the ranks; commands and their mistakes stay commands."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_header_below_code_is_refused_with_advice(notebook: Notebook) -> None:
     assert cell.status == "error" and "must be the first line" in cell.text and "line 2: %%mesh [0]" in cell.text
 
 
-def test_help_without_code_lists_the_verbs(notebook: Notebook) -> None:
+def test_help_without_code_lists_the_commands(notebook: Notebook) -> None:
     assert "Options of cells" in notebook.run("%%mesh --help").ok().text
 
 

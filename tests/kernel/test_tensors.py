@@ -1,4 +1,4 @@
-"""Tensors of a mesh in a notebook: the picture, the memory by name, Stop, and out of memory."""
+"""Distributed tensors in a notebook: the picture, the memory by name, Stop, and out of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_tensors_in_a_notebook_are_shown_stopped_and_freed(own: Any) -> None:
     assert "<svg" in picture["text/html"] and "rank 1: [512:1024, 0:256]" in picture["text/html"]
     assert 'spec=["dp", None], mean=1' in picture["text/plain"]
     table = book.run("%mesh").ok().shown
-    assert "tensors of meshes" in table and "1.0 MB" in table.replace("MiB", "MB"), table
+    assert "distributed tensors" in table and "1.0 MB" in table.replace("MiB", "MB"), table
     # Out of memory on the ranks: the results fail, and the rest goes on.
     failed = book.run("big = monarch.zeros(1 << 50, mesh=mesh); big[0].item()")
     assert failed.status == "error" and "allocate" in failed.text and "big = monarch.zeros(1 << 50" in failed.text

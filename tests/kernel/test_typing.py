@@ -199,7 +199,7 @@ def test_tab_skips_dead_and_blocked_ranks(own: Callable[..., Notebook]) -> None:
         ("y = 2\n%mesh up --pr|ocs 4\ny", "up"),
     ],
 )
-def test_shift_tab_shows_the_help_of_the_verb(book: Notebook, line: str, verb: str | None) -> None:
+def test_shift_tab_shows_the_help_of_the_command(book: Notebook, line: str, verb: str | None) -> None:
     assert shift_tab(book, line) == bundle_of(verb)
 
 
@@ -215,7 +215,7 @@ def test_shift_tab_on_code_in_a_line_asks_a_rank(book: Notebook) -> None:
 
 
 @pytest.mark.parametrize("line", ["%mesh?", "?%mesh"])
-def test_question_mark_lists_the_verbs(book: Notebook, line: str) -> None:
+def test_question_mark_lists_the_commands(book: Notebook, line: str) -> None:
     cell = book.run(line).ok()
     (page,) = cell.reply["payload"]
     assert all(parser.summary in page["data"]["text/plain"] for parser in PARSERS.values())

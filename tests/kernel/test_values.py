@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kernels import Notebook
-from monarch._notebook.bounded import ALL, ITEMS, TEXT, bounded
-from monarch._notebook.show import bundle_of
+from monarch._notebook.showing.bounded import ALL, ITEMS, TEXT, bounded
+from monarch._notebook.showing.show import bundle_of
 
 
 @pytest.mark.parametrize(

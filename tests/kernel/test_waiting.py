@@ -53,7 +53,7 @@ def test_start_of_a_mesh_has_no_second_line() -> None:
     calls = Calls(SimpleNamespace(ports=SimpleNamespace(gathers={})))  # pyright: ignore[reportArgumentType]
     calls.seconds = lambda call: 5.0
     line = WaitingLine(calls, lambda *_: "", lambda *_: "", lambda *_: None)
-    # The verb shows how many ranks are ready; constructors of users' actors are waited for as any call.
+    # The command shows how many ranks are ready; constructors of users' actors are waited for as any call.
     assert not line.lines([made(Namespace)]) and len(line.lines([made(int)])) == 1
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kernels import Cell, Notebook
-from monarch._notebook.complete import complete, inspect_name
+from monarch._notebook.who.complete import complete, inspect_name
 from monarch._notebook.who.listing import Variable, listing
 from monarch._notebook.who.sizes import bytes_of
-from monarch_kernel.verbs.who_lines import Line, lines_of, size_text
+from monarch_kernel.commands.who_lines import Line, lines_of, size_text
 
 
 @pytest.fixture(scope="module")

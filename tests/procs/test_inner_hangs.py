@@ -11,7 +11,7 @@ STOPS = (
     COMMON
     + """
 from monarch._core.stop_ladder import Ending
-from monarch._debug.asking import ask_ranks
+from monarch._debug.pausing import ask_ranks
 from monarch._debug.here import where_here
 from monarch._meshes.inside import state_of
 from monarch._node.services.asking import send_signal
@@ -140,7 +140,7 @@ FILES = (
     COMMON
     + """
 from monarch._kernel_api import member_at
-from monarch_kernel.verbs.files import send_file
+from monarch_kernel.commands.files import send_file
 
 class Place(Rank):
     @endpoint

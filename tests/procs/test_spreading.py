@@ -279,7 +279,7 @@ FILES = (
 import socket, struct
 from pathlib import Path
 from monarch._kernel_api import ask_hosts, member_at, write_piece
-from monarch_kernel.verbs.files import send_file
+from monarch_kernel.commands.files import send_file
 
 def sent():
     # Bytes that this process has sent by tcp, as the kernel counts them.

@@ -19,7 +19,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co")
 
 
-class Endpoint(Protocol[P, R_co]):
+class EndpointLike(Protocol[P, R_co]):
     """An endpoint of a mesh on the caller's side; made by ``monarch._meshes.actors.adverbs``."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
@@ -56,7 +56,7 @@ class Endpoint(Protocol[P, R_co]):
 
 
 class EndpointProperty(Generic[P, R]):
-    """The result of ``@endpoint``: an Endpoint on a mesh, the plain method on the actor itself."""
+    """The result of ``@endpoint``: an endpoint on a mesh, the plain method on the actor itself."""
 
     def __init__(self, method: Callable[..., Any], explicit: bool, concurrent: bool, propagate: Any = None) -> None:
         self.method = method
@@ -72,7 +72,7 @@ class EndpointProperty(Generic[P, R]):
     @overload
     def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R]: ...
     @overload
-    def __get__(self, instance: Any, owner: type) -> Endpoint[P, R]: ...
+    def __get__(self, instance: Any, owner: type) -> EndpointLike[P, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self

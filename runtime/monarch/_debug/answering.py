@@ -10,11 +10,11 @@ from monarch._core.kinds import is_tuple
 from monarch._core.position import FAILED, PAUSED, PAUSING, Frame, Position
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._debug.asking import DEAD, SILENT
 from monarch._debug.collectives_in import collective_in
 from monarch._debug.commands import RUN, STEPS, VALUE, WRONG, numbered, unknown
 from monarch._debug.grouped import grouped_lines
 from monarch._debug.here import where_here
+from monarch._debug.pausing import DEAD, SILENT
 from monarch._debug.resuming import resume_here
 from monarch._debug.stepping import go_here
 from monarch._node.current import current_node

@@ -23,7 +23,7 @@ from monarch._debug.commands import HELP, STEPS, Reader
 from monarch._debug.here import pause_here, where_here
 from monarch._debug.resuming import resume_here
 from monarch._debug.stops import Stops
-from monarch._debug.why.asking import explain
+from monarch._debug.why.explaining import explain
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.node import Node

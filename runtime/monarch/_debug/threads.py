@@ -12,8 +12,8 @@ from monarch._core.kinds import is_tuple
 from monarch._core.places import is_ours
 from monarch._core.position import IDLE, PAUSED, RUNNING, ThreadPosition
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._debug.asking import ask_ranks, values_of
 from monarch._debug.frames import described, users_frames
+from monarch._debug.pausing import ask_ranks, values_of
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import request, service

@@ -1,1 +1,1 @@
-"""Tensors over a mesh: the program computes on metadata, the ranks on their parts of DTensors."""
+"""Distributed tensors: the program computes on metadata, the ranks on their shards of DTensors."""

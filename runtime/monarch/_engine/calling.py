@@ -1,4 +1,4 @@
-"""Functions on the ranks that get their parts of tensors, in order with the ops of the mesh."""
+"""Functions on the ranks that get their shards of tensors, in order with the ops of the mesh."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_leaves, tree_map
+from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.parts import Part
-from monarch._engine.rank.functions import name_of
-from monarch._engine.resilience.executing import Execution
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.executing import Execution
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.rank.functions.calling import name_of
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 
@@ -27,10 +27,10 @@ def execute(mesh: TensorMesh, function: Callable[..., Any], args: tuple[Any, ...
                 f"execute: a tensor is on {tensor.monarch_layout.mesh!r}, but the function runs on {mesh!r}"
             )
 
-    def part(value: Any) -> Any:
-        return Part(value.monarch_ref.number) if isinstance(value, Tensor | RankTensor) else value
+    def shard(value: Any) -> Any:
+        return ShardRef(value.monarch_ref.number) if isinstance(value, Tensor | RankTensor) else value
 
-    packed = tree_map(part, (args, kwargs))
+    packed = tree_map(shard, (args, kwargs))
 
     mesh.recovery.before_look()
     sent = Execution(mesh.stream, mesh.actors, function, *packed)

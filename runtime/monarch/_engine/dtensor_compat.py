@@ -1,4 +1,4 @@
-"""All private names of torch that tensors of a mesh need, tested against the torch that is installed."""
+"""All private names of torch that distributed tensors need, tested against the torch that is installed."""
 
 from __future__ import annotations
 
@@ -68,8 +68,6 @@ __all__ = [
     "mesh_without_groups",
     "no_torch_function",
     "onednn_is_enabled",
-    "part_of_dtensor",
-    "part_sizes",
     "propagate",
     "quiet_inference",
     "resetter_of",
@@ -78,6 +76,8 @@ __all__ = [
     "schema_of",
     "seed_devices",
     "set_onednn",
+    "shard_of_dtensor",
+    "shard_sizes",
     "spec_for",
     "spec_of_dtensor",
     "tree_flatten",
@@ -218,7 +218,7 @@ def seed_devices(seed: int, mesh: Any) -> Generator[None]:
 
     Args:
         seed: from 0 to below 2**63.
-        mesh: a mesh of GPUs, on which DTensor draws parts of a whole; None for the CPU.
+        mesh: a mesh of GPUs, on which DTensor draws shards of a whole; None for the CPU.
     """
     if is_fake(torch.empty(0)):
         # Only shapes are computed.
@@ -294,10 +294,10 @@ def set_apart(mesh: Any, number: int) -> None:
     mesh.__dict__.pop("_hash", None)
 
 
-def part_sizes(
+def shard_sizes(
     shape: Sequence[int], sizes: Sequence[int], coordinates: Sequence[int], placements: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return sizes and offsets of the part of a tensor at a place of a mesh with these sizes."""
+    """Return sizes and offsets of the shard of a tensor at a place of a mesh with these sizes."""
     inside: Any = divisions
     # torch computes some offsets with tensors, which no mode may see.
     with cast("Any", dispatching)._disable_current_modes():
@@ -321,15 +321,15 @@ def resetter_of(module: nn.Module) -> Callable[[], Any] | None:
     return found if callable(found) else None
 
 
-def dtensor_over(part: torch.Tensor, spec: Any) -> DTensor:
-    """Return a DTensor of a part, as torch describes it, without checks."""
-    return cast("Any", DTensor)(part, spec, requires_grad=False)
+def dtensor_over(shard: torch.Tensor, spec: Any) -> DTensor:
+    """Return a DTensor of a shard, as torch describes it, without checks."""
+    return cast("Any", DTensor)(shard, spec, requires_grad=False)
 
 
-def part_of_dtensor(tensor: Any) -> torch.Tensor:
-    """Return the part of this rank, outside of autograd; waits for its collective."""
-    part = tensor._local_tensor
-    return part.wait() if hasattr(part, "wait") else part
+def shard_of_dtensor(tensor: Any) -> torch.Tensor:
+    """Return the shard of this rank, outside of autograd; waits for its collective."""
+    shard = tensor._local_tensor
+    return shard.wait() if hasattr(shard, "wait") else shard
 
 
 _spec_of = attrgetter("_spec")

@@ -1,4 +1,4 @@
-"""A tensor of a mesh whose parts a function makes on the ranks."""
+"""A distributed tensor whose shards a function makes on the ranks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 import torch
 
-from monarch._engine.fetching import part_of
-from monarch._engine.specs import Spec, placements_of
-from monarch._engine.stream import new_number
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.issuing.stream import new_number
+from monarch._engine.layouts.specs import Spec, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import shard_of
 from monarch.exceptions import ShapeError
 
 
 def assemble(mesh: TensorMesh, function: Callable[..., torch.Tensor], spec: Spec, args: tuple[Any, ...]) -> Tensor:
-    """Return the tensor whose parts the function makes; waits until all ranks have made theirs."""
+    """Return the tensor whose shards the function makes; waits until all ranks have made theirs."""
     number = new_number()
-    found = mesh.recovery.ask(lambda: mesh.actors.make_part.call(number, function, args).get())
+    found = mesh.recovery.ask(lambda: mesh.actors.make_shard.call(number, function, args).get())
     made: list[tuple[tuple[int, ...], torch.dtype]] = [report.value for report in found.values()]
     kinds = {dtype for _, dtype in made}
     if len(kinds) > 1 or len({len(shape) for shape, _ in made}) > 1:
-        raise ShapeError(f"from_local: the ranks made parts of different types: {sorted(set(map(str, made)))}")
+        raise ShapeError(f"from_local: the ranks made shards of different types: {sorted(set(map(str, made)))}")
     placements = placements_of(spec, mesh.axes, len(made[0][0]), "spec")
     shape = _whole(mesh, placements, [shape for shape, _ in made])
     for rank, (own, _) in zip(mesh.ranks, made, strict=True):
-        expected = part_of(mesh, shape, placements, rank)[0]
+        expected = shard_of(mesh, shape, placements, rank)[0]
         if tuple(own) != expected:
             raise ShapeError(
-                f"from_local: rank {rank} made a part of shape {tuple(own)}; a tensor of shape {shape} that is sharded "
-                f"by {spec!r} has {expected} there"
+                f"from_local: rank {rank} made a shard of shape {tuple(own)}; a tensor of shape {shape} that is "
+                f"sharded by {spec!r} has {expected} there"
             )
     result = mesh.make(mesh.layouts.dense(shape, made[0][1], placements))
     mesh.issue("adopt", (None, shape, placements), (), (number,), (result,))
@@ -38,7 +38,7 @@ def assemble(mesh: TensorMesh, function: Callable[..., torch.Tensor], spec: Spec
 
 
 def _whole(mesh: TensorMesh, placements: Any, shapes: list[Any]) -> tuple[int, ...]:
-    """Return the shape of the whole tensor, from the parts along each axis that shards a dim."""
+    """Return the shape of the whole tensor, from the shards along each axis that shards a dim."""
     whole = list(shapes[0])
     extent = mesh.region.extent
     sharded: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""New tensors of a mesh: from values of the program, or made on the ranks without a byte through the program."""
+"""New distributed tensors: from values of the program, or made on the ranks without a byte through the program."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from monarch._core.kinds import is_a
 from monarch._engine import wiring
-from monarch._engine.distributing import distribute_to
-from monarch._engine.seeds import new_seed
-from monarch._engine.specs import Placements, Spec, placements_of
-from monarch._engine.tensor import Tensor, above
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.layouts.specs import Placements, Spec, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors.tensor import Tensor, above
 from monarch._engine.values.arrays import as_tensor
+from monarch._engine.values.distributing import distribute_to
 from monarch.exceptions import ArgumentError
 
 wiring.wire()
@@ -22,7 +22,7 @@ _RANDOM = ("rand", "randn")
 
 
 def distribute(tensor: Any, mesh: Any, sharding_spec: Spec = None) -> Tensor:
-    """Return a tensor of a mesh with a value of the program. Each rank gets its part only.
+    """Return a distributed tensor with a value of the program. Each rank gets its shard only.
 
     Args:
         tensor: a tensor, a NumPy or Arrow array, or an Arrow table with columns of one type. Its memory is read
@@ -71,7 +71,7 @@ def made_on_ranks(
     requires_grad: bool,
     numbers: tuple[Any, ...],
 ) -> Tensor:
-    """Return a new tensor that the ranks make, each its part."""
+    """Return a new tensor that the ranks make, each its shard."""
     if not (dtype is None or is_a(dtype, torch.dtype)):
         raise ArgumentError(f"dtype: expected a torch.dtype such as torch.float32, got {dtype!r}")
     if kind in _RANDOM and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
@@ -98,7 +98,7 @@ def _maker(kind: str, numbers: Callable[[], tuple[Any, ...]], what: str) -> Call
         return made_on_ranks(kind, _shape(size), mesh, spec, dtype, requires_grad, numbers())
 
     make.__name__ = make.__qualname__ = kind
-    make.__doc__ = f"""Return a tensor of a mesh {what}, made on the ranks.
+    make.__doc__ = f"""Return a distributed tensor {what}, made on the ranks.
 
     Args:
         size: of each dim, as for ``torch.{kind}``.
@@ -134,7 +134,7 @@ def full(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of a mesh with one value everywhere, made on the ranks; see ``monarch.zeros``."""
+    """Return a distributed tensor with one value everywhere, made on the ranks; see ``monarch.zeros``."""
     kind = dtype or torch.full((), fill_value).dtype
     shape = _shape((size,) if isinstance(size, int) else tuple(size))
     return made_on_ranks("full", shape, mesh, spec, kind, requires_grad, (fill_value,))
@@ -150,17 +150,17 @@ def arange(
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of a mesh with numbers from ``start`` to below ``end``; see ``monarch.zeros``."""
+    """Return a distributed tensor with numbers from ``start`` to below ``end``; see ``monarch.zeros``."""
     first, last = (0, start) if end is None else (start, end)
     model = torch.arange(first, last, step, dtype=dtype, device="meta")
     return made_on_ranks("arange", tuple(model.shape), mesh, spec, model.dtype, requires_grad, (first, step))
 
 
 def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, spec: Spec, *args: Any) -> Tensor:
-    """Return a tensor of a mesh whose parts come from a function on each rank, or from a rank-local tensor.
+    """Return a distributed tensor whose shards come from a function on each rank, or from a rank-local tensor.
 
     Args:
-        function: returns the part of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a
+        function: returns the shard of the rank on which it runs; ``monarch.current_rank()`` has its coordinates. Or a
             rank-local tensor: then gradients flow back to it.
         mesh: a Mesh, or a mesh of processes or a slice of one.
         spec: how the tensor is sharded: see ``monarch.distribute``. Along axes that shard nothing, all ranks
@@ -169,7 +169,7 @@ def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, 
 
     Raises:
         ActorError: the function raised.
-        ShapeError: the parts do not fit together.
+        ShapeError: the shards do not fit together.
     """
     from monarch._engine.from_local import assemble
 

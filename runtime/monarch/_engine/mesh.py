@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from monarch._core.kinds import is_a
+from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
 from monarch._engine.simulation.current import current
-from monarch._engine.tensor_mesh import tensor_mesh_of
 from monarch._meshes.host_mesh import this_host
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._procs.os.gpus import visible_gpus
@@ -80,7 +80,7 @@ class Mesh:
 
         Args:
             function: from a module, a script or a notebook cell, or a lambda.
-            args: the same for every rank; a tensor of this mesh arrives as the part of the rank.
+            args: the same for every rank; a distributed tensor of this mesh arrives as the shard of the rank.
             kwargs: likewise.
 
         Raises:
@@ -145,7 +145,7 @@ class Mesh:
 
 
 def _active() -> Any:
-    from monarch._engine.local import active
+    from monarch._engine import active
 
     return active
 

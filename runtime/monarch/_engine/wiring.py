@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from monarch._engine.dispatching import dispatch
-from monarch._engine.fetching import full_tensor
+from monarch._engine.attention_rules import register_attention
+from monarch._engine.dispatching.adafactor import register_adafactor
+from monarch._engine.dispatching.dispatch import dispatch
 from monarch._engine.local.wiring import wire_local
-from monarch._engine.ops.attention import register_attention
-from monarch._engine.printing import describe
-from monarch._engine.redistribution import redistribute
-from monarch._engine.resilience.healing import heal_tensors
-from monarch._engine.tensor import above
-from monarch._engine.tensor_mesh import TensorMeshes
-from monarch._engine.training.adafactor import register_adafactor
+from monarch._engine.meshes.healing import heal_tensors
+from monarch._engine.meshes.tensor_mesh import TensorMeshes
+from monarch._engine.tensors.printing import describe
+from monarch._engine.tensors.tensor import above
+from monarch._engine.values.fetching import full_tensor
+from monarch._engine.values.redistribution import redistribute
 from monarch._engine.views.picture import picture
 
 

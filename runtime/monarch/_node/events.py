@@ -40,7 +40,7 @@ class NodeEvents:
         """Processes were replaced without heal_mesh: uid of their mesh, base ranks, and whether subscribers may
         wait for calls to the mesh; in the thread that replaces."""
         self.tensors_failed: Event[[]] = Event(tell_error)
-        """Tensors of a mesh have no value, and the ranks continue: told in a thread that may wait."""
+        """Distributed tensors have no value, and the ranks continue: told in a thread that may wait."""
         self.controller_changed: Event[[]] = Event(tell_error)
         """Another program controls this process from now on."""
         self.interrupted: Event[[Any]] = Event(tell_error)

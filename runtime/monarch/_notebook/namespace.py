@@ -13,15 +13,15 @@ from monarch._groups.default_group import hook_torch
 from monarch._groups.environment import rank_gpu, restore_mesh_variables
 from monarch._meshes.context import context
 from monarch._node.current import current_node
-from monarch._notebook.display import Display, display, set_usual
-from monarch._notebook.execute import CellResult, run, steps_of
-from monarch._notebook.libraries import adapt_libraries
+from monarch._notebook.adapting.libraries import adapt_libraries
+from monarch._notebook.adapting.no_terminal import refuse_input
 from monarch._notebook.magics.shell import offer
-from monarch._notebook.marks import prepare
-from monarch._notebook.no_terminal import refuse_input
-from monarch._notebook.own_names import OwnNames
-from monarch._notebook.streams import install
-from monarch._notebook.user_names import given, user_names
+from monarch._notebook.names.own_names import OwnNames
+from monarch._notebook.names.user_names import given, user_names
+from monarch._notebook.running.execute import CellResult, run, steps_of
+from monarch._notebook.running.marks import prepare
+from monarch._notebook.showing.display import Display, display, set_usual
+from monarch._notebook.showing.streams import install
 
 
 class Namespace(Actor):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from monarch._core.roster import split_proc
 from monarch._core.text.cpp_frames import without_cpp_frames
-from monarch._core.text.fold import Block, Folder, Line, merge_blocks
+from monarch._core.text.folding.blocks import Block, Line, merge_blocks
+from monarch._core.text.folding.folder import Folder
 from monarch._node.node import Node
 from monarch._node.services.frame import send_to_all
 from monarch._procs.agent.merging import outputs_of

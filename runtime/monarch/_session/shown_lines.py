@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from monarch._core.text.fold import Block, Line
+from monarch._core.text.folding.blocks import Block, Line
 
 
 def in_units(count: int) -> str:

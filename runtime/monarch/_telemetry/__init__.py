@@ -1,1 +1,1 @@
-"""Figures, metrics and progress of ranks, and the events of meshes."""
+"""Usage, metrics and progress of ranks, and the events of meshes."""

@@ -19,10 +19,10 @@ from monarch._core.telemetry.events import Figures, RankReport, RankState
 from monarch._node.node import Node
 from monarch._node.services.registry import service
 from monarch._procs.session_folder import host_of
-from monarch._telemetry.figures import CPU, Gpu, Usage, device_of, differ
 from monarch._telemetry.logged import Logged
 from monarch._telemetry.sampler import Sampler
 from monarch._telemetry.tensors import bytes_by_owner
+from monarch._telemetry.usage import CPU, Gpu, Usage, device_of, differ
 from monarch._wire import messages as m
 
 EVERY, EVERY_OF_MANY = 0.1, 0.25
@@ -32,7 +32,7 @@ MANY = 128
 _PLACES = 0.25
 """Least seconds between two reports in which only the line of the code differs."""
 _FIGURES = 1.0
-"""Least seconds between two readings of figures."""
+"""Least seconds between two readings of usage."""
 _TENSORS, _TENSORS_BUSY = 5.0, 30.0
 """Least seconds between two looks at tensors: after a call has ended, and during one or if nothing changes."""
 _SOON = 0.1

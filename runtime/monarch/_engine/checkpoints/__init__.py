@@ -1,1 +1,1 @@
-"""Checkpoints of tensors over a mesh."""
+"""Checkpoints of distributed tensors."""

@@ -1,4 +1,4 @@
-"""``load``: tensors of a mesh from disk, in place or new ones, each rank its parts."""
+"""``load``: distributed tensors from disk, in place or new ones, each rank its shards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from monarch._core.kinds import is_a
 from monarch._engine.checkpoints.states import by_mesh, check_real, parts_in, states_of
-from monarch._engine.copied_views import write_back
-from monarch._engine.fetching import has_boxes
+from monarch._engine.layouts.specs import replicated
 from monarch._engine.making import made_with_placements
-from monarch._engine.rank.checkpoints import LOAD, Contents, Wanted
-from monarch._engine.specs import replicated
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.rank.operations.checkpoints import LOAD, Contents, Wanted
+from monarch._engine.tensors.copied_views import write_back
+from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
+from monarch._engine.values.fetching import has_boxes
 from monarch._state.checkpoint.api import folder_of
 from monarch.exceptions import ArgumentError
 
@@ -30,7 +30,7 @@ def load(
     plan: Any = "replicate",
     version: str | int | None = None,
 ) -> Any:
-    """Read a checkpoint into the tensors of a state, or as new tensors of a mesh. Mesh sizes and specs may
+    """Read a checkpoint into the tensors of a state, or as new distributed tensors. Mesh sizes and specs may
     differ from those that it was written with.
 
     Args:
@@ -50,7 +50,7 @@ def load(
 
     Raises:
         ArgumentError: there is no checkpoint or version; it has no such key, or another shape; a spec does not fit.
-        TensorError: a rank could not read its parts; the tensors have no values then.
+        TensorError: a rank could not read its shards; the tensors have no values then.
         DeviceMeshError: a rank has died.
     """
     where = folder_of(path)
@@ -194,7 +194,7 @@ def _values(mesh: TensorMesh, folder: str, keys: list[str]) -> dict[str, Any]:
 
 
 def _read(mesh: TensorMesh, folder: str, keys: list[str], tensors: list[Tensor]) -> None:
-    """Issue the op that reads some tensors of a mesh; those that are sharded in an unusual way are copied."""
+    """Issue the op that reads some distributed tensors; those that are sharded in an unusual way are copied."""
     # All ranks must agree on what has failed before: the op gives values to all.
     mesh.recovery.ask(lambda: mesh.actors.ready.call([]).get())
     targets = [each if has_boxes(each) else _substitute(each) for each in tensors]

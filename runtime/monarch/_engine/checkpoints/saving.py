@@ -1,4 +1,4 @@
-"""``save``: a state with tensors of a mesh on disk, written by the ranks, each its parts."""
+"""``save``: a state with distributed tensors on disk, written by the ranks, each its shards."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from monarch._core.kinds import is_a, is_count
 from monarch._engine.checkpoints.states import as_dicts, by_mesh, check_real, parts_in, states_of
-from monarch._engine.fetching import in_boxes
-from monarch._engine.parts import Part
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.issuing.shard_refs import ShardRef
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import in_boxes
 from monarch._node.future import Future
 from monarch._state.checkpoint.api import Save, folder_of
 from monarch.exceptions import ArgumentError
@@ -21,20 +21,20 @@ _TAKE = "tensor_parts.take"
 
 
 def save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeout: float = 600.0) -> str:
-    """Write a state with tensors of a mesh as a new version in a folder, and return the path of the version.
+    """Write a state with distributed tensors as a new version in a folder, and return the path of the version.
 
-    The ranks write their parts, in the format of ``torch.distributed.checkpoint``, which also reads it. A version is
+    The ranks write their shards, in the format of ``torch.distributed.checkpoint``, which also reads it. A version is
     complete or absent: if something dies meanwhile, earlier versions are unchanged.
 
     Args:
-        state: a dict of tensors of a mesh, other tensors, values that can be pickled, dicts of them, and objects with
+        state: a dict of distributed tensors, other tensors, values that can be pickled, dicts of them, and objects with
             ``state_dict`` and ``load_state_dict``, such as ``{"model": model, "optimizer": optimizer}``.
         path: the folder, visible to all hosts of the mesh; created if missing.
         keep: how many versions stay in the folder.
         timeout: seconds in total.
 
     Raises:
-        ArgumentError: the state has no tensors of a mesh, or is not a dict.
+        ArgumentError: the state has no distributed tensors, or is not a dict.
         ActorError: a value cannot be saved, or the disk is full.
         CallTimeoutError: it took longer than the timeout.
         DeviceMeshError: a rank has died, a tensor has no value, or another program writes there.
@@ -66,7 +66,7 @@ def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeo
         if isinstance(value, Tensor):
             with torch.no_grad():
                 kept.append(in_boxes(value))
-            return Part(kept[-1].monarch_ref.number)
+            return ShardRef(kept[-1].monarch_ref.number)
         return value.detach() if isinstance(value, torch.Tensor) else value
 
     packed = as_dicts(parts, part)

@@ -1,4 +1,4 @@
-"""States with tensors of a mesh in them: nested dicts, and objects with a state."""
+"""States with distributed tensors in them: nested dicts, and objects with a state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from monarch._core.kinds import is_list, is_mapping
 from monarch._engine.dtensor_compat import tree_leaves
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import state_of
 from monarch.exceptions import ArgumentError
 
@@ -36,7 +36,7 @@ def parts_in(state: Any, what: str) -> dict[str, tuple[Path, Any]]:
             )
         if not isinstance(value, Tensor) and any(isinstance(each, Tensor) for each in _inside(value)):
             raise ArgumentError(
-                f"{what}: {name!r}, of type {type(value).__name__}, contains tensors of a mesh; use a dict or a list"
+                f"{what}: {name!r}, of type {type(value).__name__}, contains distributed tensors; use a dict or a list"
             )
         found[name] = path, value
     return found
@@ -88,7 +88,7 @@ def check_real(meshes: list[TensorMesh], what: str) -> None:
         ArgumentError: there are none, they are simulated, or some are on other processes.
     """
     if not meshes:
-        raise ArgumentError(f"{what}: the state has no tensors of a mesh; use torch.{what}")
+        raise ArgumentError(f"{what}: the state has no distributed tensors; use torch.{what}")
     for mesh in meshes:
         if mesh.actors is None:
             raise ArgumentError(f"{what}: a simulated mesh has no values; leave checkpoints out of a simulation")

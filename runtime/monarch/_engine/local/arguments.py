@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._engine.dtensor_compat import without_modes
-from monarch._engine.encoding import Input
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.issuing.stream import new_number
 from monarch._engine.local.checking import check_input
 from monarch._engine.local.remote import Remote
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.rank.lending import received
-from monarch._engine.stream import new_number
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.rank.operations.lending import received
 from monarch._meshes.actors.adverbs import as_endpoint
 from monarch._meshes.inside import member_at, region_of, state_of
 from monarch._node.current import current_node

@@ -9,7 +9,7 @@ import torch
 
 from monarch._engine.dtensor_compat import tree_leaves
 from monarch._engine.local.tensor import RankTensor, described
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 
@@ -33,7 +33,7 @@ def check_local(op: str, tensors: Any) -> None:
         if isinstance(each, Tensor):
             raise MeshOpError(
                 f"{op}: expected rank-local tensors, got one that is sharded over {each.monarch_layout.mesh!r}; "
-                f"tensor.to_local() gives its parts, and tensor.replicate() combines and gathers them"
+                f"tensor.to_local() gives its shards, and tensor.replicate() combines and gathers them"
             )
     if isinstance(tensors, torch.Tensor) and not isinstance(tensors, RankTensor):
         raise MeshOpError(

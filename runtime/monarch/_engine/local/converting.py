@@ -1,4 +1,4 @@
-"""Between the two views of a mesh: a tensor that is sharded over it, and its parts as a rank-local tensor."""
+"""Between the two views of a mesh: a tensor that is sharded over it, and its shards as a rank-local tensor."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, cast
 import torch
 from torch.distributed.tensor.placement_types import Shard
 
-from monarch._engine.encoding import Input
-from monarch._engine.fetching import part_of
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import dense_layout
+from monarch._engine.layouts.specs import Placements, Spec, placements_of, without_partial
 from monarch._engine.local.checking import check_input
-from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.redistribution import to_placements
-from monarch._engine.specs import Placements, Spec, placements_of, without_partial
-from monarch._engine.stream import Ref
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import shard_of
+from monarch._engine.values.redistribution import to_placements
 from monarch.exceptions import ArgumentError, MeshOpError, ShapeError
 
 
@@ -24,7 +24,7 @@ class _ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> RankTensor:
         ctx.placements = without_partial(tensor.placements)
-        return _parts(tensor)
+        return _shards(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -39,16 +39,16 @@ class _FromLocal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _parts(to_placements(grads[0], ctx.placements)), None
+        return _shards(to_placements(grads[0], ctx.placements)), None
 
 
 def to_local(tensor: Tensor) -> RankTensor:
-    """Return the parts of a tensor as a rank-local one."""
+    """Return the shards of a tensor as a rank-local one."""
     return cast("Any", _ToLocal).apply(tensor)
 
 
 def assembled(tensor: Any, mesh: TensorMesh, spec: Spec) -> Tensor:
-    """Return the tensor that has a rank-local one as its parts."""
+    """Return the tensor that has a rank-local one as its shards."""
     if not isinstance(tensor, RankTensor):
         raise ArgumentError("from_local: expected a function or a rank-local tensor; use monarch.distribute for others")
     check_input("from_local", tensor)
@@ -57,15 +57,15 @@ def assembled(tensor: Any, mesh: TensorMesh, spec: Spec) -> Tensor:
     return cast("Any", _FromLocal).apply(tensor, placements_of(spec, mesh.axes, tensor.dim(), "spec"))
 
 
-def _parts(tensor: Tensor) -> RankTensor:
+def _shards(tensor: Tensor) -> RankTensor:
     layout = tensor.monarch_layout
     mesh: TensorMesh = layout.mesh
     if mesh.actors is None:
         raise ArgumentError("a simulated mesh has no rank-local tensors")
-    sizes = {part_of(mesh, layout.shape, layout.placements, rank)[0] for rank in mesh.ranks}
+    sizes = {shard_of(mesh, layout.shape, layout.placements, rank)[0] for rank in mesh.ranks}
     if len(sizes) > 1:
         raise ShapeError(
-            f"to_local: the ranks have parts of different shapes, {sorted(sizes)}; shard the tensor evenly, or "
+            f"to_local: the ranks have shards of different shapes, {sorted(sizes)}; shard the tensor evenly, or "
             f"replicate() it"
         )
     own = dense_layout(mesh, sizes.pop(), layout.dtype)

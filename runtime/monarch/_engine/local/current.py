@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 
 class _Active(threading.local):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch._core.kinds import is_list, is_tuple
-from monarch._engine.devices import refuse_autocast
+from monarch._engine.dispatching.metadata import floats_matter
+from monarch._engine.dispatching.ways import check_results
 from monarch._engine.dtensor_compat import (
     check_of_linalg,
     local_scalar,
@@ -16,22 +17,21 @@ from monarch._engine.dtensor_compat import (
     view_in_place,
     view_out_of_place,
 )
-from monarch._engine.encoding import Input, Value
-from monarch._engine.lines import lines
+from monarch._engine.issuing.encoding import Input, Value
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import RankLayout, dense_layout
 from monarch._engine.local.checking import check_input, local_tensor, mesh_differs, mixed, stream_differs
-from monarch._engine.local.layout import RankLayout, dense_layout
 from monarch._engine.local.looking import item, same_everywhere
 from monarch._engine.local.metadata import rank_plan
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.metadata import floats_matter
-from monarch._engine.ops.ways import check_results
-from monarch._engine.seeds import new_seed
-from monarch._engine.stream import Ref
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.devices import refuse_autocast
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.tensor_mesh import TensorMesh
+    from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 aten: Any = torch.ops.aten
 _ALIASES = {aten.detach.default, aten.alias.default}
@@ -222,7 +222,7 @@ def _on_device(op: Any, kwargs: dict[str, Any], mesh: TensorMesh | None, call: _
     own = mesh or call.tensors[0].monarch_layout.mesh
     if torch.device(wanted).type not in ("cpu", own.kind):
         raise MeshOpError(
-            f"{op}: device={str(wanted)!r}: a tensor of a mesh stays on the devices of its ranks ({own.kind}); "
+            f"{op}: device={str(wanted)!r}: a rank-local tensor stays on the devices of its ranks ({own.kind}); "
             f"monarch.inspect(tensor) returns the value of a rank to the program"
         )
     return {**kept, "device": own.device}
@@ -235,7 +235,7 @@ def _in_place_view(op: Any, args: Any, kwargs: Any) -> RankTensor:
         raise local_tensor(op, tensor)
     outer = view_out_of_place(op)
     if outer is None:
-        raise MeshOpError(f"{op}: a tensor of a mesh cannot be resized; make a new one")
+        raise MeshOpError(f"{op}: a rank-local tensor cannot be resized; make a new one")
     view: RankTensor = dispatch(outer, (_alias(tensor), *args[1:]), kwargs)
     view_in_place(op, tensor, args[1:], kwargs)
     tensor.monarch_ref, tensor.monarch_layout = view.monarch_ref, view.monarch_layout

@@ -1,4 +1,4 @@
-"""Helpers for autograd on tensors of meshes."""
+"""Helpers for autograd on rank-local tensors."""
 
 from __future__ import annotations
 

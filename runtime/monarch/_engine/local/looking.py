@@ -12,8 +12,8 @@ from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import tree_flatten, tree_unflatten, without_modes
 from monarch._engine.local.checking import check_input
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
 from monarch._node.current import current_node
 from monarch._node.future import Future, Ready, then
 from monarch.exceptions import ArgumentError, AxisError, MeshOpError, PointError
@@ -110,8 +110,8 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     return asked(mesh, lambda: mesh.actors.fetch.call(numbers, rank), "fetch_shard", values)
 
 
-def _owned(part: torch.Tensor) -> torch.Tensor:
-    return part.cpu().clone() if part.device.type == "cpu" else part.cpu()
+def _owned(shard: torch.Tensor) -> torch.Tensor:
+    return shard.cpu().clone() if shard.device.type == "cpu" else shard.cpu()
 
 
 def asked(mesh: TensorMesh, send: Callable[[], Any], label: str, make: Callable[[Iterable[Any]], Any]) -> Future[Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch._engine.dispatching.metadata import Plan, failing_of, info_of, put, results_of, writes_of
 from monarch._engine.dtensor_compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -14,16 +15,15 @@ from monarch._engine.dtensor_compat import (
     quiet_inference,
     schema_of,
 )
-from monarch._engine.encoding import Template, op_name
-from monarch._engine.local.layout import RankLayout, layout_of
-from monarch._engine.metadata import Plan, failing_of, info_of, put, results_of, writes_of
+from monarch._engine.issuing.encoding import Template, op_name
+from monarch._engine.layouts.rank_layout import RankLayout, layout_of
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.tensor_mesh import TensorMesh
+    from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 _ANY = 0.5
-"""Stands for numbers with a fraction, as in metadata.py."""
+"""Stands for numbers with a fraction, as in dispatching/metadata.py."""
 
 
 class _Fakes(threading.local):
@@ -96,7 +96,7 @@ def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list
             f"monarch.remote, or look at the value of one rank with monarch.inspect(tensor)"
         ) from None
     except Exception as error:
-        # A mistake of the program, as in metadata.py.
+        # A mistake of the program, as in dispatching/metadata.py.
         raise error.with_traceback(None) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from monarch._engine.rank.moving import Mover
+from monarch._engine.rank.operations.moving import Mover
 from monarch._meshes.inside import state_of, view_at
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.node import Node

@@ -10,22 +10,22 @@ import torch
 from monarch._core.kinds import is_a
 from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import tree_map
-from monarch._engine.encoding import Input, Template
-from monarch._engine.fetching import part_of
-from monarch._engine.lines import lines
+from monarch._engine.issuing.encoding import Input, Template
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.stream import OpStream, Ref
+from monarch._engine.layouts.rank_layout import dense_layout
+from monarch._engine.layouts.specs import without_partial
 from monarch._engine.local.checking import check_input
-from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.movers import Movers
 from monarch._engine.local.reducing import reduce
 from monarch._engine.local.slicing import slice_mesh
 from monarch._engine.local.streams import Stream
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.recording.observer import current
-from monarch._engine.redistribution import to_placements
-from monarch._engine.specs import without_partial
-from monarch._engine.stream import OpStream, Ref
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import shard_of
+from monarch._engine.values.redistribution import to_placements
 from monarch._meshes.inside import node_of, state_of, view_at
 from monarch.exceptions import ArgumentError, MeshOpError, ShapeError
 
@@ -198,7 +198,7 @@ def _copied(tensor: Any, target: TensorMesh, stream: Any) -> Any:
         own = after = None
         placements = tensor.placements
         layout = target.layouts.dense(tensor.shape, tensor.dtype, placements)
-        shapes = {rank: part_of(target, tensor.shape, placements, rank)[0] for rank in target.ranks}
+        shapes = {rank: shard_of(target, tensor.shape, placements, rank)[0] for rank in target.ranks}
         if len(set(shapes.values())) == 1:
             shapes = shapes[target.ranks[0]]
         sharded = tuple(placements), tuple(tensor.shape)

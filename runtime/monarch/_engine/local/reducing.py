@@ -9,12 +9,12 @@ import torch
 
 from monarch._core.kinds import is_a
 from monarch._engine.dtensor_compat import tree_map_only
-from monarch._engine.encoding import Input
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import dense_layout
 from monarch._engine.local.checking import check_input, check_local
-from monarch._engine.local.layout import dense_layout
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.stream import Ref
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError, AxisError, MeshOpError, ShapeError
 
 REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
@@ -34,8 +34,8 @@ def reduce(
         dims: an axis or several; None for all axes of the mesh.
         reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or "stack", which adds a first dim
             with the tensors of all ranks along the axis.
-        scatter: whether each rank gets only its part: that of the first dim, whose size must be that of the axis. With
-            "stack", ranks exchange parts (all-to-all).
+        scatter: whether each rank gets only its shard: that of the first dim, whose size must be that of the axis. With
+            "stack", ranks exchange shards (all-to-all).
         mesh: must be None; move the result with ``to_mesh``.
 
     Returns:

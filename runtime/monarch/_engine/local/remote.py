@@ -12,20 +12,20 @@ import torch
 
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._engine.dtensor_compat import tree_flatten, tree_map, tree_unflatten, without_modes
-from monarch._engine.encoding import Input, Template
-from monarch._engine.lines import lines
+from monarch._engine.issuing.encoding import Input, Template
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.shard_refs import ShardRef
+from monarch._engine.issuing.stream import Ref, new_number
+from monarch._engine.layouts.rank_layout import layout_of
 from monarch._engine.local.checking import check_input, local_tensor, mesh_differs, mixed, stream_differs
 from monarch._engine.local.current import active_mesh
-from monarch._engine.local.layout import layout_of
 from monarch._engine.local.looking import place_in
 from monarch._engine.local.metadata import fake, fake_mode
 from monarch._engine.local.streams import streams
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.parts import Part
-from monarch._engine.resilience.executing import Execution
-from monarch._engine.stream import Ref, new_number
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.executing import Execution
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import view_at
 from monarch._node.future import Future, then
 from monarch._wire.pickling import dumps_whole
@@ -219,7 +219,7 @@ class Remote:
     def _for_values(self, args: Any, kwargs: Any) -> tuple[TensorMesh, Any, Any]:
         leaves, tree = tree_flatten((args, kwargs))
         _, mesh, _ = self._checked(leaves)
-        packed = [Part(each.monarch_ref.number) if isinstance(each, RankTensor) else each for each in leaves]
+        packed = [ShardRef(each.monarch_ref.number) if isinstance(each, RankTensor) else each for each in leaves]
         return mesh, mesh.actors, tree_unflatten(packed, tree)
 
     def _on_one(self, mesh: TensorMesh, rank: int, packed: Any) -> Future[Any]:

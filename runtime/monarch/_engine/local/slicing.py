@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 
 from monarch._engine.dtensor_compat import tree_map_only
-from monarch._engine.encoding import Input
+from monarch._engine.issuing.encoding import Input
+from monarch._engine.issuing.stream import Ref
+from monarch._engine.layouts.rank_layout import layout_of
 from monarch._engine.local.checking import check_input, check_local
-from monarch._engine.local.layout import layout_of
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.stream import Ref
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
 from monarch.exceptions import MeshOpError
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._engine.local.checking import check_input
 from monarch._engine.local.tensor import RankTensor
 from monarch.exceptions import ArgumentError, MeshOpError

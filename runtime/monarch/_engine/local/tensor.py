@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from monarch._engine.devices import OnRanks
 from monarch._engine.dtensor_compat import is_parameter, no_torch_function, wrapper
-from monarch._engine.lines import lines
-from monarch._engine.local.layout import RankLayout
-from monarch._engine.recording.observer import current
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.observer import current
+from monarch._engine.layouts.rank_layout import RankLayout
+from monarch._engine.tensors.devices import OnRanks
 from monarch.exceptions import MeshOpError
 
 if TYPE_CHECKING:
-    from monarch._engine.stream import Ref
+    from monarch._engine.issuing.stream import Ref
 
 
 class Above:

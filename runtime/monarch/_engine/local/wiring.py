@@ -14,7 +14,7 @@ from monarch._engine.local.reducing import reduce, reduce_
 from monarch._engine.local.slicing import slice_mesh
 from monarch._engine.local.streams import main
 from monarch._engine.local.tensor import RankTensor, above
-from monarch._engine.tensor import above as above_divided
+from monarch._engine.tensors.tensor import above as above_divided
 
 
 def wire_local() -> None:

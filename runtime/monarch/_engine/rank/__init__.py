@@ -1,1 +1,1 @@
-"""The rank's side: parts of tensors, and the ops on them."""
+"""The rank's side: shards of tensors, and the ops on them."""

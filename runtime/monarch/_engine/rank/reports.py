@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monarch._core.shapes.region import Region
-from monarch._engine.failures import OpFailure
+from monarch._engine.issuing.failures import OpFailure
 
 TITLES = {
     **dict.fromkeys(("__init__", "prepare"), "the start of tensors on the ranks"),
@@ -13,8 +13,8 @@ TITLES = {
     **dict.fromkeys(("look", "fetch"), "the read of a tensor"),
     "execute": "a function of mesh.execute()",
     "executed": "the result of a function",
-    "make_part": "from_local()",
-    "put_part": "distribute()",
+    "make_shard": "from_local()",
+    "put_shard": "distribute()",
     **dict.fromkeys(("contents", "read_values"), "load()"),
     **dict.fromkeys(
         ("halt", "spread", "resume", "account", "drop_ops", "give", "restore"),

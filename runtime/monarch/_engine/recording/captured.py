@@ -19,7 +19,7 @@ from monarch._core.kinds import is_mapping
 from monarch._engine.recording.generators import Drawn, state_of_generator
 from monarch._engine.recording.libraries import is_library_class, is_library_file, is_library_module, names_in
 from monarch._engine.recording.places import ABSENT, Place
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 
 _MOST = 20_000
 """Values to look at."""

@@ -10,15 +10,15 @@ import torch
 
 from monarch._engine import wiring
 from monarch._engine.dtensor_compat import tree_flatten, tree_map
+from monarch._engine.issuing.observer import current
 from monarch._engine.recording.captured import Captured, is_plain
 from monarch._engine.recording.guards import differences
-from monarch._engine.recording.observer import current
 from monarch._engine.recording.recorder import Recorder
 from monarch._engine.recording.recording import Recording, Surroundings, creates_state
 from monarch._engine.recording.reports import Cost, Graph, cost_of, graph_of
 from monarch._engine.recording.tape import Number, OtherWayError
 from monarch._engine.simulation.current import current as simulated
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ wiring.wire()
 def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
     """Return a function that is recorded once for each combination of shapes, and sent as one message afterwards.
 
-    The first call runs as it would without recording. The ranks turn its ops into a graph of ops on their parts and
+    The first call runs as it would without recording. The ranks turn its ops into a graph of ops on their shards and
     collectives. A later call sends only the references of its tensors. Tensors that the function changes in place, such
     as parameters, the state of optimizers and buffers, are changed in each call; random numbers are new in each call. A
     function with a step count in Python, such as that of AdamW, is recorded in its second and third call.
@@ -41,7 +41,7 @@ def compile(function: Callable[P, R], backend: str = "eager") -> Compiled[P, R]:
     ``backward()`` in the function.
 
     Args:
-        function: a step, such as forward, backward and ``optimizer.step()``. It returns tensors of a mesh, in lists,
+        function: a step, such as forward, backward and ``optimizer.step()``. It returns distributed tensors, in lists,
             tuples and dicts.
         backend: ``"eager"`` runs the graph op by op, ``"inductor"`` compiles the ops between collectives.
 
@@ -159,7 +159,7 @@ class Compiled(Generic[P, R]):
             what = f"{changed[0]} has different values" if changed else "something that it uses changes"
             raise ArgumentError(
                 f"{self._name} was recorded {_MOST} times for arguments of the same shapes, because {what} in each "
-                f"call. Pass what changes as a tensor of the mesh."
+                f"call. Pass what changes as a distributed tensor."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(
@@ -182,7 +182,7 @@ class Compiled(Generic[P, R]):
         if recorder.refusal is not None:
             raise ArgumentError(recorder.refusal)
         if recorder.stream is None:
-            raise ArgumentError(f"{self._name} has no op on tensors of a mesh, so there is nothing to record")
+            raise ArgumentError(f"{self._name} has no op on distributed tensors, so there is nothing to record")
         around = Surroundings(before, Captured(self.function, objects))
         if not creates_state(around):
             self._keep(key, known, Recording(recorder, around, tensors, result, self.backend))

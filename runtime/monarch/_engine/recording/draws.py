@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from monarch._engine.issuing.seeds import new_seed
 from monarch._engine.recording.captured import Captured
 from monarch._engine.recording.generators import line_with, state_of_generator
 from monarch._engine.recording.tape import Tape
-from monarch._engine.seeds import new_seed
 
 
 class Draws:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from monarch._engine.lines import Line
+from monarch._engine.issuing.lines import Line
 from monarch._engine.recording.libraries import is_library_file
 from monarch._python.frames import caller
 

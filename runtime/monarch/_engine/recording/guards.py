@@ -9,7 +9,7 @@ import torch
 
 from monarch._engine.recording.captured import Captured
 from monarch._engine.recording.places import ABSENT, Place
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 
 Check = Callable[[], tuple[int, ...] | None]
 """Returns the references of tensors, or None if something has changed."""

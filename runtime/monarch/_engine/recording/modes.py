@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from monarch._engine.dtensor_compat import DispatchMode, tree_leaves, tree_map_only
 from monarch._engine.local.tensor import RankTensor
 from monarch._engine.recording.tape import Number
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 
 _tensors: Any = torch.Tensor
 _READS: set[Any] = {_tensors.tolist, _tensors.numpy, _tensors.__array__}
@@ -41,7 +41,7 @@ class Functions(TorchFunctionMode):
         if torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in leaves):
             recorder.refuse(
                 f"autograd records a number that changes from call to call at {recorder.here()}\n"
-                f"Pass it as a tensor of the mesh."
+                f"Pass it as a distributed tensor."
             )
         given: list[float] = []
 
@@ -55,7 +55,7 @@ class Functions(TorchFunctionMode):
             name = getattr(func, "__name__", func)
             recorder.refuse(
                 f"torch.{name} computes with a number that differs from call to call, in a way that cannot be "
-                f"repeated, at {recorder.here()}\nPass the number as a tensor of the mesh."
+                f"repeated, at {recorder.here()}\nPass the number as a distributed tensor."
             )
         return result
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.observer import current
+from monarch._engine.issuing.stream import OpStream, Ref, new_number
 from monarch._engine.recording.draws import Draws
 from monarch._engine.recording.generators import Entropy
 from monarch._engine.recording.modes import Functions, Ops
-from monarch._engine.recording.observer import current
 from monarch._engine.recording.tape import Number, Tape
 from monarch._engine.recording.tokens import Tokens
 from monarch._engine.recording.values import Values
-from monarch._engine.stream import OpStream, Ref, new_number
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 
@@ -73,7 +73,7 @@ class Recorder:
         """Whether the engine itself computes."""
         self._entropy = Entropy(self._refuse_draw)
         self._depth = 0
-        """How many ops on tensors of the mesh are being issued."""
+        """How many ops on distributed tensors are being issued."""
         self.modes: tuple[Any, ...] = Functions(self), Ops(self)
         """In the thread that records, and in those of autograd while it runs backward for this one."""
 
@@ -111,7 +111,7 @@ class Recorder:
         except ArithmeticError:
             self.refuse(
                 f"torch computes with a number that differs from call to call, in a way that cannot be repeated, at "
-                f"{self.here()}\nPass the number as a tensor of the mesh."
+                f"{self.here()}\nPass the number as a distributed tensor."
             )
 
     def issued(
@@ -157,7 +157,7 @@ class Recorder:
 
     @contextmanager
     def mesh_op(self, tensors: list[torch.Tensor]) -> Generator[None]:
-        """Watch an op on tensors of the mesh."""
+        """Watch an op on distributed tensors."""
         for each in tensors:
             if not isinstance(each, Tensor):
                 self.values.uses(each)
@@ -173,7 +173,7 @@ class Recorder:
             self._depth -= 1
 
     def number_in(self, value: torch.Tensor) -> Number | None:
-        """Return the number in a tensor of the program that meets tensors of the mesh; None if it stays the same."""
+        """Return the number in a tensor of the program that meets distributed tensors; None if it stays the same."""
         if value.numel() != 1 or not value.is_floating_point() or not self.values.differs(value):
             return None
         return self.values.number(value, self.seen(value))
@@ -195,13 +195,13 @@ class Recorder:
             )
         if self.values.differs(value):
             self.refuse(
-                f"a tensor of the program that changes from call to call is combined with tensors of the mesh at "
+                f"a tensor of the program that changes from call to call is combined with distributed tensors at "
                 f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )
         if value.numel() > 1 and not self.values.is_known(value):
             self.refuse(
-                f"a tensor of the program of shape {tuple(value.shape)} is combined with tensors of the mesh at "
+                f"a tensor of the program of shape {tuple(value.shape)} is combined with distributed tensors at "
                 f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )

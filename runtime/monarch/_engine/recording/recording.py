@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch._engine.dtensor_compat import schema_of, tree_flatten, tree_unflatten
-from monarch._engine.encoding import Template, find_op
-from monarch._engine.layout import Layout
-from monarch._engine.lines import lines
-from monarch._engine.rank.program import Program, Slot, Step
-from monarch._engine.rank.replaying import PREPARE, REPLAY, describe
+from monarch._engine.issuing.encoding import Template, find_op
+from monarch._engine.issuing.lines import lines
+from monarch._engine.issuing.seeds import new_seed
+from monarch._engine.issuing.stream import OpStream, Ref
+from monarch._engine.layouts.layout import Layout
+from monarch._engine.rank.programs.program import Program, Slot, Step
+from monarch._engine.rank.programs.replaying import PREPARE, REPLAY, describe
 from monarch._engine.recording.captured import Captured
 from monarch._engine.recording.guards import check_of
 from monarch._engine.recording.places import Place
 from monarch._engine.recording.recorder import Issued, Named, Recorder
 from monarch._engine.recording.tape import OtherWayError
-from monarch._engine.seeds import new_seed
-from monarch._engine.stream import OpStream, Ref
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 _uids = count(1)

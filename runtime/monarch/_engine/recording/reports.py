@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch._engine.lines import lines
-from monarch._engine.rank.accounts import Row
-from monarch._engine.rank.replaying import describe
+from monarch._engine.issuing.lines import lines
+from monarch._engine.rank.programs.accounts import Row
+from monarch._engine.rank.programs.replaying import describe
 from monarch._meshes.inside import view_at
 from monarch.exceptions import ArgumentError
 
@@ -18,7 +18,7 @@ class Graph:
 
     Attributes:
         name: the name of the function.
-        code: a line of Python for each op on the parts of the rank.
+        code: a line of Python for each op on the shards of the rank.
         ops: how many there are.
         collectives: how many of them are collectives.
     """

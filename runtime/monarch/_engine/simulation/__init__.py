@@ -1,1 +1,1 @@
-"""Programs on tensors of a mesh without devices: memory, collectives and time of a step."""
+"""Programs on distributed tensors without devices: memory, collectives and time of a step."""

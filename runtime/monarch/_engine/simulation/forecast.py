@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch._core.text.advice import advice
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
 from monarch._engine.simulation.meter import Event
 
@@ -40,7 +40,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Memory, collectives and time of one rank, the one with the largest parts.
+    """Memory, collectives and time of one rank, the one with the largest shards.
 
     Attributes:
         device: the name of the simulated device.

@@ -1,4 +1,4 @@
-"""A mesh without processes: the ops of its first rank run at once on parts that have a shape only."""
+"""A mesh without processes: the ops of its first rank run at once on shards that have a shape only."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 
 from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.region import Region
-from monarch._engine.dtensor_compat import mesh_without_groups, part_sizes
-from monarch._engine.encoding import Fill, Template, filler, find_op
-from monarch._engine.layout import Layout, Layouts
-from monarch._engine.rank.making import wrap
-from monarch._engine.rank.replaying import run_op
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.dtensor_compat import mesh_without_groups, shard_sizes
+from monarch._engine.issuing.encoding import Fill, Template, filler, find_op
+from monarch._engine.layouts.layout import Layout, Layouts
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.rank.programs.replaying import run_op
+from monarch._engine.rank.shards.making import wrap
 from monarch.exceptions import ArgumentError
 
 
@@ -74,7 +74,7 @@ class SimulatedMesh(TensorMesh):
 
 
 class SimulatedStream:
-    """Runs each op at once, on fake parts. Used by the thread of the program; others only append to ``pending``."""
+    """Runs each op at once, on fake shards. Used by the thread of the program; others only append to ``pending``."""
 
     def __init__(self, simulation: Any, mesh: Any) -> None:
         self._simulation = simulation
@@ -110,7 +110,7 @@ class SimulatedStream:
 
     def put(self, number: int, layout: Layout) -> None:
         """Take a value of the program: only its shape."""
-        sizes, _ = part_sizes(layout.shape, self._mesh.shape, self._mesh.get_coordinate(), layout.placements)
+        sizes, _ = shard_sizes(layout.shape, self._mesh.shape, self._mesh.get_coordinate(), layout.placements)
         with self._simulation.rank(0):
             local = torch.empty(sizes, dtype=layout.dtype)
             self.values[number] = wrap(local, self._mesh, layout.placements, layout.shape)

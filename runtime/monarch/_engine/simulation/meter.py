@@ -63,12 +63,12 @@ class Event:
 
 
 class Meter(DispatchMode):
-    """Sees the ops on the parts of the rank. Used by the thread of the program.
+    """Sees the ops on the shards of the rank. Used by the thread of the program.
 
     Args:
         device: for the estimate of time.
         groups: axis, size, and whether it spans hosts, by the name of a process group.
-        fakes: the mode of the parts.
+        fakes: the mode of the shards.
     """
 
     def __init__(self, device: Device, groups: dict[str, tuple[str, int, bool]], fakes: Any) -> None:

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from monarch._engine.devices import OwnDevices
 from monarch._engine.dtensor_compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,17 +25,18 @@ from monarch._engine.dtensor_compat import (
     collectives_on_shapes,
     convert_modules_by,
     fake_store,
-    part_of_dtensor,
+    shard_of_dtensor,
     tree_leaves,
     without_modes,
 )
-from monarch._engine.lines import Line, lines
+from monarch._engine.issuing.lines import Line, lines
 from monarch._engine.simulation.devices import device_of
 from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.optimizers import name_parameters, name_state
 from monarch._engine.simulation.own_devices import do_nothing, pretend_gpus
 from monarch._engine.simulation.rank_meter import RankMeter
 from monarch._engine.simulation.replicas import OBJECT_COLLECTIVES, DistributedDataParallel, converted
+from monarch._engine.tensors.devices import OwnDevices
 
 _VALUES = ("data pointer", "data is not allocated", "FakeTensor", "fake tensor", "aten::item", "numpy()")
 """In errors of code that needs the values of tensors."""
@@ -141,7 +141,7 @@ class ProgramSimulation:
 
     def _name(self, tensor: Any, owner: str) -> None:
         if isinstance(tensor, DTensor):
-            tensor = part_of_dtensor(tensor)
+            tensor = shard_of_dtensor(tensor)
         if isinstance(tensor, FakeTensor):
             self.meter.own(tensor, owner)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from monarch._engine.dtensor_compat import group_of_name, group_of_object, local_scalar, tree_leaves
-from monarch._engine.lines import lines
+from monarch._engine.issuing.lines import lines
 from monarch._engine.simulation.meter import Meter
 
 _NAMES = {

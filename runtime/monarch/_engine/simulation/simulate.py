@@ -1,4 +1,4 @@
-"""``monarch.simulate``: a program on tensors of a mesh without devices: does it fit, and how long does it take?"""
+"""``monarch.simulate``: a program on distributed tensors without devices: does it fit, and how long does it take?"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from monarch._core.kinds import is_count
-from monarch._engine.dtensor_compat import FakeTensorMode, fake_store, part_of_dtensor, watched_inference
+from monarch._engine.dtensor_compat import FakeTensorMode, fake_store, shard_of_dtensor, watched_inference
 from monarch._engine.simulation.current import current
 from monarch._engine.simulation.devices import device_of
 from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.mesh import SimulatedProcs
 from monarch._engine.simulation.meter import Meter
 from monarch._engine.simulation.optimizers import name_parameters, name_state
-from monarch._engine.tensor import Tensor
+from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
 
 
 class simulate:
-    """A block in which a program on tensors of a mesh runs without devices and processes.
+    """A block in which a program on distributed tensors runs without devices and processes.
 
     Meshes that the block makes have no processes: ops run on shapes. Reading a value gives NaN or zeros. ``forecast()``
     tells peak memory by owner, bytes of collectives by axis and line, and an estimate of the time.
@@ -48,7 +48,7 @@ class simulate:
         self.dropped: deque[int] = deque()
         """References of tensors that the program has dropped. Any thread appends; the thread of the program takes."""
         self.values: dict[int, Any] = {}
-        """DTensors of fake parts, by reference."""
+        """DTensors of fake shards, by reference."""
         self.groups: dict[str, tuple[str, int, bool]] = {}
         """Axis, size, and whether it spans hosts, by the name of a process group."""
         self.steps: list[int] = []
@@ -134,4 +134,4 @@ class simulate:
     def _name(self, tensor: Any, owner: str) -> None:
         value = self.values.get(tensor.monarch_ref.number) if isinstance(tensor, Tensor) else None
         if value is not None:
-            self.meter.own(part_of_dtensor(value), owner)
+            self.meter.own(shard_of_dtensor(value), owner)

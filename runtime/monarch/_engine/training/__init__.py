@@ -1,1 +1,1 @@
-"""Modules whose parameters are tensors of a mesh."""
+"""Modules whose parameters are distributed tensors."""

@@ -1,4 +1,4 @@
-"""``module_to_mesh``: a module whose parameters and buffers are tensors of a mesh."""
+"""``module_to_mesh``: a module whose parameters and buffers are distributed tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from monarch._engine import wiring
-from monarch._engine.distributing import distribute_to
 from monarch._engine.dtensor_compat import resetter_of
+from monarch._engine.layouts.specs import Placements, replicated
 from monarch._engine.making import made_with_placements
-from monarch._engine.redistribution import moved, to_placements
-from monarch._engine.specs import Placements, replicated
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
+from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.training.lazy import is_lazy, lazy_parts, move_when_run, put_in_place
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
 from monarch._engine.training.recurrent import run_by_steps
 from monarch._engine.training.styles import apply_hooks, check_style, dim_of, sharded
+from monarch._engine.values.distributing import distribute_to
+from monarch._engine.values.redistribution import moved, to_placements
 from monarch.exceptions import ArgumentError, AxisError
 
 M = TypeVar("M", bound=nn.Module)

@@ -10,8 +10,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from monarch._core.kinds import is_a, is_mapping
-from monarch._engine.specs import Placements, placements_of
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.layouts.specs import Placements, placements_of
+from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch.exceptions import ArgumentError
 
 NAMES = ("replicate", "shard", "auto")

@@ -1,6 +1,6 @@
-"""Parallel styles of torch, such as ``ColwiseParallel``, for modules whose parameters are tensors of a mesh.
+"""Parallel styles of torch, such as ``ColwiseParallel``, for modules whose parameters are distributed tensors.
 
-torch applies them to the part of a rank. Here the program sees whole tensors, so a style is a choice of placements for
+torch applies them to the shard of a rank. Here the program sees whole tensors, so a style is a choice of placements for
 the parameters, and of those of inputs and outputs along one axis.
 """
 
@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Placement
 
 from monarch._engine.dtensor_compat import tree_map
-from monarch._engine.redistribution import to_placements
-from monarch._engine.specs import Placements
-from monarch._engine.tensor import Tensor
+from monarch._engine.layouts.specs import Placements
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.redistribution import to_placements
 from monarch.exceptions import ArgumentError
 
 _KNOWN = (

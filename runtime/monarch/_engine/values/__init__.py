@@ -1,1 +1,1 @@
-"""Values of the program that become tensors of a mesh: tensors, and arrays of numpy, Arrow and others."""
+"""Values on their way between the program and the ranks: tensors, and arrays of numpy, Arrow and others."""

@@ -1,1 +1,1 @@
-"""How tensors of a mesh are shown in a notebook, and how much memory they hold."""
+"""How distributed tensors are shown in a notebook, and how much memory they hold."""

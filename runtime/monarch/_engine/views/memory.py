@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from monarch._engine.fetching import part_of
 from monarch._engine.local.tensor import RankTensor
-from monarch._engine.tensor import Tensor
-from monarch._engine.tensor_mesh import TensorMesh
+from monarch._engine.meshes.tensor_mesh import TensorMesh
+from monarch._engine.tensors.tensor import Tensor
+from monarch._engine.values.fetching import shard_of
 
 _OTHER = "(no name)"
 
@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
-    """Return the memory that tensors of a mesh hold, the most first; asks no rank.
+    """Return the memory that distributed tensors hold, the most first; asks no rank.
 
     Args:
         mesh: the mesh of the tensors.
@@ -83,7 +83,7 @@ def _most(mesh: TensorMesh, layouts: list[Any]) -> int:
                 total += layout.size_in_bytes
                 continue
             count = layout.dtype.itemsize
-            for size in part_of(mesh, layout.shape, layout.placements, rank)[0]:
+            for size in shard_of(mesh, layout.shape, layout.placements, rank)[0]:
                 count *= size
             total += count
         most = max(most, total)

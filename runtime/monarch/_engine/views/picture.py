@@ -1,4 +1,4 @@
-"""A picture of a tensor of a mesh: which rank holds which part, with the same as text."""
+"""A picture of a distributed tensor: which rank holds which shard, with the same as text."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from html import escape
 from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._engine.fetching import part_of
-from monarch._engine.tensor import Tensor, described
+from monarch._engine.tensors.tensor import Tensor, described
+from monarch._engine.values.fetching import shard_of
 
 _WIDTH, _HEIGHT = 360.0, 200.0
 """Size of the picture in pixels."""
 _MOST = 256
-"""Parts that are drawn; a tensor with more is described by text."""
+"""Shards that are drawn; a tensor with more is described by text."""
 
 
-def parts_of(tensor: Tensor) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """Return the base ranks that hold each part, by its sizes and offsets."""
+def shards_of(tensor: Tensor) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """Return the base ranks that hold each shard, by its sizes and offsets."""
     layout = tensor.monarch_layout
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for rank in layout.mesh.ranks:
-        found.setdefault(part_of(layout.mesh, layout.shape, layout.placements, rank), []).append(rank)
+        found.setdefault(shard_of(layout.mesh, layout.shape, layout.placements, rank), []).append(rank)
     return found
 
 
 def picture(tensor: Tensor) -> str:
     """Return the picture as HTML; asks no rank for values."""
-    parts = parts_of(tensor)
+    shards = shards_of(tensor)
     text = f"monarch.Tensor({described(tensor)})"
-    if len(parts) > _MOST or tensor.dim() == 0:
+    if len(shards) > _MOST or tensor.dim() == 0:
         return f"<pre>{escape(text)}\n{escape(as_text(tensor))}</pre>"
     # The first two sharded dims are drawn, the last of them from left to right.
     sharded = [dim for dim, entry in enumerate(tensor.spec) if entry is not None][:2]
     across = sharded[-1] if sharded else tensor.dim() - 1
     down = sharded[0] if len(sharded) > 1 else None
-    boxes = "".join(_box(tensor, sizes, offsets, ranks, across, down) for (sizes, offsets), ranks in parts.items())
+    boxes = "".join(_box(tensor, sizes, offsets, ranks, across, down) for (sizes, offsets), ranks in shards.items())
     label = escape(f"{text}; {as_text(tensor)}", quote=True)
     return (
         f"<div><code>{escape(text)}</code></div>"
@@ -45,9 +45,9 @@ def picture(tensor: Tensor) -> str:
 
 
 def as_text(tensor: Tensor) -> str:
-    """Return which ranks hold which part, as text."""
+    """Return which ranks hold which shard, as text."""
     lines: list[str] = []
-    for (sizes, offsets), ranks in list(parts_of(tensor).items())[:_MOST]:
+    for (sizes, offsets), ranks in list(shards_of(tensor).items())[:_MOST]:
         place = ", ".join(f"{offset}:{offset + size}" for size, offset in zip(sizes, offsets, strict=True))
         lines.append(f"{describe_ranks(ranks)}: [{place}]")
     return "; ".join(lines)

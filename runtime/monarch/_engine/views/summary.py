@@ -1,4 +1,4 @@
-"""Memory and failures of tensors for notebooks. Imports torch only if the program has tensors of a mesh."""
+"""Memory and failures of tensors for notebooks. Imports torch only if the program has distributed tensors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class HeldRow(NamedTuple):
 
 
 def tensors_held(names: Mapping[str, Any]) -> list[HeldRow]:
-    """Return the memory that tensors of meshes hold; asks no rank.
+    """Return the memory that distributed tensors hold; asks no rank.
 
     Args:
         names: variables of the program.
     """
-    if "monarch._engine.tensor_mesh" not in sys.modules:
+    if "monarch._engine.meshes.tensor_mesh" not in sys.modules:
         return []
-    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.meshes.tensor_mesh import TensorMeshes
     from monarch._engine.views.memory import held_by_name
 
     meshes = current_node().part(TensorMeshes).known.values()
@@ -51,10 +51,10 @@ def failed_tensors(names: Mapping[str, Any]) -> list[str]:
     Args:
         names: variables of the program.
     """
-    if "monarch._engine.tensor_mesh" not in sys.modules:
+    if "monarch._engine.meshes.tensor_mesh" not in sys.modules:
         return []
-    from monarch._engine.failures import describe_unreported
-    from monarch._engine.tensor_mesh import TensorMeshes
+    from monarch._engine.issuing.failures import describe_unreported
+    from monarch._engine.meshes.tensor_mesh import TensorMeshes
     from monarch._engine.views.memory import named_numbers
 
     found = current_node().part(TensorMeshes).take_unreported()

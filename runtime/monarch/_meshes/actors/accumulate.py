@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar, cast
 
-from monarch._actors.endpoint import Endpoint as EndpointLike
+from monarch._actors.endpoint import EndpointLike
 from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.inside import node_of, state_of
 from monarch._node.future import Future, in_thread

@@ -10,8 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from monarch._actors.endpoint import Arity, methods_of
-from monarch._actors.endpoint import Endpoint as EndpointLike
+from monarch._actors.endpoint import Arity, EndpointLike, methods_of
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current

@@ -39,7 +39,7 @@ class Rehearsed(NamedTuple):
 
 def forecast_here(found: Rehearsed) -> Any:
     """Return the forecast with the numbers that its lines get in this process."""
-    from monarch._engine.lines import lines
+    from monarch._engine.issuing.lines import lines
 
     numbers = {number: lines.take(line) if number else 0 for number, line in found.lines.items()}
     events = tuple(replace(each, line=numbers[each.line]) for each in found.forecast.events)

@@ -10,12 +10,12 @@ from monarch._core.digests.comparison import Comparison, Difference, Part, first
 from monarch._core.digests.elements import Elements, differing
 from monarch._core.kinds import is_list, is_tuple
 from monarch._core.roster import Procs
-from monarch._debug.asking import ask_ranks
+from monarch._debug.pausing import ask_ranks
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import Request, request, service
-from monarch._notebook.evaluate import check_expression
 from monarch._notebook.looking.comparing import begin, data_here, end, figures_here, hashes_here, parts_here
+from monarch._notebook.looking.evaluate import check_expression
 from monarch.exceptions import MonarchError
 
 _FIRST = 30.0

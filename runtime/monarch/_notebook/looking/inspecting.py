@@ -15,12 +15,12 @@ from monarch._core.digests.digest import DIGEST
 from monarch._core.kinds import class_of
 from monarch._core.text.tables import value_text
 from monarch._node.services.registry import service
-from monarch._notebook.complete import complete
 from monarch._notebook.looking.at_frame import Scope, look
 from monarch._notebook.looking.children import ATTRIBUTE, Child, child_of, children_of, counts_of, replace_child
 from monarch._notebook.looking.writing import write_back, write_locals
-from monarch._notebook.show import bundle_of, portable
-from monarch._notebook.user_names import user_names
+from monarch._notebook.names.user_names import user_names
+from monarch._notebook.showing.show import bundle_of, portable
+from monarch._notebook.who.complete import complete
 
 LOCALS, GLOBALS, KEPT = "locals", "globals", "kept"
 INDEXED, NAMED = "indexed", "named"

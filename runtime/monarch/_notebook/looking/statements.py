@@ -9,13 +9,13 @@ from typing import Any
 
 from monarch._actors.pausing.gate import gate
 from monarch._node.services.registry import service
-from monarch._notebook.display import Display
-from monarch._notebook.execute import CellResult, run, steps_of
 from monarch._notebook.looking.at_frame import scope_of, text_of
 from monarch._notebook.looking.breaking_off import running
 from monarch._notebook.looking.writing import write_back
-from monarch._notebook.marks import prepare
-from monarch._notebook.streams import printing_for
+from monarch._notebook.running.execute import CellResult, run, steps_of
+from monarch._notebook.running.marks import prepare
+from monarch._notebook.showing.display import Display
+from monarch._notebook.showing.streams import printing_for
 
 NOT_PAUSED = "not paused, so its frames cannot run statements; %mesh pause stops it"
 _RESUMED = "resumed before it could run this"

@@ -9,7 +9,7 @@ from monarch._debug.frames import described
 from monarch._node.services.registry import service
 from monarch._notebook.looking.at_frame import innermost, scope_of, text_of
 from monarch._notebook.looking.figures import figures_text
-from monarch._notebook.user_names import user_names
+from monarch._notebook.names.user_names import user_names
 from monarch._notebook.who.listing import MOST, Variable, variable_of
 
 Packed = tuple["tuple[str, int, str, str] | str", int, list[tuple[str, str, str, int, bool, str]]]

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from monarch._notebook.display import CLEAR, Display, Shown, current_display
-from monarch._notebook.show import Bundle
+from monarch._notebook.showing.display import CLEAR, Display, Shown, current_display
+from monarch._notebook.showing.show import Bundle
 
 
 class Captured:

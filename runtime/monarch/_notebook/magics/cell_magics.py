@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import Any
 
-from monarch._notebook.display import current_display
 from monarch._notebook.magics.captured import capturing
 from monarch._notebook.magics.commands import run_command
 from monarch._notebook.magics.line_magics import BadLine
@@ -15,6 +14,7 @@ from monarch._notebook.magics.names import RICH
 from monarch._notebook.magics.nested import run_nested, this_cell
 from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
+from monarch._notebook.showing.display import current_display
 
 _PYTHON: dict[str, str] = dict.fromkeys(("python", "python3"), sys.executable)
 """Programs of which a rank runs that of its own environment."""

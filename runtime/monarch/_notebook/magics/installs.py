@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from monarch._node.current import current_node
 from monarch._notebook.magics.commands import run_command, shell_command
-from monarch._notebook.running_cell import RunningCell
+from monarch._notebook.running.running_cell import RunningCell
 
 _LOOK = 0.05
 """Seconds between two looks whether another rank has ended; an interrupt waits no longer."""

@@ -12,14 +12,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from monarch._core.kinds import class_of, is_tuple
-from monarch._notebook.complete import inspect_name, value_of
 from monarch._notebook.magics.commands import run_command, shell_command
 from monarch._notebook.magics.installs import pip_line, run_pip
 from monarch._notebook.magics.names import ALIASES, RICH
 from monarch._notebook.magics.nested import this_cell
 from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
-from monarch._notebook.user_names import user_names
+from monarch._notebook.names.user_names import user_names
+from monarch._notebook.who.complete import inspect_name, value_of
 
 VERBATIM = {"time", "timeit", "capture", "pinfo", "pinfo2", "prun", "psearch", *RICH}
 """Magics whose line is code, in which braces and dollars are not expanded."""

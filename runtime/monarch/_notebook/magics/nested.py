@@ -7,9 +7,9 @@ import sys
 from types import FrameType
 from typing import Any
 
-from monarch._notebook.display import Display
-from monarch._notebook.execute import StoppedIteration, execute_code, run
-from monarch._notebook.running_cell import RunningCell, running_cell
+from monarch._notebook.running.execute import StoppedIteration, execute_code, run
+from monarch._notebook.running.running_cell import RunningCell, running_cell
+from monarch._notebook.showing.display import Display
 
 
 def this_cell() -> RunningCell:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
-from monarch._notebook.user_names import user_names
+from monarch._notebook.names.user_names import user_names
 from monarch._notebook.who.contents import mark_of
 from monarch._notebook.who.describing import describe, kind_of
 from monarch._notebook.who.sizes import Size, bytes_of

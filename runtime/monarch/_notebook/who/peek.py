@@ -15,7 +15,7 @@ from monarch._core.digests.arrays import size_of
 from monarch._core.kinds import class_of
 from monarch._core.places import is_ours, is_users
 from monarch._node.services.registry import service
-from monarch._notebook.user_names import user_names
+from monarch._notebook.names.user_names import user_names
 from monarch._notebook.who.kinds import is_module, is_one, is_tensor, look_at
 from monarch._python.frames import frame_of
 

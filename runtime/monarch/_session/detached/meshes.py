@@ -64,7 +64,7 @@ class DetachedMesh:
         notes: the last ``note`` of this or an earlier program.
         dropped: bytes of output that were discarded while no program was attached.
         problems: descriptions of parts that could not be attached.
-        lost_tensors: the most tensors over the mesh that a rank had of earlier programs: those are lost, since their
+        lost_tensors: the most distributed tensors that a rank had of earlier programs: those are lost, since their
             names were in the program; variables of ranks are not.
         preemption: the notices that hosts are taken back; None for a mesh on this machine.
     """

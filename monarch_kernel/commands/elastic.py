@@ -1,0 +1,247 @@
+"""``%mesh heal``, ``%mesh resize`` and ``%mesh definitions``: notebook meshes whose ranks change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monarch._kernel_api import axes_text, describe_ranks, state_of
+from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.grammar.parsers import parse
+from monarch_kernel.grammar.short_forms import axis_of
+from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.moving import leave_lost
+from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.remote_names import lacking, one_line
+from monarch_kernel.source.definitions import names_in
+
+_LOST = "; other variables are lost"
+
+
+class Elastic:
+    """The commands for ranks that change.
+
+    Args:
+        meshes: the meshes of the notebook.
+        names: the variables of the notebook.
+    """
+
+    def __init__(self, meshes: Meshes, names: Mapping[str, Any]) -> None:
+        self._meshes = meshes
+        self._names = names
+
+    def commands(self) -> dict[str, Callable[[list[str]], Any]]:
+        """Return the action of each command."""
+        return {"heal": self.heal, "resize": self.resize, "definitions": self.definitions}
+
+    def definitions(self, words: list[str]) -> None:
+        """List the cells that new ranks run, or drop some."""
+        parse("definitions", words)
+        name = words[0] if words and words[0] in self._meshes.by_name else None
+        rest = words[1:] if name is not None else words
+        mesh = self._meshes.get(name)
+        cells = mesh.definitions.cells
+        if not rest:
+            for number, each in enumerate(cells):
+                where = "all ranks" if each.everywhere else describe_ranks(sorted(each.ranks))
+                names = ", ".join(names_in(each.text)) or each.text.strip().splitlines()[0][:60]
+                print(f"{number:3}  {each.name}, {where}: {names}")
+            if not cells:
+                print(f"no cell of mesh {mesh.name!r} has defined anything yet")
+        elif rest == ["clear"]:
+            mesh.definitions.clear()
+            print(f"new ranks of mesh {mesh.name!r} run no earlier cells")
+        elif (
+            rest[0] == "drop"
+            and len(rest) > 1
+            and all(each.isdecimal() and int(each) < len(cells) for each in rest[1:])
+        ):
+            for number in sorted({int(each) for each in rest[1:]}, reverse=True):
+                print(f"new ranks of mesh {mesh.name!r} do not run {mesh.definitions.drop(number).name}")
+        else:
+            raise Usage(
+                f"%mesh definitions: expected nothing, clear, or drop N with N below {len(cells)}, "
+                f"got {' '.join(rest)!r}"
+            )
+
+    def heal(self, words: list[str]) -> None:
+        """Replace dead ranks."""
+        arguments = parse("heal", words)
+        mesh, variables = self._named(arguments.names, arguments.copy_from is not None)
+        source = self._source(mesh, arguments.copy_from)
+        mesh.moves.wait()
+        if arguments.hosts:
+            mesh.hosts.add(arguments.hosts, arguments.key, self._names)
+        try:
+            new, again = _heal(mesh, not arguments.bare)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_heal_stopped(mesh)) from None
+        if again:
+            print(again)
+        # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
+        bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
+        copying = arguments.copy_from is not None and bool(bare)
+        if copying and source is None:
+            # Not from a rank that lacks the variables itself, since an earlier heal has replaced it.
+            lacking = {*bare, *mesh.replaced.after}
+            source = next((rank for rank in range(len(mesh.cells)) if rank not in lacking), None)
+        if not new and not copying:
+            if not again:
+                print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
+            return
+        try:
+            copied = self._copy(mesh, bare, source, variables) if copying else None
+        except BaseException:
+            print_new(mesh, new, _LOST)
+            raise
+        print_new(mesh, new, "" if copying else _LOST)
+        if copied is not None:
+            names, left, unwrapped = copied
+            if not variables and not left:
+                mesh.replaced.filled(bare)
+            whose = "a live rank" if source is None else f"rank {source}"
+            print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
+            for name, why in left.items():
+                print(f"not copied: {name} ({why})")
+            for name in unwrapped:
+                print(
+                    f"{name}: copied without DistributedDataParallel; wrap it again on all ranks: "
+                    f"{name} = DDP(getattr({name}, 'module', {name}))"
+                )
+
+    def _copy(
+        self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]
+    ) -> tuple[list[str], dict[str, str], list[str]]:
+        """Copy variables to new ranks; see ``Mesh.copy``."""
+        try:
+            with one_line(mesh, "%mesh heal --copy-from"):
+                return mesh.copy(ranks, source, variables)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may be "
+                f"incomplete; %mesh heal --copy-from {'peer' if source is None else source} copies them"
+            ) from None
+
+    def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
+        """Return the mesh, and the variables to copy."""
+        if names and names[0] in self._meshes.by_name:
+            mesh, variables = self._meshes.get(names[0]), names[1:]
+        elif copying:
+            mesh, variables = self._meshes.get(None), names
+        else:
+            mesh, variables = self._meshes.get(names[0] if names else None), names[1:]
+        if variables and not copying:
+            raise Usage(f"%mesh heal: expected the name of one mesh, got {' '.join(names)!r}")
+        return mesh, variables
+
+    def _source(self, mesh: Mesh, text: str | None) -> int | None:
+        if text in (None, "peer"):
+            return None
+        if not text.isdecimal() or int(text) >= len(mesh.cells):
+            raise Usage(
+                f"%mesh heal: --copy-from: expected a rank from 0 to {len(mesh.cells) - 1}, or peer, got {text!r}"
+            )
+        if int(text) in mesh.dead():
+            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead; name a live one, or peer")
+        return int(text)
+
+    def resize(self, words: list[str]) -> None:
+        """Change the size of a mesh."""
+        sizes: dict[str, int] = {}
+        name: str | None = None
+        plain = ""
+        arguments = parse("resize", words)
+        for word in arguments.words:
+            axis, equals, size = word.partition("=")
+            if equals and size.isdecimal():
+                sizes[axis] = int(size)
+            elif word.isdecimal() and not plain and not sizes:
+                plain = word
+            elif not equals and name is None and not sizes:
+                name = word
+            else:
+                raise Usage(
+                    f"%mesh resize: cannot understand {word!r}; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"
+                )
+        mesh = self._meshes.get(name)
+        if plain:
+            sizes[axis_of(mesh.procs.sizes, state_of(mesh.procs).procs.host_axes, plain)] = int(plain)
+        if not sizes:
+            raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
+        mesh.moves.wait()
+        if arguments.hosts:
+            mesh.hosts.add(arguments.hosts, arguments.key, self._names)
+        try:
+            with mesh.moves.planned(None):
+                leave_lost(mesh, sizes)
+                before = len(mesh.procs)
+                defined = mesh.resize(sizes)
+        except KeyboardInterrupt:
+            if mesh.moves.any:
+                raise KeyboardInterrupt(
+                    f"the resize of mesh {mesh.name!r} was stopped; the next cell waits for ranks that move already"
+                ) from None
+            wanted = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+            raise KeyboardInterrupt(
+                f"the resize of mesh {mesh.name!r} was stopped, and it has {axes_text(mesh.procs.extent)} now; "
+                f"%mesh resize {mesh.name} {wanted} continues it"
+            ) from None
+        text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
+        new = range(before, len(mesh.procs))
+        if new:
+            text += f"; new: {describe_ranks(new)}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
+        print(text)
+        lack = lacking(mesh, new)
+        if lack:
+            print(lack)
+
+
+def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
+    """Replace dead ranks; return what ``Mesh.heal`` returns, and lines about what runs again; empty for none."""
+    failed = {state_of(actors).name: sorted(state_of(actors).failed) for actors in mesh.actors()}
+    ended = sorted(state_of(mesh.cells).failed)
+    new = mesh.heal(define)
+    revived = [rank for rank in ended if rank not in {each for each, _ in new}]
+    lines: list[str] = []
+    if revived:
+        lines.append(f"{describe_ranks(revived)} of mesh {mesh.name!r}: cells run again; their variables are kept")
+    again = [f"{name} on {describe_ranks(ranks)}" for name, ranks in failed.items() if ranks]
+    if again:
+        lines.append(f"recreated failed actors: {', '.join(again)}; their state is lost")
+    return new, "\n".join(lines)
+
+
+def _heal_stopped(mesh: Mesh) -> str:
+    dead = sorted(mesh.dead())
+    what = f"{describe_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else "all ranks are alive"
+    return f"the heal of mesh {mesh.name!r} was stopped; {what} now, and %mesh heal {mesh.name} completes it"
+
+
+def healed(mesh: Mesh) -> list[str]:
+    """Replace dead ranks, with the definitions of cells, and describe it in lines."""
+    new, again = _heal(mesh, True)
+    lines = [*filter(None, [again]), *new_lines(mesh, new, _LOST)]
+    return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
+
+
+def print_new(mesh: Mesh, new: list[tuple[int, int]], others: str) -> None:
+    """Print which ranks are new."""
+    for line in new_lines(mesh, new, others):
+        print(line)
+
+
+def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
+    """Describe which ranks are new, in lines.
+
+    Args:
+        mesh: the mesh of the ranks.
+        new: the ranks, each with the number of cells whose definitions it ran.
+        others: what became of the other variables.
+    """
+    lines: list[str] = []
+    for count in sorted({count for _, count in new}):
+        ranks = [rank for rank, each in new if each == count]
+        what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
+        process = "a new process" if len(ranks) == 1 else "new processes"
+        lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{others}")
+    return lines

@@ -1,1 +1,0 @@
-"""The verbs of ``%mesh`` on meshes, ranks and files; those of a debugger are in ``debug``, of views in ``views``."""

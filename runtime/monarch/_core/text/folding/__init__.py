@@ -1,0 +1,1 @@
+"""Folding of rank output: equal lines of several ranks become one."""

@@ -1,0 +1,1 @@
+"""Ops on distributed tensors: how they run, and the metadata of their results."""

@@ -1,0 +1,1 @@
+"""Metadata of tensors in the program: shapes, sharding specs and placements."""

@@ -1,0 +1,1 @@
+"""The device of a rank and its DeviceMeshes."""

@@ -1,0 +1,1 @@
+"""The ops of the program on a rank, in order."""

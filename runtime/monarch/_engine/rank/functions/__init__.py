@@ -1,0 +1,1 @@
+"""Functions of the program on a rank, which a Stop may interrupt."""

@@ -1,0 +1,1 @@
+"""Recorded steps on a rank."""

@@ -1,0 +1,1 @@
+"""Shards of tensors that a rank makes, and their random numbers."""

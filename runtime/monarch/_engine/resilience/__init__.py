@@ -1,1 +1,0 @@
-"""Tensors of a mesh after deaths of ranks."""

@@ -1,0 +1,1 @@
+"""A distributed tensor, as the program sees it."""

@@ -1,0 +1,1 @@
+"""Libraries and calls that need another way on a rank than in a notebook."""

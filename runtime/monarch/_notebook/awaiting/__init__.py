@@ -1,1 +1,0 @@
-"""How cells of a rank await."""

@@ -1,0 +1,1 @@
+"""Output of a cell on a rank: values, figures and printed text."""

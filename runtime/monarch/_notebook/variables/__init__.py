@@ -1,0 +1,1 @@
+"""Variables of cells: read, copied to other ranks, on disk, and inside of an actor."""

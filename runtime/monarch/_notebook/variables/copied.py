@@ -1,0 +1,123 @@
+"""Variables of a notebook's namespace on their way from one rank to others."""
+
+from __future__ import annotations
+
+import io
+import socket
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from monarch._node.services.registry import service
+from monarch._notebook.namespace import Namespace
+from monarch._notebook.variables.names import names_here
+from monarch._wire.pickling import dumps
+from monarch.exceptions import SerializationError
+
+_DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+"""Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
+
+_BOUND = (
+    types.GeneratorType,
+    types.CoroutineType,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    socket.socket,
+    io.FileIO,
+    io.BufferedReader,
+    io.BufferedWriter,
+    io.TextIOWrapper,
+)
+"""Types of values that exist in one process only."""
+
+Copied: TypeAlias = "tuple[list[str], dict[str, str], list[str]]"
+"""Names that were copied; those that were not, with the reason; and those whose module was copied alone, without
+DistributedDataParallel, which belongs to its rank."""
+
+
+@service("replicas.give", "actor")
+def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Copied]:
+    """Pack variables on their rank, together so that shared objects stay shared: an optimizer has the parameters of its
+    model, also if that was in a DistributedDataParallel, of which the module is copied.
+
+    Args:
+        namespace: the namespace of this rank.
+        names: the variables; none for all that cells made and that can be copied.
+
+    Raises:
+        NameError: a variable does not exist.
+    """
+    variables = namespace.variables
+    missing = [name for name in names if name not in variables]
+    if missing:
+        known = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
+        raise NameError(f"rank {namespace.point.rank} has no variable {missing[0]!r}; it has {known}")
+    wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
+    if not names:
+        wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
+    unwrapped = sorted(name for name, value in wanted.items() if _is_ddp(value))
+    wanted.update({name: wanted[name].module for name in unwrapped})
+    left = {name: why for name, value in wanted.items() if (why := _of_its_rank(value))}
+    wanted = {name: value for name, value in wanted.items() if name not in left}
+    try:
+        dumps(wanted, here=True)
+    except SerializationError:
+        for name, value in list(wanted.items()):
+            try:
+                dumps(value, name, here=True)
+            except SerializationError as error:
+                left[name] = str(error).partition("\n")[0]
+                del wanted[name]
+    return wanted, (sorted(wanted), left, [name for name in unwrapped if name in wanted])
+
+
+@service("replicas.take", "actor")
+def take(namespace: Namespace, state: dict[str, Any]) -> None:
+    """Set the variables on the other ranks."""
+    namespace.variables.update(state)
+
+
+@service("replicas.copyable_here", "threaded")
+def copyable_here() -> list[str]:
+    """Service: return the variables of cells that ``give`` copies if none is named, as far as their types tell.
+
+    Nothing is pickled, which may take long for large values.
+    """
+    variables = sys.modules["__main__"].__dict__
+    return [name for name in names_here() if name in variables and _is_copyable(variables[name])]
+
+
+def _is_copyable(value: Any) -> bool:
+    if issubclass(type(value), (*_DEFINED, *_BOUND)):
+        return False
+    try:
+        return not _of_its_rank(value.module if _is_ddp(value) else value)
+    except Exception:
+        # Another thread changes it, or code of its class raises.
+        return True
+
+
+def _is_ddp(value: Any) -> bool:
+    parallel = sys.modules.get("torch.nn.parallel")
+    return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
+
+
+def _of_its_rank(value: Any) -> str:
+    """Return why a value is useless to another rank; empty if it is useful."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return ""
+    if isinstance(value, distributed.ProcessGroup):
+        return "a process group belongs to its rank"
+    # Where nobody has imported it, nothing is of it.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if isinstance(value, kind) or (
+        isinstance(value, torch.nn.Module) and any(isinstance(each, kind) for each in value.parameters())
+    ):
+        return "each rank has a different shard of its tensors; use a checkpoint instead"
+    return ""
