@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zmq import ZMQError
 
 import monarch_kernel
-from monarch._kernel_api import is_ours, leave_if_forked, watch_forks
+from monarch._kernel_api import is_ours, leave_if_forked, spawn_thread, watch_forks
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import cancels_awaits, group_skipped_files, publish_status, runs_cell
 from monarch_kernel.dap.filters import patterns_of
@@ -112,7 +112,7 @@ class MonarchKernel(IPythonKernel):
             # For the time between messages; ipykernel sets its own handler for each message, and restores this one.
             signal.signal(signal.SIGINT, self._on_idle_interrupt)
         # The zygote imports torch while the user reads.
-        threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
+        spawn_thread("monarch-warm-up", _warm_up)
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Take a message of the shell channel: those of views do not wait for the running cell."""
@@ -194,7 +194,7 @@ class MonarchKernel(IPythonKernel):
             # For the person, the cell runs.
             self._stops_early = True
             return
-        threading.Thread(target=self._say_what_runs, name="monarch-idle-stop", daemon=True).start()
+        spawn_thread("monarch-idle-stop", self._say_what_runs)
 
     def _say_what_runs(self) -> None:
         """Stop what an earlier Stop has left, or say what still runs; in a thread of its own."""

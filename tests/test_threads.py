@@ -17,6 +17,8 @@ SOURCES = sorted([*RUNTIME.rglob("*.py"), *(ROOT / "monarch_kernel").rglob("*.py
 PAGE = (ROOT / "docs" / "threads.md").read_text(encoding="utf-8")
 STARTERS = {
     # Function: position of the name among its arguments, and the pattern of the name.
+    "spawn_thread": (0, "{}"),
+    "new_thread": (0, "{}"),
     "in_thread": (1, "monarch-{}"),
     "to_its_end": (1, "monarch-{}"),
     "lanes.post": (0, "monarch-{}"),
@@ -24,7 +26,11 @@ STARTERS = {
     "primitives.thread": (1, "{}"),
 }
 """Functions that start threads under the names that their callers pass."""
+REGISTRY = "monarch/_python/threads.py"
+ALONE = {"monarch/_procs/launch/ray.py"}
+"""Files with code that runs where this package is not installed."""
 DEFINED_IN = {
+    REGISTRY,
     "monarch/_node/future.py",
     "monarch/_node/services/lanes.py",
     "monarch/_actors/executors.py",
@@ -106,7 +112,7 @@ def names_passed(file: str, tree: ast.Module) -> Iterator[str]:
         for starter, (place, pattern) in STARTERS.items():
             if re.search(rf"(^|[._]){re.escape(starter)}$", function) and len(call.args) > place:
                 name = pattern.format(text_of(call.args[place], tree))
-                if name != "monarch-*" or file not in DEFINED_IN:
+                if name not in ("*", "monarch-*") or file not in DEFINED_IN:
                     yield name
 
 
@@ -135,13 +141,10 @@ def test_threads_are_those_of_the_page() -> None:
     assert sorted(rows()) == sorted((name, file) for file, tree in trees() for name in names_started(file, tree))
 
 
-def test_thread_has_a_name() -> None:
-    assert not [
-        f"{file}:{call.lineno}"
-        for file, tree in trees()
-        for call in calls_of(tree, "Thread")
-        if not has_keyword(call, "name")
-    ]
+def test_registry_starts_all_threads() -> None:
+    started = {file for file, tree in trees() if calls_of(tree, "Thread")}
+    assert started == {REGISTRY, *ALONE}
+    assert all(has_keyword(call, "name") for file, tree in trees() for call in calls_of(tree, "Thread"))
 
 
 def test_timer_has_a_name() -> None:

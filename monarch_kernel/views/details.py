@@ -7,7 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from monarch._kernel_api import Peek, PeekedTensor, ask_soon, current_node, is_tuple, peek_here, request, state_of
+from monarch._kernel_api import (
+    Peek,
+    PeekedTensor,
+    ask_soon,
+    current_node,
+    is_tuple,
+    peek_here,
+    request,
+    spawn_thread,
+    state_of,
+)
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.log import Line, OutputLog
@@ -67,7 +77,7 @@ class Pins:
         if before is None or (before.mesh, before.rank) != (pinned.mesh, pinned.rank):
             self.on_pin(state_of(pinned.mesh.procs).procs.proc(pinned.rank))
         if starts:
-            threading.Thread(target=self._run, name="monarch-pins", daemon=True).start()
+            spawn_thread("monarch-pins", self._run)
 
     def unpin(self, comm: str, view: str) -> None:
         """Send no details to a view."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from monarch._kernel_api import MeshModel
+from monarch._kernel_api import MeshModel, spawn_thread
 from monarch_kernel.views.model import Seen, patch, snapshot
 from monarch_kernel.views.protocol import ALIVE_SECONDS, Action, FromKernel
 
@@ -133,7 +133,7 @@ class Feeds:
             starts, self._running = not self._running, True
         self._wake.set()
         if starts:
-            threading.Thread(target=self._run, name="monarch-views", daemon=True).start()
+            spawn_thread("monarch-views", self._run)
 
     def heard(self, uid: str, line: Line) -> bool:
         """Record that a view still shows a mesh; return whether it gets messages about it."""

@@ -8,11 +8,11 @@ thread, so a thread of their own handles them.
 from __future__ import annotations
 
 import queue
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from monarch._kernel_api import spawn_thread
 from monarch_kernel.compat import deserialized, give_to_comm, open_comm, peeked, publish_status, reply_while_busy
 from monarch_kernel.kernel_like import OwnKernel
 
@@ -85,7 +85,7 @@ class Lane:
     def _post(self, work: Callable[[], None]) -> None:
         if not self._started:
             self._started = True
-            threading.Thread(target=self._run, name="monarch-lane", daemon=True).start()
+            spawn_thread("monarch-lane", self._run)
         self._work.put(work)
 
     def _run(self) -> None:

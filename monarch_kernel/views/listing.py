@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 
-from monarch._kernel_api import records, state_of, telemetry_of
+from monarch._kernel_api import records, spawn_thread, state_of, telemetry_of
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
@@ -46,7 +46,7 @@ class Listing:
             starts, self._running = not self._running, True
         self._wake.set()
         if starts:
-            threading.Thread(target=self._run, name="monarch-mesh-list", daemon=True).start()
+            spawn_thread("monarch-mesh-list", self._run)
 
     def close(self, speaker: Speaker) -> None:
         """Tell a panel nothing more."""

@@ -247,6 +247,8 @@ if TYPE_CHECKING:
     from monarch._procs.zygote.user_forks import leave_if_forked as leave_if_forked
     from monarch._procs.zygote.user_forks import watch_forks as watch_forks
     from monarch._python.frames import frame_of as frame_of
+    from monarch._python.threads import new_thread as new_thread
+    from monarch._python.threads import spawn_thread as spawn_thread
     from monarch._session.code import code_files as code_files
     from monarch._session.code import keep_code as keep_code
     from monarch._session.code import lacking as lacking
@@ -310,6 +312,7 @@ _WHERE = {
     "monarch._core.diagnosis.findings": "diagnose",
     "monarch._core.digests.digest": "DIGEST Digest describe_difference",
     "monarch._python.frames": "frame_of",
+    "monarch._python.threads": "new_thread spawn_thread",
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.position": "Frame Position RUNNING ThreadPosition",
     "monarch._core.roster": "split_proc",

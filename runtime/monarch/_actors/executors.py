@@ -19,6 +19,7 @@ from monarch._actors.pausing.gate import gate
 from monarch._actors.running import ActorLike
 from monarch._node.node import Node
 from monarch._python.later import asyncio
+from monarch._python.threads import new_thread
 from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 
@@ -421,7 +422,7 @@ class ThreadExecutor(Executor):
         """Called in this thread before it runs actions. Written once; the first actions may run before that."""
         # Not a semaphore: a __del__ that delivers while it is locked would deadlock.
         self._gate = Gate()
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = new_thread(name, self._live)
         self._thread.start()
 
     def _live(self) -> None:

@@ -29,6 +29,7 @@ from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.services.asking import ask_soon
 from monarch._node.services.registry import request, service
+from monarch._python.threads import spawn_thread
 from monarch.exceptions import MonarchError
 
 _LONGEST = 1 << 16
@@ -51,7 +52,7 @@ def serve(connection: socket.socket) -> None:
     node = current_node()
     session = _Session(node, connection)
     node.part(_Clients).add(session)
-    threading.Thread(target=session.run, name="monarch-debugged", daemon=True).start()
+    spawn_thread("monarch-debugged", session.run)
 
 
 class _Clients:

@@ -16,6 +16,7 @@ from monarch._debug.answering import Answering, StopsLike
 from monarch._debug.commands import HELP, Reader
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
+from monarch._python.threads import spawn_thread
 from monarch.exceptions import MonarchError
 
 _LOOK = 0.1
@@ -61,7 +62,7 @@ class Terminal:
             self._news.append(line)
             begins, self._asking = not self._asking, True
         if begins:
-            threading.Thread(target=self._run, name="monarch-terminal", daemon=True).start()
+            spawn_thread("monarch-terminal", self._run)
 
     def _goes_on(self) -> bool:
         """Say the news; return whether ranks are stopped, and end to ask if not."""

@@ -18,9 +18,8 @@ from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.services.registry import request, service
 from monarch._python.frames import frame_of
+from monarch._python.threads import is_own
 
-_OWN = "monarch-"
-"""The beginning of the names of threads of this package."""
 _LIBRARY = 4
 """Most frames that are shown of a thread that runs no code of the user."""
 _DEPTH = 100
@@ -55,20 +54,20 @@ def _threads() -> Iterator[ThreadPosition]:
         frame = frame_of(ident) if ident != here else None
         frames = users_frames(frame)
         if not frames and each is not main:
-            frames = _of_library(frame, each.name)
+            frames = _of_library(frame, each)
             if not frames:
                 continue
         state = PAUSED if gate.holds(ident) else RUNNING if frames else IDLE
         yield ThreadPosition(str(each.name), state, tuple(map(described, frames)), each is main)
 
 
-def _of_library(frame: FrameType | None, name: str) -> list[FrameType]:
+def _of_library(frame: FrameType | None, thread: threading.Thread) -> list[FrameType]:
     """Return the innermost frames of a thread that runs no code of the user; none for one of this package."""
     found: list[FrameType] = []
     while frame is not None and len(found) < _DEPTH:
         found.append(frame)
         frame = frame.f_back
-    if name.startswith(_OWN) or any(map(is_ours, found)):
+    if is_own(thread) or any(map(is_ours, found)):
         return []
     return [each for each in found if not _starts(each)][:_LIBRARY]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +16,7 @@ from monarch._node.current import current_node
 from monarch._node.services.asking import tell_proc
 from monarch._node.services.frame import ask_frame, send_to_all
 from monarch._node.services.registry import request, service
+from monarch._python.threads import spawn_thread
 from monarch.exceptions import GroupError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def convene(procs: Procs, newer_than: int) -> None:
         # A new incarnation does not know its predecessor's count.
         known = max(own.convened, newer_than, procs.version * _GENERATIONS)
         number = own.convened = known + 1
-    threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
+    spawn_thread("monarch-convene", _convene, number)
 
 
 def _convene(number: int) -> None:

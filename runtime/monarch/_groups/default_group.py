@@ -24,6 +24,7 @@ from monarch._groups.rendezvous import local_rendezvous
 from monarch._groups.renewing import begin_renewing
 from monarch._groups.timeouts import begin_watching_timeouts, watch_timeout
 from monarch._node.current import current_node
+from monarch._python.threads import is_own
 from monarch._tensors.torch_compat import (
     as_it_is,
     default_group,
@@ -113,7 +114,7 @@ def _makes_here() -> bool:
     if node.config is None or node.receive_loop.receives_here():
         return False
     # Threads of this package make none, and do not wait for one.
-    return current.get() is not None or not threading.current_thread().name.startswith("monarch-")
+    return current.get() is not None or not is_own(threading.current_thread())
 
 
 def _adopting(make: Callable[..., None]) -> Callable[..., None]:

@@ -20,6 +20,7 @@ from monarch._groups.environment import rank_gpu
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Promise
 from monarch._procs.os.helpers import be_helper
+from monarch._python.threads import spawn_thread
 from monarch._tensors.collectives import connections
 from monarch._tensors.torch_compat import default_group
 from monarch.exceptions import GroupError
@@ -179,9 +180,7 @@ class Rendezvous:
             self.settle(None, GroupError(why), number)
             return
         try:
-            threading.Thread(
-                target=self._join, args=(number, address, port, store, of_store), name="monarch-group", daemon=True
-            ).start()
+            spawn_thread("monarch-group", self._join, number, address, port, store, of_store)
         except RuntimeError as error:
             # No memory for a thread. The caller that waits for the groups tells the other ranks.
             self.abandon(number, f"rank {current_node().rank} cannot join the process group: {error}")

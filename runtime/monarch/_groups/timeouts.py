@@ -22,6 +22,7 @@ from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.services.asking import ask_soon, tell_proc
 from monarch._node.services.registry import request, service
+from monarch._python.threads import spawn_thread
 from monarch._tensors.torch_compat import begun_by
 from monarch._wire.receiving.aside import tell
 
@@ -74,7 +75,7 @@ class _Watch:
         if not begins:
             return
         try:
-            threading.Thread(target=self._run, args=(current_node(),), name="monarch-timeouts", daemon=True).start()
+            spawn_thread("monarch-timeouts", self._run, current_node())
         except RuntimeError:
             # There is no room for a thread; the next group tries again.
             with self._lock:

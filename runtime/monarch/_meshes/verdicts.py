@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from monarch._core.events import Event
 from monarch._core.verdicts import Hold, Verdicts
 from monarch._node.future import Promise, judging
 from monarch._node.node import Node
+from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import SupervisionError
 
@@ -70,7 +70,7 @@ class OpenVerdicts:
                 self.release(uid, hold)
 
         try:
-            threading.Thread(target=run, name="monarch-judge", daemon=True).start()
+            spawn_thread("monarch-judge", run)
         except BaseException:
             self.release(uid, hold)
             raise

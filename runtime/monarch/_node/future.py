@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._node.node_like import NodeLike
 from monarch._python.later import asyncio
+from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import CallTimeoutError, DeadlockError
 
@@ -410,7 +410,7 @@ def in_thread(node: NodeLike, label: str, work: Callable[[], R], promise: Promis
         else:
             promise.complete(lambda: value)
 
-    threading.Thread(target=run, name=f"monarch-{label[:20]}", daemon=True).start()
+    spawn_thread(f"monarch-{label[:20]}", run)
     return promise
 
 

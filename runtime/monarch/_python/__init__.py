@@ -1,1 +1,1 @@
-"""Access to Python itself: frames of threads, calls into them, owners of locks, a late asyncio."""
+"""Access to Python itself: frames of threads, calls into them, their registry, owners of locks, a late asyncio."""

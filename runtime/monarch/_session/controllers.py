@@ -15,6 +15,7 @@ from monarch._node.future import Future, in_thread
 from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._node.replies.gather import Gather
+from monarch._python.threads import spawn_thread
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, dumps_whole
 from monarch.exceptions import MonarchError
@@ -85,7 +86,7 @@ class ControllerDirectory:
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle the request of a rank."""
-        threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
+        spawn_thread("monarch-controllers", self._answer, call, more)
 
     def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
         node = self._node

@@ -13,6 +13,7 @@ import zmq
 
 from monarch._node.node import Node
 from monarch._node.peers.gateway import Gateway
+from monarch._python.threads import new_thread
 from monarch._wire.links import Link
 
 _LOOK = 200
@@ -51,7 +52,7 @@ class HostWatch:
             self._monitors.append((host, gateway, link, link.monitor()))
             if self._watcher is None:
                 self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._watcher = threading.Thread(target=self._run, name="monarch-hosts", daemon=True)
+                self._watcher = new_thread("monarch-hosts", self._run)
                 self._watcher.start()
             if self._waker >= 0:
                 os.eventfd_write(self._waker, 1)

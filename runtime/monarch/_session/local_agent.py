@@ -17,6 +17,7 @@ from monarch._procs.os.orphans import end_orphans
 from monarch._procs.os.posix import memfd, proc_start_time
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import remove_socket, restore_folder
+from monarch._python.threads import spawn_thread
 from monarch._wire import messages as m
 
 _SWEEPS = (0.0, 0.05, 0.2, 1.0)
@@ -104,7 +105,7 @@ class LocalAgent:
             if self._former is not None:
                 self._former.release()
                 self._former = None
-            threading.Thread(target=self._watch, args=(agent, errors), name="monarch-agent-watch", daemon=True).start()
+            spawn_thread("monarch-agent-watch", self._watch, agent, errors)
             return True
 
     def _watch(self, agent: HostAgent, errors: int) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 from monarch._node.node import Node
 from monarch._procs.os.posix import release_free_memory
+from monarch._python.threads import new_thread
 from monarch._session.folded_output import WINDOW, EndingMesh, FoldedOutput
 from monarch._wire import messages as m
 
@@ -41,7 +42,7 @@ class OutputView(FoldedOutput):
         node.ports.closed.subscribe(self.done)
         node.waits.await_shown = self.await_shown
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="monarch-output", daemon=True)
+        self._thread = new_thread("monarch-output", self._run)
         self._thread.start()
 
     # For any thread

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from threading import Thread
 
 from monarch._actors.supervising import supervise, supervises
 from monarch._actors.table import actors_of
@@ -15,6 +14,7 @@ from monarch._core.verdicts import Tally
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
+from monarch._python.threads import spawn_thread
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import Judge, supervisors_of
 from monarch._wire import messages as m
@@ -107,7 +107,7 @@ class Escalation:
             mailbox.fail(_pack(failure))
         elif node.config is None:
             # In another thread, since the hook may do anything and this one receives messages.
-            Thread(target=call_hook, args=(failure,), name="monarch-fault-hook", daemon=True).start()
+            spawn_thread("monarch-fault-hook", call_hook, failure)
         else:
             # Its owner is gone or was not an actor: the owner of this process is next.
             fault = m.Fault(node.proc, node.config.procs.uid, node.rank, _pack(failure))

@@ -24,6 +24,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.services.registry import service
+from monarch._python.threads import new_thread
 from monarch._telemetry.calls import Calls
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.logged import Logged
@@ -155,7 +156,7 @@ class Collector:
     def _start(self) -> None:
         with self._writing:
             if self._thread is None:
-                self._thread = Thread(target=self._run, name="monarch-telemetry", daemon=True)
+                self._thread = new_thread("monarch-telemetry", self._run)
                 self._thread.start()
 
     def _run(self) -> None:

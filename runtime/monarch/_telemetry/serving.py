@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from monarch._node.services.registry import declared
+from monarch._python.threads import new_thread
 from monarch._telemetry.exchange import LARGEST_REQUEST, NAME, VERSION, Answer, News, receive, request_of, send
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
@@ -78,7 +79,7 @@ class Server:
         self._closed = threading.Event()
         self._listener = _listener(self._path)
         """Replaced by the thread only."""
-        self._thread = threading.Thread(target=self._run, name="monarch-shown", daemon=True)
+        self._thread = new_thread("monarch-shown", self._run)
         try:
             self._thread.start()
         except BaseException:

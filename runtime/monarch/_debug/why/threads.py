@@ -23,14 +23,13 @@ from monarch._procs.os.blocked import Blocked, Call, Wait, awaited_child, blocke
 from monarch._procs.os.children import at_other_end, child_named, command_of, only_child
 from monarch._procs.os.file_locks import lock_holders
 from monarch._python.frames import frame_of
+from monarch._python.threads import is_own
 
 _LOOK = 0.02
 """Seconds between two looks at a thread."""
 _RAN = 0.25
 """Part of that time on a CPU from which on a thread runs."""
 _CALLS = ("CALL", "PRECALL")
-_OWN = "monarch-"
-"""The beginning of the names of threads of this package."""
 _INODE = 9
 """The column of a socket's inode in /proc/net/tcp."""
 
@@ -120,7 +119,7 @@ def collective_beside(ident: int, rank: int) -> tuple[Look, list[FrameType]] | N
     for each in threading.enumerate():
         other = each.ident
         frame = frame_of(other) if other not in (None, ident, threading.get_ident()) else None
-        if frame is None or other is None or each.name.startswith(_OWN):
+        if frame is None or other is None or is_own(each):
             continue
         found = _collective(frame, rank, blocked(other).wait is Wait.OTHER)
         if found is not None:

@@ -10,6 +10,7 @@ from functools import partial
 from time import monotonic
 
 from monarch._python.frames import frame_of
+from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.leadership import Gate
 
 Action = Callable[[], None]
@@ -118,7 +119,7 @@ class _Lane:
     def _start(self, worker: _Worker, action: Action) -> None:
         target = partial(self._run, worker)
         try:
-            threading.Thread(target=target, name=f"monarch-{self._name}", daemon=True).start()
+            spawn_thread(f"monarch-{self._name}", target)
         except RuntimeError:
             with self._lock:
                 self._workers.remove(worker)

@@ -14,6 +14,7 @@ from monarch._actors.pausing.failed import failed
 from monarch._actors.pausing.gate import gate
 from monarch._debug.frames import users_frames
 from monarch._procs.zygote.user_forks import leave_if_forked
+from monarch._python.threads import spawn_thread
 
 PATIENCE = 5.0
 """Seconds for what runs in a frame."""
@@ -83,7 +84,7 @@ def look(level: int, read: Callable[[Scope], Any]) -> tuple[bool, Any]:
         except IndexError:
             return False, _BUSY
         try:
-            threading.Thread(target=looking.beside, name="monarch-expression", daemon=True).start()
+            spawn_thread("monarch-expression", looking.beside)
         except BaseException:
             _beside.append(None)
             raise

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._procs.os.orphans import children
+from monarch._python.threads import new_thread
 
 _LOOK = 0.1
 """Seconds between two checks whether a silent command has ended; an interrupt waits no longer."""
@@ -74,7 +75,7 @@ class _Command:
         self._error: Exception | None = None
         self.stopped = False
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._tend, name="monarch-command", daemon=True)
+        self.thread = new_thread("monarch-command", self._tend)
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start it; raise what kept it from starting."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
+
+from monarch._python.threads import new_thread
 
 R = TypeVar("R")
 
@@ -61,7 +62,7 @@ def in_helper(work: Callable[[], R]) -> R:
         except BaseException as error:
             outcome.extend((None, error))
 
-    helper = threading.Thread(target=run, name="monarch-helper", daemon=True)
+    helper = new_thread("monarch-helper", run)
     helper.start()
     helper.join()
     value, error = outcome

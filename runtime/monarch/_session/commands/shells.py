@@ -22,6 +22,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import concurrent_endpoint
 from monarch._actors.ports import Channel
 from monarch._meshes.host_mesh import HostMesh
+from monarch._python.threads import new_thread
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 _LEAVE = b"~."
@@ -109,7 +110,7 @@ def _raw_terminal(there: Any) -> Generator[None]:
     """Send all keys, and changes of the window's size, to the shell."""
     before = termios.tcgetattr(0)
     wake, woken = os.pipe()
-    keys = threading.Thread(target=_send_keys, args=(there, wake), name="monarch-shell", daemon=True)
+    keys = new_thread("monarch-shell", _send_keys, there, wake)
     on_main = threading.current_thread() is threading.main_thread()
     resized = signal.signal(signal.SIGWINCH, lambda number, frame: _resize(there)) if on_main else None
     try:

@@ -26,6 +26,7 @@ from monarch._procs.rank.output import (
     own_may_hold,
 )
 from monarch._procs.rank.text_streams import RankText, set_pace
+from monarch._python.threads import new_thread
 from monarch._wire import messages as m
 from monarch._wire.receiving.leadership import Gate
 
@@ -88,7 +89,7 @@ class Outbox:
         # Wakes the thread that flushes streams, since user code that prints may hold their locks.
         self._due = Gate()
         # Set once: that thread, which is exempt from waiting.
-        self._flusher = threading.Thread(target=self._flush_when_due, name="monarch-flush", daemon=True)
+        self._flusher = new_thread("monarch-flush", self._flush_when_due)
         self._flusher.start()
         node.events.closing.subscribe(self._due.open)
         set_pace(self._pace)

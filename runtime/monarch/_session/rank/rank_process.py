@@ -47,6 +47,7 @@ from monarch._procs.rank.ending import leave_term_to_agent
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._procs.session_folder import TEND
 from monarch._procs.zygote.user_forks import watch_forks
+from monarch._python.threads import spawn_thread
 from monarch._session.rank.last_steps import LastSteps
 from monarch._session.rank.outbox import Outbox
 from monarch._session.wiring import wire
@@ -376,7 +377,7 @@ class Rank:
 
     def _end_process(self) -> None:
         if self._stuck:
-            threading.Thread(target=self._exit, name="monarch-exit", daemon=True).start()
+            spawn_thread("monarch-exit", self._exit)
         else:
             last = LastSteps(self.node, self.main, self._halted_at, self._give_up)
             self.main.post(last.run)
@@ -391,7 +392,7 @@ class Rank:
 
     def _give_up(self, text: str) -> None:
         """End the process although a thread or an exit function still runs."""
-        threading.Thread(target=lambda: self._exit(text), name="monarch-exit", daemon=True).start()
+        spawn_thread("monarch-exit", lambda: self._exit(text))
 
     def _exit(self, text: str = "") -> None:
         """End the process even though user code still runs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import function_of, service
 from monarch._procs.os.helpers import be_helper
 from monarch._procs.os.versions import NewVersion, find_version
+from monarch._python.threads import spawn_thread
 from monarch._state.contract import call_method
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -138,7 +138,7 @@ def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None
             status, body, buffers = m.ERROR, pack_failure(error, isinstance(error, MonarchError)), []
         answer(port, status, body, buffers, place)
 
-    threading.Thread(target=run, name="monarch-checkpoint", daemon=True).start()
+    spawn_thread("monarch-checkpoint", run)
 
 
 def _plan(token: str, by_content: bool, rank: int) -> bytes:
@@ -201,7 +201,7 @@ def abandon(token: str) -> None:
     """Service: end a checkpoint: release the copy and remove incomplete files."""
     if token in _open():
         # Removal may be slow, and this thread receives messages.
-        threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
+        spawn_thread("monarch-checkpoint", _give_up, token)
 
 
 @service("checkpoint.still_open", "quick")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from monarch._python.threads import spawn_thread
 from monarch._tensors.collectives.open_messages import GROUPS_TIMEOUT, waiting
 from monarch._tensors.torch_compat import wrap_any_receive
 from monarch.exceptions import GroupError
@@ -38,7 +39,7 @@ class _Wait:
         self._running = threading.Lock()
         """Held until gloo has returned."""
         self._running.acquire()
-        threading.Thread(target=self._run, name="monarch-receive-any", daemon=True).start()
+        spawn_thread("monarch-receive-any", self._run)
 
     def _run(self) -> None:
         try:

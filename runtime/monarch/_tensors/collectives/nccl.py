@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from monarch._core.diagnosis.facts import Entered
+from monarch._python.threads import new_thread
 from monarch._tensors.collectives.connections import end_listening, open_sockets
 from monarch._tensors.collectives.waiting import labels
 from monarch._tensors.torch_compat import (
@@ -108,7 +109,7 @@ def abort_nccl() -> int:
     # Versions of torch without it make this wait for the watchdog.
     found = [each for each in nccl_backends(groups()) if hasattr(each, "abort")]
     for each in found:
-        thread = threading.Thread(target=_abort, args=(each,), name="monarch-abort", daemon=True)
+        thread = new_thread("monarch-abort", _abort, each)
         if _aborting.setdefault(id(each), thread) is thread:
             try:
                 thread.start()

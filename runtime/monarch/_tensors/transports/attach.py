@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
+from monarch._python.threads import new_thread
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
@@ -218,7 +219,7 @@ def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
         except OSError as error:
             failures.append(error)
 
-    others = [threading.Thread(target=work, name="monarch-copy", daemon=True) for _ in range(workers - 1)]
+    others = [new_thread("monarch-copy", work) for _ in range(workers - 1)]
     for other in others:
         other.start()
     with as_helper():

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from monarch._python.threads import spawn_thread
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
@@ -182,7 +183,7 @@ class CudaIpc:
 def _close_in_thread(opened: Sequence[_Opened]) -> None:
     if opened:
         # The driver may wait for pending GPU work: for example a collective that lacks the dead process.
-        threading.Thread(target=_close, args=(opened,), name="monarch-cuda-close", daemon=True).start()
+        spawn_thread("monarch-cuda-close", _close, opened)
 
 
 def _close(opened: Sequence[_Opened]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import torch
 
 from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
+from monarch._python.threads import new_thread
 from monarch._tensors.memory.registry import Registry, Remote
 from monarch._tensors.memory.views import Memory, bytes_of, copy_memory
 from monarch._tensors.transports.base import Move, dropped
@@ -65,12 +65,7 @@ def _copy(to: int, source: int, size: int) -> None:
         return
     step = -(-size // workers)
     others = [
-        threading.Thread(
-            target=_copy_as_helper,
-            args=(to + start, source + start, min(step, size - start)),
-            name="monarch-copy",
-            daemon=True,
-        )
+        new_thread("monarch-copy", _copy_as_helper, to + start, source + start, min(step, size - start))
         for start in range(step, size, step)
     ]
     for other in others:

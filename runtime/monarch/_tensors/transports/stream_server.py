@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy
 
 from monarch._core.text.seldom import Seldom
+from monarch._python.threads import spawn_thread
 from monarch._tensors.memory.registry import Registry
 from monarch._tensors.transports.stream_protocol import (
     ANSWER,
@@ -61,7 +62,7 @@ class StreamServer:
         self._strangers = 0
         self._closed = threading.Event()
         self._problems = Seldom()
-        threading.Thread(target=self._accept, name="monarch-stream", daemon=True).start()
+        spawn_thread("monarch-stream", self._accept)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -82,7 +83,7 @@ class StreamServer:
             if not welcome:
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="monarch-stream", daemon=True).start()
+            spawn_thread("monarch-stream", self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -9,9 +9,9 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Thread
 
 from monarch._core.text.seldom import Seldom
+from monarch._python.threads import spawn_thread
 
 _LINGER = 0.5
 """Seconds for which the thread waits for more."""
@@ -67,7 +67,7 @@ def _put(action: Callable[[], None]) -> None:
         starts, _running = not _running, True
     if starts:
         try:
-            Thread(target=_run, name="monarch-tells", daemon=True).start()
+            spawn_thread("monarch-tells", _run)
         except Exception:
             # The system starts no thread, or user code has replaced what starts one; the next call retries.
             _running = False

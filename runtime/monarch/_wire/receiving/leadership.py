@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from monarch._python.threads import new_thread
 from monarch._wire.receiving.alarm import Alarm
 from monarch._wire.receiving.timers import Timers
 
@@ -78,7 +79,7 @@ def _alarm(mail: Mail) -> Alarm:
 
 
 def _thread(work: Callable[[], None], name: str) -> threading.Thread:
-    return threading.Thread(target=work, name=name, daemon=True)
+    return new_thread(name, work)
 
 
 @dataclass(frozen=True)

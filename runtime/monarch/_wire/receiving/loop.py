@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from threading import Thread, main_thread
+from threading import main_thread
 
 import zmq
 
+from monarch._python.threads import spawn_thread
 from monarch._wire.held import Handler, Held
 from monarch._wire.links import Inbox
 from monarch._wire.receiving.aside import tell_recurring
@@ -137,7 +138,7 @@ class ReceiveLoop:
             # The wake-up socket may be in use by the very code that was interrupted.
             with contextlib.suppress(RuntimeError):
                 # If the system starts no thread, the next message ends the wait.
-                Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
+                spawn_thread("monarch-interrupt", self._inbox.wake)
 
     def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait without running signal handlers; return False early if one is deferred."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._python.frames import frame_of
+from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.checks import Check, watched
 
 VARIABLE = "MONARCH_DEBUG"
@@ -48,7 +49,7 @@ class Watch:
         self._check = Check()
         self.handle = self._watched(handle, "a message of {} bytes", len)
         self.run = self._watched(run, "{}", _title)
-        threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
+        spawn_thread("monarch-slow-handlers", self._look)
 
     def end(self) -> None:
         """Stop watching."""
