@@ -126,23 +126,37 @@ def cancels_awaits(kernel: _Kernel) -> _Kernel:
     return kernel
 
 
-def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
-    """Show an error as these lines, in the output of the cell, in the reply to it, and in the history of the shell."""
+def show_traceback(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    lines: list[str],
+    raised: BaseException | None = None,
+) -> None:
+    """Show an error as these lines, in the output of the cell, in the reply to it, and in the history of the shell.
+
+    Args:
+        shell: the shell of the notebook.
+        kind: the type that is shown.
+        error: the error that is shown.
+        lines: its lines.
+        raised: the error that the cell has raised, if that is another one.
+    """
     shell._showtraceback(kind, error, lines)
     if not hasattr(shell, "_format_exception_for_storage"):
         # IPython stores errors from 9.0 on.
         return
     # An instance has it only from here to the next error.
+    # By its identity: a cell that is not stored would keep the error here, with the variables of its frames.
+    number, stored = id(raised or error), {"ename": kind.__name__, "evalue": str(error), "traceback": lines}
     usual: Callable[..., dict[str, Any]] = _SHELL._format_exception_for_storage.__get__(shell)
 
-    def stored(raised: BaseException, *args: Any, **options: Any) -> dict[str, Any]:
+    def store(exception: BaseException, *args: Any, **options: Any) -> dict[str, Any]:
         shell.__dict__.pop("_format_exception_for_storage", None)
-        if raised is not error:
-            return usual(raised, *args, **options)
-        return {"ename": kind.__name__, "evalue": str(error), "traceback": lines}
+        return stored if id(exception) == number else usual(exception, *args, **options)
 
     # The shell would format it again, and parse the files of all its frames for that, in a second or more.
-    shell._format_exception_for_storage = stored
+    shell._format_exception_for_storage = store
 
 
 def syntax_lines(shell: Any, error: SyntaxError, number: int) -> list[str]:

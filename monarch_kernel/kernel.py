@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         def __init__(self, **kwargs: Any) -> None: ...
         def get_parent(self, channel: str) -> dict[str, Any]: ...
         def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None: ...
+
+        saved_sigint_handler: Any
+
         def pre_handler_hook(self) -> None: ...
         async def shell_channel_thread_main(self, msg: Any) -> None: ...
         async def process_control(self, msg: Any) -> None: ...
@@ -95,11 +98,11 @@ class MonarchKernel(IPythonKernel):
         self._replied = threading.Event()
         """Set while the notebook's thread owes no reply to a cell."""
         self._replied.set()
-        # Main thread only, as all handlers of signals.
+        # Written by the main thread, where all handlers of signals run.
         self._begun = 0.0
         """When the kernel said that it is busy with the last cell; 0 once that runs."""
         self._stops_early = False
-        """Whether a Ctrl-C has come since."""
+        """Whether a Ctrl-C has come since. Also reset by the thread that takes it as one at idle."""
         self.ending = threading.Event()
         """Set by the control thread once front ends end the kernel."""
         monarch_kernel.load_ipython_extension(self.shell)
@@ -132,16 +135,22 @@ class MonarchKernel(IPythonKernel):
 
     def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
         """Note the request that is handled now: the first thing done for it, before front ends hear of it."""
-        if channel == "shell" and threading.current_thread() is threading.main_thread():
-            runs = parent.get("header", {}).get("msg_type") == "execute_request"
-            self._stops_early, self._begun = False, time.monotonic() if runs else 0.0
+        # ipykernel also calls this for the running cell, after messages that it has handled during an await.
+        is_first = channel == "shell" and self.running is None and threading.current_thread() is threading.main_thread()
+        if is_first and parent.get("header", {}).get("msg_type") == "execute_request":
+            if self._stops_early:
+                # The cell before was aborted.
+                spawn_thread("monarch-idle-stop", self._say_what_runs)
+            self._stops_early, self._begun = False, time.monotonic()
         super().set_parent(ident, parent, channel)
 
     def pre_handler_hook(self) -> None:
         """Let a Ctrl-C interrupt the handling of a message, except for that of a cell until its code runs."""
+        if self._begins() and threading.current_thread() is threading.main_thread():
+            # Not ipykernel's handler first: a Ctrl-C between the two would end the message without a reply.
+            self.saved_sigint_handler = signal.signal(signal.SIGINT, self._on_idle_interrupt)
+            return
         super().pre_handler_hook()
-        if self._begun and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._on_idle_interrupt)
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell; an ending kernel drops the reply if it has closed the socket for it."""
@@ -156,7 +165,7 @@ class MonarchKernel(IPythonKernel):
         if threading.current_thread() is not threading.main_thread():
             await super().execute_request(stream, ident, parent)
             return
-        over = threading.Event()
+        over, sending = False, threading.Lock()
         last = 0.0
 
         def stop(_number: int, frame: FrameType | None) -> None:
@@ -168,16 +177,23 @@ class MonarchKernel(IPythonKernel):
             # finalizer of this package, where Python would print and drop it.
             stop_again()
 
+        def send_again() -> None:
+            # Not after the cell: at idle, a Ctrl-C ends what an earlier one has left.
+            with sending:
+                if not over:
+                    os.kill(os.getpid(), signal.SIGINT)
+
         def stop_again() -> None:
-            again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), signal.SIGINT))
+            again = threading.Timer(_AGAIN, send_again)
             again.name, again.daemon = "monarch-interrupt-again", True
             again.start()
 
         signal.signal(signal.SIGINT, stop)
+        self.running, self.context = parent, copy_context()
         self._begun = 0.0
         if self._stops_early:
+            self._stops_early = False
             stop_again()
-        self.running, self.context = parent, copy_context()
         self._replied.clear()
         try:
             await super().execute_request(stream, ident, parent)
@@ -185,16 +201,30 @@ class MonarchKernel(IPythonKernel):
             with self._busy:
                 self.running = None
             self._replied.set()
-            over.set()
+            with sending:
+                over = True
             # Until the end of the message, when the handler of the idle kernel is restored.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_idle_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if time.monotonic() - self._begun < _BEGINS_S:
-            # For the person, the cell runs.
+        if self._begins():
+            # For the person, the cell runs. If it is aborted before its code, as after an error of one before it, this
+            # is a Ctrl-C at idle after all.
             self._stops_early = True
+            spawn_thread("monarch-idle-stop", self._say_unless_it_runs)
             return
         spawn_thread("monarch-idle-stop", self._say_what_runs)
+
+    def _begins(self) -> bool:
+        """Return whether front ends see a cell run whose code has not begun."""
+        return bool(self._begun) and time.monotonic() - self._begun < _BEGINS_S
+
+    def _say_unless_it_runs(self) -> None:
+        """Take an early Ctrl-C as one at idle, unless its cell begins."""
+        time.sleep(_BEGINS_S)
+        if self._stops_early:
+            self._stops_early = False
+            self._say_what_runs()
 
     def _say_what_runs(self) -> None:
         """Stop what an earlier Stop has left, or say what still runs; in a thread of its own."""

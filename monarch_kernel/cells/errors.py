@@ -88,9 +88,10 @@ def _show(
         try:
             _show_others(shell, kind, error, tb)
         except Exception as failure:
-            # Raised by its own __str__, which ipykernel calls.
+            # Raised by its own __str__.
             text = f"its text cannot be shown: {type(failure).__name__} in __str__"
-            show_traceback(shell, kind, RuntimeError(text), [f"{kind.__name__}: {text}"])
+            _give_text(error, text)
+            show_traceback(shell, kind, RuntimeError(text), [f"{kind.__name__}: {text}"], error)
         return
     if isinstance(error, CellSyntaxError):
         show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
@@ -99,6 +100,7 @@ def _show(
         _teach(notebook.hints, error)
         shell.showtraceback((kind, error, tb))
         return
+    raised = error
     lines = [with_cells(shell, _headline(kind, error)) + _hint(notebook.hints, error)]
     if isinstance(error, asyncio.CancelledError):
         kernel = own_kernel(kernel_of(shell))
@@ -122,7 +124,14 @@ def _show(
             continue
         line = _line(shell, name, number)
         lines.append(f"  {_place(shell, name)} line {number}" + (f": {line}" if line else ""))
-    show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]])
+    show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]], raised)
+
+
+def _give_text(error: BaseException, text: str) -> None:
+    """Give an error a text: ipykernel asks for it once more, and sends no reply if that raises."""
+    kind = type(error)
+    with contextlib.suppress(TypeError):
+        error.__class__ = type(kind.__name__, (kind,), {"__str__": partial(str, text), "__module__": kind.__module__})
 
 
 def _show_others(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:

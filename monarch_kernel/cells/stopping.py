@@ -85,10 +85,11 @@ class Stopping:
         Raises:
             CellStopped: the kernel ends, and a mesh is kept: its cells continue.
         """
-        if self.detaches():
-            raise CellStopped("the kernel ends; cells on meshes that are kept continue")
-        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
-        stopped = self.stop_calls(run, mesh is not None)
+        with uninterrupted():
+            if self.detaches():
+                raise CellStopped("the kernel is shutting down; cells on detached meshes continue")
+            errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
+            stopped = self.stop_calls(run, mesh is not None)
         stopped.errors = errors
         for rank, error in run.failures().items():
             if error.freed:

@@ -68,18 +68,20 @@ class InFrame:
         with streams.hiding(False) if header.quiet else nullcontext():
             displays = Displays(self._shell, len(ranks), len(mesh.procs), header.quiet, streams)
         stopped = False
-        with HeldStop() as held:
-            held.begin()
-            asking = _Asking(mesh, ranks, mesh.frame, name, source, displays.port)
-            try:
-                held.release()
-                asking.wait()
-            except KeyboardInterrupt:
-                stopped = True
-                asking.stop()
-            finally:
-                asking.close()
-                displays.close()
+        try:
+            with HeldStop() as held:
+                held.begin()
+                asking = _Asking(mesh, ranks, mesh.frame, name, source, displays.port)
+                try:
+                    held.release()
+                    asking.wait()
+                except KeyboardInterrupt:
+                    stopped = True
+                    asking.stop()
+                finally:
+                    asking.close()
+        finally:
+            displays.close()
         current_node().waits.await_shown()
         self._finish(mesh, header, name, asking.answers, stopped)
 

@@ -22,6 +22,8 @@ from monarch._kernel_api import (
 from monarch.config import STUCK_WAIT
 from monarch.debug import Cause, Finding, Kind, Level, Standing
 
+_Key = frozenset[tuple[str, int]]
+"""The ranks of a finding."""
 _SHARE = 0.1
 """Fraction of the time of a call between two looks."""
 _RANKS = 128
@@ -98,6 +100,11 @@ class _Look:
         self._inquiry = Inquiry(node, self._heard)
         self._due = 0.0
         self._text = ""
+        self._idle: frozenset[_Key] = frozenset()
+        """The waits for idle ranks, by the last answers."""
+        self._sure: frozenset[_Key] = frozenset()
+        """Those by the answers before, too: ranks of a busy machine answer at different times, and the idle one may
+        have ended the waits of the others since."""
         self.stuck: tuple[str, ...] = ()
         """The waits that a Stop names, as texts. Replaced by the leader, read by any thread."""
         self.close = self._inquiry.close
@@ -122,15 +129,22 @@ class _Look:
 
     def _heard(self) -> None:
         found, names = self._findings()
+        idle = frozenset(_key(each) for each in found if each.cause is Cause.IDLE)
+        self._sure, self._idle = idle & self._idle, idle
         lasting = [each for each in found if _is_endless(each) or (_is_due(each) and each.level is not Level.SLOW)]
         self.stuck = tuple(describe_finding(each, names, _LABEL) for each in lasting)
-        before, self._text = self._text, "\n".join(_texts(found, names))
+        before, self._text = self._text, "\n".join(self._texts(found, names))
         if self._text != before:
             self._show()
 
     def findings(self) -> dict[str, Finding]:
         """Return the findings to show, by their texts."""
-        return _texts(*self._findings())
+        return self._texts(*self._findings())
+
+    def _texts(self, findings: Iterable[Finding], names: dict[str, str]) -> dict[str, Finding]:
+        """Return the findings to show, by their texts."""
+        sure = [each for each in findings if each.cause is not Cause.IDLE or _key(each) in self._sure]
+        return {describe_finding(each, names): each for each in sure if _is_due(each)}
 
     def _findings(self) -> tuple[list[Finding], dict[str, str]]:
         """Return the findings that concern the call, and the names of meshes."""
@@ -163,9 +177,9 @@ def _is_due(finding: Finding) -> bool:
     return finding.seconds >= bound
 
 
-def _texts(findings: Iterable[Finding], names: dict[str, str]) -> dict[str, Finding]:
-    """Return the findings to show, by their texts."""
-    return {describe_finding(each, names): each for each in findings if _is_due(each)}
+def _key(finding: Finding) -> _Key:
+    """Return the ranks that a finding is about."""
+    return frozenset((each.uid, rank) for each in (*finding.waiting, *finding.missing) for rank in each.ranks)
 
 
 def _is_endless(finding: Finding) -> bool:

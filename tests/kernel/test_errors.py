@@ -78,6 +78,13 @@ def test_error_whose_text_raises_leaves_others_as_they_were(notebook: Notebook) 
     assert failed(notebook.run("%mesh dwon")).startswith("unknown command 'dwon'")
 
 
+def test_error_whose_text_raises_gets_a_reply_from_a_cell_that_awaits(notebook: Notebook) -> None:
+    """IPython asks for its text once more, where nothing catches what that raises."""
+    bad = "class Bad(Exception):\n    def __str__(self): return 1 / 0"
+    cell = notebook.run(f"import asyncio\nawait asyncio.sleep(0)\n{bad}\nraise Bad()")
+    assert cell.status == "error" and "its text cannot be shown" in cell.text
+
+
 def test_traceback_shows_causes(notebook: Notebook) -> None:
     cell = notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e")
     assert "RuntimeError: above" in failed(cell)

@@ -62,6 +62,37 @@ def test_stop_before_a_cell_that_front_ends_see_begins_ends_it(notebook: Noteboo
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
+def test_stop_that_no_cell_takes_is_one_at_idle(notebook: Notebook) -> None:
+    """After an error, the cells behind it are aborted: a Stop then must not wait for their code."""
+    notebook.run(
+        "import os, signal, time\nkernel, seen = get_ipython().kernel, []\n"
+        "says, real = kernel._say_what_runs, kernel.set_parent\nkernel._say_what_runs = lambda: seen.append(1)\n"
+        "def abort(ident, parent, channel='shell'):\n    real(ident, parent, channel)\n"
+        "    if channel == 'shell' and parent['content'].get('code') == 'aborted':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\nkernel.set_parent = abort"
+    ).ok()
+    failing = notebook.send("time.sleep(0.5)\n1 / 0", stop_on_error=True)
+    aborted = notebook.send("aborted")
+    failing.wait()
+    assert aborted.wait().status == "aborted"
+    waits = "until = time.monotonic() + 20\nwhile not seen and time.monotonic() < until: time.sleep(0.05)"
+    cell = notebook.run(f"{waits}\ndel kernel.set_parent\nkernel._say_what_runs = says\nseen")
+    assert cell.ok().shown == "[1]"
+
+
+def test_stop_of_a_cell_in_the_background_is_not_lost(notebook: Notebook) -> None:
+    """It comes while the handle of the cell is made."""
+    notebook.mesh("import time\nends = False").ok()
+    cell = notebook.run(
+        "import os, signal\nfrom monarch_kernel.cells.outcomes import Outcomes\nreal = Outcomes.handle\n"
+        "def handle(*args):\n    Outcomes.handle = real\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(*args)\nOutcomes.handle = handle\n"
+        "get_ipython().run_cell_magic('mesh', '--nowait', 'while not ends: time.sleep(0.01)')"
+    )
+    assert cell.status == "error" and cell.reply["ename"] == "KeyboardInterrupt"
+    assert notebook.mesh("ends", "--timeout 20").ok().shown == "[ranks 0-3] False"
+
+
 def agent_of(pid: int) -> int:
     """Return the host agent of a rank, which is the parent of its zygote."""
     import psutil

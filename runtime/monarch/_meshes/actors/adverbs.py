@@ -104,7 +104,6 @@ class Endpoint(Generic[P, R]):
             for peer, message in zip(targets.peers, prepared, strict=True)
         ]
         self._dispatch(each, gather, False)
-        node.watch.sent(gather)
         if node.peers.deaths != deaths:
             gather.check()
         return gather
@@ -151,7 +150,6 @@ class Endpoint(Generic[P, R]):
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
         stream = ReplyStream(node, mesh, targets, self.name)
         self._dispatch([(prepared, targets)], stream, False)
-        node.watch.sent(stream)
         if node.peers.deaths != deaths:
             stream.check()
         return list(stream.futures)
@@ -199,7 +197,6 @@ class Endpoint(Generic[P, R]):
         node, targets = node_of(mesh), targets_of(mesh)
         relay = Relay(node, mesh, targets, self.name, port, explicit)
         self._dispatch([(prepared, targets)], relay, not explicit)
-        node.watch.sent(relay)
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +220,6 @@ class Endpoint(Generic[P, R]):
         gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, finish, state.key)
         gather.view = mesh
         self._dispatch([(prepared, targets)], gather, True)
-        node.watch.sent(gather)
         if node.peers.deaths != deaths:
             gather.check()
         return gather
@@ -293,17 +289,14 @@ class Endpoint(Generic[P, R]):
                 shape = targets.shape.packed
                 call = m.Call(node.proc, state.key, self.name, port, shape, sender, self._flags, body, None, 0, cost)
                 messages.append(Outgoing(node, targets, call, buffers, gathered))
-            send_with_room(node, messages, mesh, self.name)
+            send_with_room(node, messages, mesh, self.name, sink)
         except BaseException:
             for message in messages:
                 message.drop()
-            if sink is not None:
-                if len(messages) == len(each) and all(message.is_sent for message in messages):
-                    # An interrupt while they went out: the call continues, as one whose future was dropped.
-                    node.watch.sent(sink)
-                else:
-                    # Nobody waits for the answers.
-                    node.ports.close(port)
+            if port and not (len(messages) == len(each) and all(message.is_sent for message in messages)):
+                # Nobody waits for the answers. After an interrupt while the messages went out, the call continues, as
+                # one whose future was dropped.
+                node.ports.close(port)
             raise
 
 

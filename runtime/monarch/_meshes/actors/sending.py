@@ -122,7 +122,9 @@ class Outgoing:
             self._segment = 0
 
 
-def send_with_room(node: Node, messages: Sequence[Outgoing], mesh: ActorMeshLike, method: str) -> None:
+def send_with_room(
+    node: Node, messages: Sequence[Outgoing], mesh: ActorMeshLike, method: str, sink: Any = None
+) -> None:
     """Send messages once all of their receivers have room. If this raises, the caller drops them.
 
     Signal handlers of the main thread are deferred while messages go out: an interrupt would leave some receivers
@@ -133,6 +135,8 @@ def send_with_room(node: Node, messages: Sequence[Outgoing], mesh: ActorMeshLike
         messages: each with receivers of its own.
         mesh: the addressed mesh, for errors.
         method: the endpoint, for errors.
+        sink: takes the answers; None if there are none. The watch is told of it before an interrupt is raised, so that
+            a Stop finds the call.
 
     Raises:
         SendTimeoutError: a receiver had no room and finished nothing for a minute.
@@ -147,6 +151,8 @@ def send_with_room(node: Node, messages: Sequence[Outgoing], mesh: ActorMeshLike
                     each.is_reserved = True
                 for each in messages:
                     each.send()
+                if sink is not None:
+                    node.watch.sent(sink)
                 return
         finally:
             loop.let_go(held)
