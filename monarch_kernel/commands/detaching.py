@@ -118,7 +118,7 @@ class Detaching:
         if detached.lost_tensors:
             print(
                 f"  {detached.lost_tensors} distributed tensors of the earlier notebook are lost, and their memory "
-                f"is free; monarch.save and monarch.load carry such tensors over (variables of ranks are there)"
+                f"is free; monarch.save and monarch.load carry such tensors over (the ranks still have their variables)"
             )
         if detached.dropped:
             print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
@@ -139,7 +139,7 @@ class Detaching:
                 )
                 print(f"%mesh attach {name}: {advice}", file=sys.stderr)
             elif detached.missing:
-                print(f"%mesh attach {name}: no rank of the mesh is there", file=sys.stderr)
+                print(f"%mesh attach {name}: no rank of the mesh is running", file=sys.stderr)
             return detached, mesh
         except BaseException:
             # By its name: an interrupt may come as the call above returns. A program may have it for itself.

@@ -179,7 +179,8 @@ class Elastic:
         except KeyboardInterrupt:
             if mesh.moves.any:
                 raise KeyboardInterrupt(
-                    f"the resize of mesh {mesh.name!r} was stopped; the next cell waits for ranks that move already"
+                    f"the resize of mesh {mesh.name!r} was stopped; the next cell waits for ranks that are already "
+                    f"moving"
                 ) from None
             wanted = " ".join(f"{axis}={size}" for axis, size in sizes.items())
             raise KeyboardInterrupt(

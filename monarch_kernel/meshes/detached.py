@@ -30,7 +30,7 @@ class DetachedRecipe(Recipe):
                 f"--on ssh:HOSTS"
             )
         if self.at_least is not None:
-            raise HeaderError("%mesh up --keep: a mesh that is kept waits for all of its hosts; omit --at-least")
+            raise HeaderError("%mesh up --keep: a detached mesh waits for all of its hosts; omit --at-least")
         count = int(self.hosts or 0)
         self.detached = keep(
             self.name,

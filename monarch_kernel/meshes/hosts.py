@@ -152,7 +152,7 @@ class Hosts:
         if starts or len(self.free_now(())) >= len(lost):
             return ""
         if self.shrinking:
-            return "the mesh shrinks by itself, by its rule for hosts that are taken back"
+            return "the mesh shrinks automatically (--on-preempt)"
         return self.without_lost(name)
 
     def _count(self) -> int:

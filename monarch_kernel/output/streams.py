@@ -588,6 +588,7 @@ def _of_ranks(counts: dict[int, int]) -> str:
     for rank, count in sorted(counts.items()):
         ranks.setdefault(count, []).append(rank)
     return "".join(
-        f"[{describe_ranks(each)}: {count:,} bytes of output{in_units(count)} omitted, printed faster than shown]\n"
+        f"[{describe_ranks(each)}: {count:,} bytes of output{in_units(count)} omitted: printed faster than the "
+        f"notebook can show]\n"
         for count, each in ranks.items()
     )

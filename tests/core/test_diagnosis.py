@@ -50,7 +50,9 @@ def test_finished_rank_that_has_begun_as_many_may_have_given_other_tensors() -> 
     facts = ranks(inside(), None, counts=9)
     assert only(facts) == (Level.STUCK, Cause.UNLIKE, [0], [1])
     text = describe_diagnosis(diagnose(facts))
-    assert "rank 1 has ended after as many operations of the group, so the tensors may differ" in text, text
+    assert "rank 1 has finished after the same number of operations in the group, so the tensors may differ" in text, (
+        text
+    )
 
 
 def test_computing_rank_is_slow() -> None:

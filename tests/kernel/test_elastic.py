@@ -318,7 +318,7 @@ def test_stop_and_failing_definitions_do_not_cost_the_variables_that_move(mortal
     cell.until(begun.exists)
     mortal.interrupt()
     cell.wait()
-    assert "the resize of mesh 'm' was stopped; the next cell waits for ranks that move already" in cell.text
+    assert "the resize of mesh 'm' was stopped; the next cell waits for ranks that are already moving" in cell.text
     gate.unlink()
     after = mortal.mesh("x.mean().item()").ok()
     assert after.shown == "[rank 0] 2.0"

@@ -305,7 +305,7 @@ def test_another_service_at_the_address_is_no_worker(workers: Workers, host: Any
             attach_to_workers(ca=workers.key, workers=[address], timeout=1000)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(SpawnError, match=f"no worker answered at {address} within 1 s: something accepts"):
+        with pytest.raises(SpawnError, match=f"no worker answered at {address} within 1 s: a process accepts"):
             attach_to_workers(ca=workers.key, workers=[address], timeout=1)
     leaks.rebase()
 

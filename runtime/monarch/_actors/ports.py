@@ -148,7 +148,7 @@ class PortReceiver(Generic[T]):
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = ""
-        """Why nothing more arrives; empty while values may. Lock: ``peer_lock``, as above."""
+        """Why nothing more arrives; empty while values may. Lock: ``peers.lock``."""
         self._entry = ChannelEntry(self)
         self.port: int = node.ports.open(self._entry)
 

@@ -101,7 +101,7 @@ def activate(mesh: Any) -> AbstractContextManager[Any]:
 def _activated(mesh: Any) -> Generator[Any]:
     target = tensor_mesh_of(mesh)
     if target.actors is None:
-        raise ArgumentError("a simulated mesh has no rank-local tensors; simulate tensors that are sharded over a mesh")
+        raise ArgumentError("a simulated mesh has no rank-local tensors; simulate distributed tensors")
     active.meshes.append(target)
     try:
         with _Mode(target), own_devices(target):

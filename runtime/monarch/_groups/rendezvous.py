@@ -261,7 +261,7 @@ class Rendezvous:
         """Return why a generation under formation has ended; empty if it has not."""
         with self.lock:
             if number < max(self.generation, self.convened):
-                return "a newer process group has replaced it before it was created"
+                return "superseded by a newer process group before all ranks had joined"
             return self.broken
 
     def _reason(self, error: GroupError) -> GroupError:

@@ -263,4 +263,4 @@ def _silence(refusal: Refusal, nowhere: Unreachable | None) -> str:
             "connections are accepted there and closed at once: a forwarded port or a proxy does so without a worker "
             "behind it; start the worker, or correct the address"
         )
-    return "something accepts connections there, but has not answered; it may be stopped, or it is not a worker"
+    return "a process accepts connections there, but does not answer; it may be suspended, or not a worker"

@@ -156,8 +156,8 @@ def _advice(finding: Finding) -> str:
     if finding.cause is Cause.UNLIKE:
         verb = "has" if len(missing) == 1 else "have"
         return (
-            f"{describe_ranks(missing)} {verb} ended after as many operations of the group, so the tensors may "
-            f"differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
+            f"{describe_ranks(missing)} {verb} finished after the same number of operations in the group, so the "
+            f"tensors may differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
         )
     if finding.cause is Cause.IDLE:
         return f"{describe_ranks(missing)} finished without calling {call}; call it on all ranks of the group"

@@ -176,7 +176,7 @@ def _plan(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, tensors: list[Tenso
     except NoRuleError as error:
         what = "; ".join(described(tensor) for tensor in tensors)
         raise MeshOpError(
-            f"{op} cannot run on tensors that are sharded over a mesh: {str(error).rstrip('.')}. Its tensors: {what}. "
+            f"{op} cannot run on distributed tensors: {str(error).rstrip('.')}. Its tensors: {what}. "
             f"Issued at {lines[lines.here()]}\n{error.advice}"
         ) from None
 

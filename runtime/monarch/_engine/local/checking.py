@@ -53,7 +53,7 @@ def mixed(op: Any) -> MeshOpError:
 def local_tensor(op: Any, tensor: torch.Tensor) -> MeshOpError:
     """Return the error for a tensor of the program."""
     return MeshOpError(
-        f"{op}: cannot combine a tensor of the program of shape {tuple(tensor.shape)} with tensors of the ranks; send "
+        f"{op}: cannot combine a tensor of the program of shape {tuple(tensor.shape)} with rank-local tensors; send "
         f"it to them with monarch.distribute(tensor, mesh).to_local(), or create it in 'with mesh.activate():'"
     )
 
@@ -68,7 +68,7 @@ def mesh_differs(op: Any, tensors: Sequence[Any]) -> MeshOpError:
     """Return the error for tensors of several meshes."""
     return MeshOpError(
         f"{op}: its tensors are on different meshes: {_list(tensors, 'mesh')}; move one with tensor.to_mesh(mesh), or "
-        f"take a part of one with tensor.slice_mesh(...)"
+        f"select ranks of one with tensor.slice_mesh(...)"
     )
 
 

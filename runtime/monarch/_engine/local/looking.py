@@ -86,7 +86,9 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     leaves, tree = tree_flatten(obj)
     tensors = [each for each in leaves if isinstance(each, RankTensor)]
     if any(isinstance(each, Tensor) for each in leaves):
-        raise ArgumentError("fetch_shard: a tensor is sharded over a mesh; use monarch.fetch(tensor, axis=...)")
+        raise ArgumentError(
+            "fetch_shard: expected a rank-local tensor, got a distributed one; use monarch.fetch(tensor, axis=...)"
+        )
     if not tensors:
         return Ready(current_node(), "fetch_shard", obj)
     mesh = tensors[0].monarch_layout.mesh

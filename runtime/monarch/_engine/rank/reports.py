@@ -8,7 +8,7 @@ from monarch._core.shapes.region import Region
 from monarch._engine.issuing.failures import OpFailure
 
 TITLES = {
-    **dict.fromkeys(("__init__", "prepare"), "the start of tensors on the ranks"),
+    **dict.fromkeys(("__init__", "prepare"), "the start of the tensor executor"),
     **dict.fromkeys(("run", "ready", "put_rank"), "ops on tensors"),
     **dict.fromkeys(("look", "fetch"), "the read of a tensor"),
     "execute": "a function of mesh.execute()",

@@ -114,8 +114,8 @@ class Compiled(Generic[P, R]):
                 rest.append(Tensor)
             elif hasattr(leaf, "monarch_ref"):
                 raise ArgumentError(
-                    f"{self._name}: an argument is a rank-local tensor; recorded steps take tensors that are sharded "
-                    f"over a mesh, as monarch.from_local(tensor, mesh, spec) makes them"
+                    f"{self._name}: an argument is a rank-local tensor; recorded steps take distributed "
+                    f"tensors, as monarch.from_local(tensor, mesh, spec) makes them"
                 )
             elif isinstance(leaf, torch.Tensor):
                 raise ArgumentError(

@@ -144,8 +144,8 @@ class Recorder:
     def local(self) -> None:
         """Refuse a rank-local tensor."""
         self.refuse(
-            f"it uses a rank-local tensor at {self.here()}\nRecorded steps compute with tensors that are sharded "
-            f"over a mesh, as monarch.from_local(tensor, mesh, spec) makes them. Compute with rank-local ones outside."
+            f"it uses a rank-local tensor at {self.here()}\nRecorded steps compute with distributed "
+            f"tensors, as monarch.from_local(tensor, mesh, spec) makes them. Compute with rank-local ones outside."
         )
 
     def looked(self) -> None:

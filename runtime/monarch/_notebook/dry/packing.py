@@ -116,9 +116,11 @@ class _Pickler(cloudpickle.Pickler):
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"a {type(obj).__name__} has parts on other ranks; make it in the simulated cell")
+            raise TypeError(f"a {type(obj).__name__} has shards on other ranks; create it in the simulated cell")
         if obj.layout is not torch.strided:
-            raise TypeError(f"expected strided tensors, got one of layout {obj.layout}; make it in the simulated cell")
+            raise TypeError(
+                f"expected strided tensors, got one of layout {obj.layout}; create it in the simulated cell"
+            )
         if obj.grad_fn is not None:
             raise TypeError("autograd has computed it, so it is not a leaf tensor; use detach()")
         storage = obj.untyped_storage()

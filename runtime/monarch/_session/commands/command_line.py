@@ -26,9 +26,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "monarch", description="Run commands and shells on hosts, watch meshes, and manage detached meshes."
     )
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = verbs.add_parser("exec", help="run a command on each host, and return the highest exit code")
-    shell = verbs.add_parser("shell", help="run an interactive shell on a host, and return its exit code")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("exec", help="run a command on each host, and return the highest exit code")
+    shell = commands.add_parser("shell", help="run an interactive shell on a host, and return its exit code")
     shell.add_argument("--rank", type=int, default=0, metavar="N", help="number of the host; the first one by default")
     shell.set_defaults(run=_shell)
     for each in (run, shell):
@@ -42,11 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("cmd", nargs=argparse.REMAINDER, help="the command and its arguments")
     run.set_defaults(run=_exec)
     # Their own modules take their arguments; here are their lines of help.
-    verbs.add_parser("worker", help="serve this machine as a host; see 'monarch worker --help'", add_help=False)
-    verbs.add_parser("top", help="show the meshes of your running programs, live", add_help=False)
-    verbs.add_parser("debug", help="inspect the ranks of a running program at a prompt", add_help=False)
-    verbs.add_parser("list", help="list the detached meshes").set_defaults(run=_list)
-    end = verbs.add_parser("end", help="end a detached mesh")
+    commands.add_parser("worker", help="serve this machine as a host; see 'monarch worker --help'", add_help=False)
+    commands.add_parser("top", help="show the meshes of your running programs, live", add_help=False)
+    commands.add_parser("debug", help="inspect the ranks of a running program at a prompt", add_help=False)
+    commands.add_parser("list", help="list the detached meshes").set_defaults(run=_list)
+    end = commands.add_parser("end", help="end a detached mesh")
     end.add_argument("name")
     end.set_defaults(run=_end)
     return parser

@@ -56,15 +56,15 @@ class UnavailableHosts:
         if len(self.silent) == 1:
             (host,) = self.silent
             lines.append(
-                f"host {host.name} does not answer: its agent at {host.address} is there, but has not answered for "
-                f"{PATIENCE_S:g} s; it may be stopped, or its machine busy: leave the mesh, and attach the mesh again "
-                f"when it is not"
+                f"host {host.name} does not answer: its agent at {host.address} is running, but has not answered for "
+                f"{PATIENCE_S:g} s; it may be suspended or overloaded; leave the mesh, and attach the mesh again "
+                f"when it responds"
             )
         elif self.silent:
             names = [f"{host.name} at {host.address}" for host in self.silent]
             lines.append(
-                f"hosts {_list(names)} do not answer: their agents are there, but have not answered for {PATIENCE_S:g} "
-                f"s; they may be stopped, or their machines busy: attach the mesh again when they are not"
+                f"hosts {_list(names)} do not answer: their agents are running, but have not answered for "
+                f"{PATIENCE_S:g} s; they may be suspended or overloaded; attach the mesh again when they respond"
             )
         return lines
 

@@ -215,7 +215,7 @@ class Save:
             self._stage = "planning what each rank writes"
             have = self._all("plan", lambda place: (self._by_content, place))
             (folder, plans), *_ = self._get(self._steps(first, "begin", lambda _: (self._path, have)))
-            self._stage = f"writing {count} parts to {folder}"
+            self._stage = f"writing {count} shards to {folder}"
             written = self._all("write", lambda place: (folder, plans[place]))
             return self._get(self._steps(first, "finish", lambda _: (written, self._keep)))[0]
         except BaseException:

@@ -28,7 +28,7 @@ class Part:
     def __init__(self, tensor: torch.Tensor, offset: Sequence[int]) -> None:
         if len(offset) != tensor.dim() or any(each < 0 for each in offset):
             raise ArgumentError(
-                f"offset: expected an index >= 0 for each of the {tensor.dim()} dims of the part, got {offset!r}"
+                f"offset: expected an index >= 0 for each of the {tensor.dim()} dims of the shard, got {offset!r}"
             )
         self.tensor = tensor
         self.offset: tuple[int, ...] = tuple(offset)
