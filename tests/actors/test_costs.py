@@ -11,6 +11,8 @@ from monarch.actor import Actor, endpoint
 _MOST_IN_RANK = 23
 """Python functions that a rank may run for a message. There were 44; each takes 2 to 7 us when calls are rare."""
 
+_AFTER_A_DEATH = 10
+"""More of them once a process of the session has died: each call then looks whether its receivers live."""
 _MOST_IN_PROGRAM = 58
 """The same for a program that sends a message and reads its answer: 52, and 4 to 6 more once a process of the session
 has died. There were 71."""
@@ -77,7 +79,8 @@ def test_program_takes_few_steps_for_a_call(procs: Any) -> None:
             sys.setprofile(None)
         counts.append(count)
     # The first calls of each second are written to the log of the mesh; another thread may receive some answers.
-    assert min(counts) <= _MOST_IN_PROGRAM, counts
+    most = _MOST_IN_PROGRAM + (_AFTER_A_DEATH if counter._node.peers.deaths else 0)
+    assert min(counts) <= most, counts
 
 
 def test_printed_text_comes_before_the_answer_without_a_newline(procs: Any, capfd: Any) -> None:

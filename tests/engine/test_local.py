@@ -224,7 +224,7 @@ def test_both_views_convert_and_refuse_to_mix(mesh: Any) -> None:
         monarch.distribute(own.detach(), mesh, None)
     with pytest.raises(ArgumentError, match=r"use monarch\.inspect"):
         monarch.fetch(own)
-    with pytest.raises(ArgumentError, match="recorded steps take tensors that are sharded"):
+    with pytest.raises(ArgumentError, match="recorded steps take distributed tensors"):
         monarch.compile(lambda x: x)(own)
     with pytest.raises(ShapeError, match="shards of different shapes"):
         monarch.distribute(torch.ones(3), mesh, ["dp"]).to_local()
@@ -235,7 +235,7 @@ def test_tensors_of_the_program_are_refused_except_numbers(mesh: Any) -> None:
         x = torch.ones(2)
         with monarch.no_mesh.activate():
             mine, number = torch.ones(2), torch.tensor(3.0)
-        with pytest.raises(MeshOpError, match=r"shape \(2,\) with tensors of the ranks; send it to them"):
+        with pytest.raises(MeshOpError, match=r"shape \(2,\) with rank-local tensors; send it to them"):
             _ = x + mine
         assert values(mesh, x * number) == [[3, 3]] * 4
         # Ops on tensors of the program only stay in it.
