@@ -18,6 +18,7 @@ from torch import nn
 import monarch
 from leaks import wait_until
 from monarch._engine.meshes.tensor_mesh import tensor_mesh_of
+from monarch._node.current import current_node
 from monarch.distributed import Mesh
 from monarch.exceptions import ArgumentError, DeviceMeshError, MeshOpError, ShapeError, TensorError
 
@@ -324,6 +325,30 @@ def test_copy_cancelled_by_a_healing_is_told_to_a_slow_receiver(leaks: Any, tmp_
     moved = x.to_mesh(second) + 1
     monarch.heal_mesh(first)
     (tmp_path / "go").touch()
+    with pytest.raises(DeviceMeshError, match=r"died before all ranks there had (sent|read) it; move it again"):
+        moved.sum().item()
+    assert x.to_mesh(second).sum().item() == 2
+    for mesh in (first, second):
+        mesh.stop().get(30)
+
+
+def test_op_that_reaches_a_new_rank_before_its_healing_is_cancelled(leaks: Any) -> None:
+    first, second = (Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2))
+    x = monarch.ones(2, mesh=first)
+    assert x.to_mesh(second).sum().item() == 2
+    stream = tensor_mesh_of(first).stream
+    events = current_node().events
+    pids = first.execute(os.getpid).values()
+    os.kill(pids[1], signal.SIGKILL)
+    assert wait_until(lambda: is_dead(first, pids))
+    moved = x.to_mesh(second) + 1
+    # As the timer does if it runs out between the replacement of the rank and the healing of its tensors.
+    before = events.healed.subscribers
+    events.healed.subscribers = (lambda uid, replaced: stream.flush(), *before)
+    try:
+        monarch.heal_mesh(first)
+    finally:
+        events.healed.subscribers = before
     with pytest.raises(DeviceMeshError, match=r"died before all ranks there had (sent|read) it; move it again"):
         moved.sum().item()
     assert x.to_mesh(second).sum().item() == 2

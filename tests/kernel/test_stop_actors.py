@@ -184,7 +184,8 @@ def test_stop_of_notebook_code_works_as_usual(book: Notebook) -> None:
     book.interrupt()
     assert cell.wait().reply["ename"] == "KeyboardInterrupt" and "Traceback (most recent call last)" in cell.text
     assert "kernel.py" not in cell.text
-    cell = book.send("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)")
+    # Printed by the loop, so that the cell awaits by then.
+    cell = book.send("import asyncio\nasyncio.get_running_loop().call_soon(print, 'begun')\nawait asyncio.sleep(60)")
     cell.until(lambda: "begun" in cell.stream())
     begun = time.perf_counter()
     book.interrupt()

@@ -100,6 +100,8 @@ class _Healing:
 
     def _round(self) -> list[Any]:
         recovery = next(iter(self._meshes.values())).recovery
+        for mesh in self._meshes.values():
+            mesh.stream.forget_ranks()
         failures, new = recovery.agree()
         for number, failure in failures.items():
             self._failures.setdefault(number, failure)
@@ -117,8 +119,6 @@ class _Healing:
         waiting = [self._view(rank).restore.call(self._restored(rank)) for rank in sorted(self._new)]
         for future in waiting:
             future.get(_WAIT_S)
-        for mesh in self._meshes.values():
-            mesh.stream.forget_ranks()
         recovery.stream.order.epoch += 1
         resumed = self._whole.resume.call(self._failures, True, list(self._meshes), new_number())
         return list(resumed.get(_WAIT_S).values())

@@ -65,6 +65,8 @@ _T = TypeVar("_T")
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 4.0
+_WATCH_MOST = 0.5
+"""Seconds for which short calls may put off the look for output in their middle."""
 _LAST_WORDS = 2.0
 """Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
@@ -127,8 +129,9 @@ class Rank:
         self._pause = _FLUSH_EVERY
         # Written by the receiving thread only: the time of that look.
         self._next_tick = 0.0
-        # Any thread: until when a look that ``_watch`` wants is due. Two at once do no harm.
-        self._watched_until = 0.0
+        # Any thread: when ``_watch`` was called first and last, and whether a timer follows that. Two do no harm.
+        self._watched_first = self._watched = 0.0
+        self._watching = False
         # Receiving thread only: from when on a look for output also maintains the socket files.
         self._next_tend = 0.0
         self._halting = 0
@@ -264,12 +267,19 @@ class Rank:
         The first look comes by a timer, since most cells end before it: waking the receiving thread costs more than
         such a cell.
         """
-        now = time.monotonic()
-        if self._next_tick - now > _FLUSH_EVERY and self._watched_until < now:
-            self._watched_until = now + _FLUSH_EVERY
+        self._watched = now = time.monotonic()
+        if not self._watching and self._next_tick - now > _FLUSH_EVERY:
+            self._watching = True
+            self._watched_first = now
             self.node.receive_loop.call_later(_FLUSH_EVERY, self._tick_again)
 
     def _tick_again(self) -> None:
+        now = time.monotonic()
+        if self._watched + _FLUSH_EVERY > now and self._watched_first + _WATCH_MOST > now:
+            # A newer cell runs, so another one has ended since, which has sent all output.
+            self.node.receive_loop.call_later(_FLUSH_EVERY, self._tick_again)
+            return
+        self._watching = False
         self._pause = _FLUSH_EVERY
         self._tick()
 

@@ -67,7 +67,7 @@ class Recovers(RunsEntries):
             lost_before: a new reference: what these ops, or the dead rank, would have sent has an older one.
             calls: functions that new ranks have got too, which stay.
         """
-        exports.lost_before = lost_before
+        exports.lose_before(lost_before)
         config = current_node().config
         assert config is not None
         exports.unsend(config.procs.uid, lost_before)

@@ -35,8 +35,9 @@ class SpreadsFailures(RankState):
             failure = self.failure_before(region, entry)
             if failure is None:
                 left.append((region, entry))
-                known = self.templates[region, entry[0]]
-                if entry[1] and (known.template.kind == "same" or returns_view(known.op)):
+                # A new rank may get an op before its template; the healing drops it.
+                known = self.templates.get((region, entry[0]))
+                if known is not None and entry[1] and (known.template.kind == "same" or returns_view(known.op)):
                     self._views.update({each: entry[1][0] for each in entry[3] if each})
             else:
                 self.fail_op(region, entry, failure)

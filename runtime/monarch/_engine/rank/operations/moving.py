@@ -27,6 +27,7 @@ from monarch.exceptions import DeviceMeshError, GroupError, TransferError
 _WAIT_S = 600.0
 """Seconds to wait for the sender, which runs its ops first."""
 _HALTED = "halted"
+_UNSENT = "a rank of the source mesh died before all ranks there had sent it; move it again"
 
 
 class SourceFailedError(Exception):
@@ -91,8 +92,8 @@ class _Exports:
         self._refused: dict[int, _Refusal] = {}
         """Why values do not come, until all have asked: the program may have dropped them. Lock: ``_lock``."""
         self.lost_before = 0
-        """The first reference since a rank of this mesh has died: ops with older ones do not come any more. Written
-        while the executor waits for the program."""
+        """The first reference since a rank of this mesh has died: ops with older ones do not come any more. Lock:
+        ``_lock``."""
         self.lost_sources: frozenset[str] = frozenset()
         """Meshes with dead ranks, which continue after they are healed. Thread of the executor only."""
 
@@ -122,7 +123,7 @@ class _Exports:
         if found is not None:
             port.send(found.buffer)
         elif failure is None and number < self.lost_before:
-            port.send(_lost("a rank of the source mesh died before all ranks there had sent it; move it again"))
+            port.send(_lost(_UNSENT))
         else:
             port.send(failure if failure is not None else _HALTED)
 
@@ -204,6 +205,14 @@ class _Exports:
         for each in found.values():
             if each.buffer is not None:
                 each.buffer.drop()
+
+    def lose_before(self, before: int) -> None:
+        """Note that ops with older references do not come any more, and tell the ranks that wait for their values."""
+        with self._lock:
+            self.lost_before = before
+            lost = [port for number in list(self._waiting) if number < before for port in self._waiting.pop(number)]
+        for port in lost:
+            port.send(_lost(_UNSENT))
 
     def halt(self, halted: bool) -> None:
         """Tell the ranks that wait that the executor has halted."""
