@@ -370,5 +370,6 @@ class Run(Running):
             source,
             more,
             False,
+            reached=line,
         )
         return CellResult(None, None, failed, 0.0)

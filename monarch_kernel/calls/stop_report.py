@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from monarch._kernel_api import Activity, CellError, Ending, Freed, ThreadState, describe_ranks
@@ -95,7 +96,8 @@ class Stopped:
             return (
                 f"cell interrupted on {describe_ranks(sorted(self._endings))}" if self._endings else "cell interrupted"
             )
-        return f"the notebook no longer waits for the cell, which still runs on {describe_ranks(sorted(self.left))}"
+        left = describe_ranks(sorted(self.left))
+        return f"the notebook no longer waits for the cell, which is still running on {left}"
 
     def _meaning(self, rank: int, ending: Ending) -> str:
         if ending is Ending.RESTARTED:
@@ -119,7 +121,7 @@ def _them(ranks: Collection[int]) -> str:
 
 def _plural(text: str) -> str:
     """Return what a line says of several ranks."""
-    return _REPLACED[1] if text == _REPLACED[0] else text
+    return _REPLACED[1] if text == _REPLACED[0] else re.sub(r"^was ", "were ", text)
 
 
 def activity_of_left(activity: Activity, thread_state: ThreadState | None, pid: int) -> str:

@@ -93,10 +93,10 @@ def _line(calls: Calls, kind: _Kind, group: Sequence[Ahead]) -> str:
     match kind:
         case _Kind.HANDLE if one:
             handle = calls.handle(group[0].call)
-            return f"{waits}, which still runs; Stop ends this wait, {handle}.cancel() the cell"
+            return f"{waits}, which is still running; Stop ends this wait, and {handle}.cancel() ends the cell"
         case _Kind.HANDLE:
-            handles = _handles(calls, group)
-            return f"{waits}, which have not ended; Stop ends this wait, cancel() of a handle ({handles}) its cell"
+            ends = f"cancel() of a handle ({_handles(calls, group)}) ends its cell"
+            return f"{waits}, which have not ended; Stop ends this wait, and {ends}"
         case _Kind.LEFT:
             return (
                 f"{waits}, which {'was' if one else 'were'} stopped but {have} not ended; Stop ends only this wait; "

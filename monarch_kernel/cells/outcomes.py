@@ -216,9 +216,9 @@ def _record(mesh: Mesh | None, header: Header, run: Run, results: dict[int, Cell
     if good:
         mesh.definitions.record(run.name, run.source, good, total, header.define)
     reached = {
-        rank: result.error.line
+        rank: result.error.reached
         for rank, result in sorted(results.items())
-        if result.error is not None and result.error.line and not result.error.file
+        if result.error is not None and result.error.reached and not result.error.file
     }
     if reached:
         mesh.definitions.record(run.name, run.source, list(reached), total, above=min(reached.values()))

@@ -125,7 +125,8 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     behind = notebook.send("%%mesh\nprint('behind')\nrank")
     behind.until(lambda: "waiting for cell [" in behind.stream("stderr"))
     assert re.search(
-        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\), which still runs; .*h.cancel\(\)", behind.stream("stderr")
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\), which is still running; .*h.cancel\(\)",
+        behind.stream("stderr"),
     )
     notebook.interrupt()
     behind.wait()
@@ -146,7 +147,7 @@ def test_many_background_cells_are_one_line(notebook: Notebook, tmp_path: Path) 
     behind.until(lambda: behind.stream("stderr").endswith("\n"))
     assert re.fullmatch(
         r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more, of cells \d+-\d+, which have not ended; "
-        r"Stop ends this wait, cancel\(\) of a handle \(h0, ..., h5\) its cell\n",
+        r"Stop ends this wait, and cancel\(\) of a handle \(h0, ..., h5\) ends its cell\n",
         behind.stream("stderr"),
     )
     notebook.interrupt()

@@ -372,6 +372,22 @@ def test_model_in_ddp_is_copied_with_its_optimizer(mortal: Notebook) -> None:
     assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
 
 
+def test_functions_that_fail_or_die_in_their_cell_are_restored(mortal: Notebook) -> None:
+    assert mortal.mesh("def g(n):\n    return 1 / n\ng(0)").status == "error"
+    dies = "import os\ndef f():\n    if rank == 1:\n        os.kill(os.getpid(), 9)\n    dist.barrier()"
+    assert mortal.mesh(f"{dies}\nf()").status == "error"
+    mortal.run("%mesh heal").ok()
+    assert mortal.mesh("f.__name__ + g.__name__").ok().shown == "[ranks 0-3] 'fg'"
+
+
+def test_named_function_is_not_copied_but_explained(mortal: Notebook) -> None:
+    mortal.mesh("import os, signal\nx = 1").ok()
+    mortal.mesh("exec('def made(): pass')", "[0]").ok()
+    mortal.mesh("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    text = mortal.run("%mesh heal --copy-from 0 x made").ok().text
+    assert "copied from rank 0: x\n" in text and "not copied: made (a function of a cell; run that cell again)" in text
+
+
 def test_definitions_above_the_line_of_a_death_are_restored(mortal: Notebook) -> None:
     dies = "import os, signal\ndef above(): return 5\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
     body = f"{dies}\ndef below(): pass"

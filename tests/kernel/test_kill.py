@@ -44,7 +44,7 @@ def state_of(notebook: Notebook, rank: int) -> str:
 def test_first_stop_names_the_cost_of_a_second(busy: Notebook) -> None:
     cell = stopped_in_c(busy)
     assert "not stopped yet: rank 1: still inside a C call" in cell.text and COST in cell.text
-    assert "KeyboardInterrupt: the notebook no longer waits for the cell, which still runs on rank 1" in cell.text
+    assert "KeyboardInterrupt: the notebook no longer waits for the cell, which is still running on rank 1" in cell.text
     assert re.search(r"stopped, but still in cell \[\d+\] line 3, \d+ s", state_of(busy, 1))
     assert state_of(busy, 0).endswith("idle")
 

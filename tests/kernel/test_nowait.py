@@ -118,7 +118,7 @@ def test_resize_waits_for_a_nowait_cell_with_a_collective(pair: Notebook, go: Pa
     body = WAITS.format(go) + "def late(): return 5\nx = torch.ones(1); dist.all_reduce(x); int(x)"
     pair.mesh(body, "--nowait --out handle").ok()
     resize = pair.send("%mesh resize 3")
-    resize.until(lambda: "waiting for cell [2] (--nowait), which still runs; Stop ends this wait" in resize.text)
+    resize.until(lambda: "waiting for cell [2] (--nowait), which is still running; Stop ends this wait" in resize.text)
     go.touch()
     # The new rank gets what the cell has defined.
     assert "now has procs=3; new: rank 2, with definitions of 1 cell" in resize.wait().ok().text

@@ -163,32 +163,43 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
         _check_hosts(node, hosts)
         check_room(node, {host: number * (count + spares) for host, number in Counter(hosts).items()})
+        packed = dumps_whole(bootstrap, "bootstrap") if bootstrap is not None else None
+        path, cwd = [path for path in sys.path if is_a(path, str)], _cwd()
+        for rank, of_role in environments(roles, len(hosts), count).items():
+            by_rank[rank] = {**by_rank.get(rank, {}), **of_role}
         uid = secrets.token_hex(4)
         called = name or "procs"
         roster = Roster(0, hosts, count, extent.sizes)
         procs = Procs(uid, called, extent.labels, self.ndim, node.proc, roster)
         here = current.get()
-        peers = [node.peers.get(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
         shared = ProcsState(procs, True)
-        gather: Gather[Any] = Booting(node, peers, extent, called, uid, lambda: is_boot_unwanted(node, uid))
-        shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), node)
-        node.part(Liveness).watch(uid, silence)
-        meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
-        packed = dumps_whole(bootstrap, "bootstrap") if bootstrap is not None else None
-        path = [path for path in sys.path if is_a(path, str)]
-        owner, cwd = here[0].key if here else "", _cwd()
-        shared.roles = ranges_of(roles)
-        for rank, of_role in environments(roles, len(hosts), count).items():
-            by_rank[rank] = {**by_rank.get(rank, {}), **of_role}
-        shared.starting = Starting(node, procs, packed, owner, variables, by_rank, binds, path, cwd, spares)
-        shared.supervision.restart = rule
-        for rank in range(extent.nelements):
-            meshes_of(node).joined.tell(uid, rank, procs.proc(rank))
-        shared.starting.start(range(extent.nelements), gather.port)
-        shared.starting.fill()
-        gather.check()
-        return mesh
+        # An interrupt comes before the program knows the mesh, or after its agents do.
+        held = node.receive_loop.hold()
+        try:
+            try:
+                peers = [node.peers.get(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
+                gather: Gather[Any] = Booting(node, peers, extent, called, uid, lambda: is_boot_unwanted(node, uid))
+                shared.initialized = gather
+                node.part(Liveness).watch(uid, silence)
+                meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
+                owner = here[0].key if here else ""
+                shared.roles = ranges_of(roles)
+                shared.starting = Starting(node, procs, packed, owner, variables, by_rank, binds, path, cwd, spares)
+                shared.supervision.restart = rule
+                for rank in range(extent.nelements):
+                    meshes_of(node).joined.tell(uid, rank, procs.proc(rank))
+                shared.starting.start(range(extent.nelements), gather.port)
+                shared.starting.fill()
+            finally:
+                node.receive_loop.let_go(held)
+            gather.check()
+            return mesh
+        except BaseException:
+            # The caller never gets it.
+            if shared.starting is not None:
+                mesh.stop()
+            raise
 
     def shutdown(self) -> Future[None]:
         """End the agents of these hosts and everything that runs there.

@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     parts: int
     """How many parts differ."""
     total: int
-    """How many parts the value has."""
+    """How many parts the two values have together."""
     here: str
     """The part in the first group in a few words; empty if it is missing there."""
     there: str

@@ -84,11 +84,13 @@ class _Asking:
         """Return how two groups of ranks differ; the ranks of each group agree."""
         pair = first[0], other[0]
         try:
-            ours, theirs = ([Part(*each) for each in some] for some in self._both(pair, request(parts_here, self.name)))
+            answers = self._both(pair, request(parts_here, self.name))
+            ours, theirs = ([Part(*each) for each in some] for some in answers)
             here, there, count = first_difference(ours, theirs)
             path = here.path if here is not None else there.path if there is not None else ""
             ours_text, theirs_text = (part.text if part is not None else "" for part in (here, there))
-            found = Difference(other, path, count, len(ours), ours_text, theirs_text)
+            total = len({part.path for part in (*ours, *theirs)})
+            found = Difference(other, path, count, total, ours_text, theirs_text)
             if here is None or there is None or here.form != there.form or not here.mark or "[" not in here.form:
                 return found
             return self._elements(pair, found)

@@ -57,6 +57,8 @@ class CellError:
     """Whether it is of a collective whose connections broke."""
     cut_off: bool = False
     """Whether it only says that the cell was interrupted there, since other ranks had died."""
+    reached: int = 0
+    """Line of the statement at the top level of the cell that was running; 0 if unknown."""
     missing: str = ""
     """The name that is not defined, of a NameError."""
     file: str = ""
@@ -336,7 +338,7 @@ def _described(error: BaseException) -> tuple[str, traceback.TracebackException]
 
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     program = program_of(error)
-    file, line = name, 0
+    file, line, reached = name, 0, 0
     if program is not None:
         error = error.with_traceback(program.frames)
         file, lines = program.file, linecache.getlines(program.file)
@@ -345,12 +347,15 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == file:
             line = number
+            if not reached and frame.f_code.co_name == "<module>":
+                reached = number
     text, shown = _described(error)
     fold_frames(shown)
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     interrupted = isinstance(error, KeyboardInterrupt)
     trace = portable("".join(shown.format()))
     failed = CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)
+    failed.reached = reached
     failed.missing = portable(error.name or "") if type(error) is NameError else ""
     failed.position = position() if interrupted else None
     failed.file = portable(os.path.basename(file)) if program is not None else ""

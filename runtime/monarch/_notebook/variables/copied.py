@@ -59,7 +59,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
         wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
     unwrapped = sorted(name for name, value in wanted.items() if _is_ddp(value))
     wanted.update({name: wanted[name].module for name in unwrapped})
-    left = {name: why for name, value in wanted.items() if (why := _of_its_rank(value))}
+    left = {name: why for name, value in wanted.items() if (why := _of_its_cell(value) or _of_its_rank(value))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
     try:
         dumps(wanted, here=True)
@@ -102,6 +102,13 @@ def _is_copyable(value: Any) -> bool:
 def _is_ddp(value: Any) -> bool:
     parallel = sys.modules.get("torch.nn.parallel")
     return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
+
+
+def _of_its_cell(value: Any) -> str:
+    """Return why a definition is not copied; empty for other values, and for what a module defines."""
+    if not issubclass(type(value), (types.FunctionType, type)) or value.__module__ != "__main__":
+        return ""
+    return f"a {'class' if isinstance(value, type) else 'function'} of a cell; run that cell again"
 
 
 def _of_its_rank(value: Any) -> str:

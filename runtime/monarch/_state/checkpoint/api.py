@@ -28,7 +28,7 @@ from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
 from monarch._state.checkpoint import worker
 from monarch._state.contract import DICTS, Pair, method_of, saved_by
-from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
+from monarch.exceptions import ArgumentError, CallTimeoutError, DeviceMeshError, MonarchError
 
 _STEPS = 5
 """Steps of a checkpoint, for views of its progress."""
@@ -248,7 +248,14 @@ class Save:
         return self._get(self._steps(self._mesh, step, args))
 
     def _steps(self, mesh: ActorMesh, step: str, args: Callable[[int], tuple[Any, ...]]) -> Future[list[Any]]:
-        return _steps(mesh, "checkpoint", self._token, step, args)
+        targets = targets_of(mesh)
+        if mesh is self._mesh and len(targets.peers) != len(self.names):
+            raise DeviceMeshError(
+                f"the checkpoint of {state_of(mesh).name} to {self._path} was abandoned while {self._stage}, since the "
+                f"mesh was resized from {len(self.names)} to {len(targets.peers)} ranks; take it again. Earlier "
+                f"versions are unchanged"
+            )
+        return _steps(mesh, "checkpoint", self._token, step, args, targets)
 
     def _end(self, _: object) -> None:
         # A stop or death meanwhile has ended it too.
@@ -262,7 +269,12 @@ class Save:
 
 
 def _steps(
-    mesh: ActorMesh, what: str, token: str, step: str, args: Callable[[int], tuple[Any, ...]]
+    mesh: ActorMesh,
+    what: str,
+    token: str,
+    step: str,
+    args: Callable[[int], tuple[Any, ...]],
+    targets: Any = None,
 ) -> Future[list[Any]]:
     """Run a step on the ranks of a mesh, outside their actors; return the answers by position.
 
@@ -272,9 +284,10 @@ def _steps(
         token: the token of the checkpoint.
         step: its name.
         args: gives the arguments for a position.
+        targets: the processes of the mesh; None for the present ones.
     """
     node = node_of(mesh)
-    targets = targets_of(mesh)
+    targets = targets or targets_of(mesh)
     gather: Gather[Any] = Gather(
         node, targets.peers, mesh.extent, state_of(mesh).name, what, lambda _, values: list(values)
     )

@@ -322,7 +322,10 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
     except TransferError as error:
         raise SourceFailedError(_lost(f"the transfer from the source rank failed: {error}")) from error
     except DeviceMeshError as error:
-        raise SourceFailedError(_lost(f"the source rank has died: {error}")) from error
+        # Its other lines advise what the program may have done by now.
+        reason = str(error).partition("\n")[0]
+        text = f"the source rank has died: {reason}; once it is healed, move it again"
+        raise SourceFailedError(_lost(text)) from error
     mover.taken.broadcast(number)
     return value
 
