@@ -37,7 +37,7 @@ reports = st.builds(
     since=st.just(0.0),
     queue=st.integers(0, 3),
     device=st.just("cpu"),
-    figures=st.builds(ev.Figures, cpu=st.floats(0, 4), rss=st.integers(0, 1 << 40)),
+    usage=st.builds(ev.ResourceUsage, cpu=st.floats(0, 4), rss=st.integers(0, 1 << 40)),
     collective=st.none() | st.just(ev.Collective("all_reduce", "world", 12)),
 )
 metrics = st.builds(

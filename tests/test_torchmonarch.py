@@ -13,7 +13,7 @@ import pytest
 
 import monarch._telemetry.meters as meters
 import monarch.config as config
-from monarch._session.ported import transport
+from monarch._session.torchmonarch import transport
 from monarch.actor import ChannelTransport, enable_transport, get_meter
 from monarch.config import configure, configured, get_global_config, get_runtime_config, parametrize_config
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob

@@ -28,7 +28,7 @@ def rank_row(rank: RankModel, calls: dict[int, CallModel]) -> RankRow:
         calls: the calls of the mesh.
     """
     call = calls.get(rank.calls[0]) if rank.calls else None
-    figures = rank.figures
+    usage = rank.usage
     return RankRow(
         rank=rank.rank,
         state=rank.state.value,
@@ -41,9 +41,9 @@ def rank_row(rank: RankModel, calls: dict[int, CallModel]) -> RankRow:
         pid=rank.pid,
         device=rank.device,
         restarts=rank.restarts,
-        load=load_of(figures.gpu_load, figures.cpu),
-        rss=figures.rss,
-        gpu_memory=figures.gpu_memory,
+        load=load_of(usage.gpu_load, usage.cpu),
+        rss=usage.rss,
+        gpu_memory=usage.gpu_memory,
         tensors=rank.tensors,
     )
 

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from monarch._core.telemetry.calling import calling as calling
     from monarch._core.telemetry.event_table import EventTable as EventTable
     from monarch._core.telemetry.events import Collective as Collective
-    from monarch._core.telemetry.events import Figures as Figures
     from monarch._core.telemetry.events import RankState as RankState
+    from monarch._core.telemetry.events import ResourceUsage as ResourceUsage
     from monarch._core.telemetry.fold import fold as fold
     from monarch._core.telemetry.model import BarModel as BarModel
     from monarch._core.telemetry.model import CallModel as CallModel
@@ -326,7 +326,7 @@ _WHERE = {
     "monarch._core.telemetry": "events",
     "monarch._core.telemetry.calling": "called calling",
     "monarch._core.telemetry.event_table": "EventTable",
-    "monarch._core.telemetry.events": "Collective Figures RankState",
+    "monarch._core.telemetry.events": "Collective RankState ResourceUsage",
     "monarch._core.telemetry.fold": "fold",
     "monarch._core.telemetry.model": "BarModel CallModel MeshModel RankModel Series Span",
     "monarch._core.text.advice": "Advice advice use_advice",

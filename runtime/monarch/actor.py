@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import EndpointLike as Endpoint
     from monarch._debug.debug_controller import debug_controller
-    from monarch._session.ported.transport import ChannelTransport, enable_transport
+    from monarch._session.torchmonarch.transport import ChannelTransport, enable_transport
     from monarch._session.returning import returns_future
     from monarch._session.workers import (
         attach_to_workers,
@@ -61,11 +61,11 @@ else:
     from monarch._meshes.actors.adverbs import Endpoint
 
 _LATER = {
-    "ChannelTransport": "monarch._session.ported.transport",
+    "ChannelTransport": "monarch._session.torchmonarch.transport",
     "attach_to_workers": "monarch._session.workers",
     "checkpoint": "monarch._state.checkpoint.api",
     "debug_controller": "monarch._debug.debug_controller",
-    "enable_transport": "monarch._session.ported.transport",
+    "enable_transport": "monarch._session.torchmonarch.transport",
     "get_meter": "monarch._telemetry.meters",
     "heal_mesh": "monarch._state.heal",
     "hosts_from_config": "monarch._session.workers",

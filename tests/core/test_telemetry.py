@@ -37,7 +37,7 @@ ANY_EVENT = st.one_of(
     st.builds(e.CallStarted, NUMBERS, TEXTS, NUMBERS, RANKS),
     st.builds(e.CallAnswered, NUMBERS, RANKS, TEXTS),
     st.builds(e.CallsSkipped, NUMBERS),
-    st.builds(e.RankReport, NUMBERS, STATES, TEXTS, FLOATS, NUMBERS, TEXTS, st.builds(e.Figures)),
+    st.builds(e.RankReport, NUMBERS, STATES, TEXTS, FLOATS, NUMBERS, TEXTS, st.builds(e.ResourceUsage)),
     st.builds(e.Metrics, NUMBERS, TEXTS, st.lists(NUMBERS).map(tuple), st.lists(FLOATS).map(tuple)),
     st.builds(e.Progress, NUMBERS, TEXTS, FLOATS, FLOATS, TEXTS, st.booleans()),
 )
@@ -57,7 +57,7 @@ def ready(*ranks: int) -> list[Event]:
 
 
 def report(rank: int, state: RankState, since: float = 0.0, **more: Any) -> e.RankReport:
-    return e.RankReport(rank, state, more.pop("place", ""), since, 0, "cpu", e.Figures(), **more)
+    return e.RankReport(rank, state, more.pop("place", ""), since, 0, "cpu", e.ResourceUsage(), **more)
 
 
 def states(model: MeshModel) -> list[str]:

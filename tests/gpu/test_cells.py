@@ -54,9 +54,9 @@ def test_values_are_compared_and_fetched(notebook: Notebook) -> None:
 def test_the_memory_and_load_of_gpus_reach_the_events(notebook: Notebook) -> None:
     made = "a = torch.randn(8192, 8192, device='cuda')"
     cell = notebook.send(f"%%mesh --nowait\n{made}\nwhile True:\n    b = a @ a\n    torch.cuda.synchronize()").wait()
-    figures = "[each.event.figures for each in mesh.events() if hasattr(each.event, 'figures')]"
+    usage = "[each.event.usage for each in mesh.events() if hasattr(each.event, 'usage')]"
     asked = (
-        f"seen = {figures}; (max(each.gpu_memory for each in seen) > 2**28, max(each.gpu_load for each in seen) > 0.3)"
+        f"seen = {usage}; (max(each.gpu_memory for each in seen) > 2**28, max(each.gpu_load for each in seen) > 0.3)"
     )
     assert wait_until(lambda: notebook.run(asked).shown == "(True, True)", 60)
     notebook.run("%mesh interrupt").ok()

@@ -223,10 +223,10 @@ def test_attached_mesh_has_the_state_of_its_ranks(run: Callable[..., Program], t
     until = time.monotonic() + 20
     while time.monotonic() < until:
         model = state_of(kept.procs[0])
-        if all(rank.state.value == "idle" and rank.figures.rss for rank in model.ranks) and len(model.series) == 2:
+        if all(rank.state.value == "idle" and rank.usage.rss for rank in model.ranks) and len(model.series) == 2:
             break
         time.sleep(0.05)
-    assert all(rank.figures.rss for rank in model.ranks), model.ranks
+    assert all(rank.usage.rss for rank in model.ranks), model.ranks
     print("states", *[rank.state.value for rank in model.ranks], *[rank.pid for rank in model.ranks], flush=True)
     print("logged", [(series.rank, series.values) for series in model.series.values()], flush=True)
 """

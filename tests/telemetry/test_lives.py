@@ -8,7 +8,7 @@ from msgspec import msgpack
 
 from monarch._core.causes import Signaled
 from monarch._core.roster import Procs, Roster
-from monarch._core.telemetry.events import Figures, RankReport, RankState
+from monarch._core.telemetry.events import RankReport, RankState, ResourceUsage
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 from monarch._wire import messages as m
@@ -23,7 +23,7 @@ def lives_of(name_of: Callable[[str], str] = str) -> Lives:
 
 
 def report(lives: Lives, rank: int, rss: int) -> None:
-    state = RankReport(rank, RankState.IDLE, "", 1.0, 0, "cpu", Figures(0.0, rss))
+    state = RankReport(rank, RankState.IDLE, "", 1.0, 0, "cpu", ResourceUsage(0.0, rss))
     lives.report(f"h/abc124.{rank}", msgpack.encode(state), [], 2.0, 0.0)
 
 
@@ -34,7 +34,7 @@ def test_report_before_its_rank_is_known_is_not_lost() -> None:
         lives.joined(rank, f"h/abc124.{rank}", 2.0)
         lives.started(f"h/abc124.{rank}", 100 + rank, 2.0)
         report(lives, 0, 4_000 + rank)
-    assert [(rank.pid, rank.figures.rss) for rank in lives.log.model().ranks] == [(100, 4_001), (101, 5_001)]
+    assert [(rank.pid, rank.usage.rss) for rank in lives.log.model().ranks] == [(100, 4_001), (101, 5_001)]
 
 
 def test_report_of_a_former_rank_does_not_count() -> None:
@@ -47,7 +47,7 @@ def test_report_of_a_former_rank_does_not_count() -> None:
     report(lives, 0, 4_444)
     lives.started("h/abc124.9", 109, 3.0)
     rank = lives.log.model().ranks[0]
-    assert (rank.pid, rank.figures.rss, rank.restarts) == (109, 0, 1)
+    assert (rank.pid, rank.usage.rss, rank.restarts) == (109, 0, 1)
 
 
 def test_the_mesh_is_described_once_for_all_processes_that_join() -> None:

@@ -229,7 +229,7 @@ def whole(model: MeshModel) -> MeshModel:
 
 
 def report(rank: int, state: RankState, since: float) -> e.RankReport:
-    return e.RankReport(rank, state, "cell [1] line 2", since, 0, "cpu", e.Figures(0.5, 1 << 30))
+    return e.RankReport(rank, state, "cell [1] line 2", since, 0, "cpu", e.ResourceUsage(0.5, 1 << 30))
 
 
 def test_a_copy_has_the_state_of_the_mesh(desk: Desk) -> None:

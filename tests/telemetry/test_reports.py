@@ -118,12 +118,12 @@ def test_running_rank_reports_its_line(procs: Callable[..., Any], tmp_path: Any)
     assert wait_until(lambda: state_of(mesh).ranks[1].place in places)
     rank = state_of(mesh).ranks[1]
     assert rank.state is RankState.RUNNING and state_of(mesh).ranks[0].state is RankState.IDLE
-    assert wait_until(lambda: state_of(mesh).ranks[1].figures.cpu > 0.1)
-    assert rank.figures.rss > 10 << 20
+    assert wait_until(lambda: state_of(mesh).ranks[1].usage.cpu > 0.1)
+    assert rank.usage.rss > 10 << 20
     open(path, "w").close()
     call.get(30)
     assert wait_until(lambda: not state_of(mesh).ranks[1].place)
-    assert wait_until(lambda: state_of(mesh).ranks[1].figures.cpu == 0)
+    assert wait_until(lambda: state_of(mesh).ranks[1].usage.cpu == 0)
 
 
 def test_rank_in_a_c_call_is_blocked(procs: Callable[..., Any], tmp_path: Any) -> None:

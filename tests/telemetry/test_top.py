@@ -34,7 +34,7 @@ def shown(model: MeshModel) -> str:
 
 def test_view_names_state_call_line_and_value() -> None:
     report = e.RankReport(
-        1, RankState.RUNNING, "cell [3] line 5", 100.0, 0, "cuda:0", e.Figures(1.5, 3 << 30, 8 << 30, 0.9)
+        1, RankState.RUNNING, "cell [3] line 5", 100.0, 0, "cuda:0", e.ResourceUsage(1.5, 3 << 30, 8 << 30, 0.9)
     )
     text = shown(model_of(e.CallStarted(1, "cell [3]", 3, (1,)), report, e.Metrics(1, "loss", (0,), (0.25,))))
     assert "mesh (gpus=2): 1 idle, 1 running" in text

@@ -72,10 +72,10 @@ def _tell(mesh: MeshTelemetry, *events: ev.Event) -> None:
 
 def _report(rank: int, number: int) -> ev.RankReport:
     states = (ev.RankState.RUNNING, ev.RankState.COLLECTIVE)
-    figures = ev.Figures(0.5 + number % 2 / 10, 300_000_000 + number, 1 << 33, 0.7)
+    usage = ev.ResourceUsage(0.5 + number % 2 / 10, 300_000_000 + number, 1 << 33, 0.7)
     place = f"cell [3] line {number % 9}"
     tensors = {"model": 1 << 30, "optimizer": 1 << 31}
-    return ev.RankReport(rank, states[number % 2], place, 0.0, 1, "cuda:0", figures, None, tensors)
+    return ev.RankReport(rank, states[number % 2], place, 0.0, 1, "cuda:0", usage, None, tensors)
 
 
 def test_a_view_gets_a_snapshot_and_then_changes() -> None:

@@ -32,7 +32,7 @@ def shown(ranks: int) -> Snapshot:
     for rank in range(ranks):
         state = (ev.RankState.RUNNING, ev.RankState.COLLECTIVE)[rank % 8 == 1]
         waits = ev.Collective("all_reduce", "world", 12) if rank % 8 == 1 else None
-        log.add(ev.RankReport(rank, state, "cell [3] line 5", 0.0, 0, "cpu", ev.Figures(0.5), waits))
+        log.add(ev.RankReport(rank, state, "cell [3] line 5", 0.0, 0, "cpu", ev.ResourceUsage(0.5), waits))
         log.add(ev.Metrics(rank, "loss <a&b>", tuple(range(50)), tuple(2.0 / (step + 1) + rank for step in range(50))))
     if ranks > 1:
         log.add(ev.CallAnswered(1, (0,), ""), 1.0)

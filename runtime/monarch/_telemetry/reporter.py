@@ -15,14 +15,14 @@ from typing import Any
 
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.table import actors_of
-from monarch._core.telemetry.events import Figures, RankReport, RankState
+from monarch._core.telemetry.events import RankReport, RankState, ResourceUsage
 from monarch._node.node import Node
 from monarch._node.services.registry import service
 from monarch._procs.session_folder import host_of
 from monarch._telemetry.logged import Logged
 from monarch._telemetry.sampler import Sampler
 from monarch._telemetry.tensors import bytes_by_owner
-from monarch._telemetry.usage import CPU, Gpu, Usage, device_of, differ
+from monarch._telemetry.usage import CPU, Gpu, UsageReader, device_of, differ
 from monarch._wire import messages as m
 
 EVERY, EVERY_OF_MANY = 0.1, 0.25
@@ -31,7 +31,7 @@ MANY = 128
 """Ranks beyond which a mesh has many."""
 _PLACES = 0.25
 """Least seconds between two reports in which only the line of the code differs."""
-_FIGURES = 1.0
+_USAGE_S = 1.0
 """Least seconds between two readings of usage."""
 _TENSORS, _TENSORS_BUSY = 5.0, 30.0
 """Least seconds between two looks at tensors: after a call has ended, and during one or if nothing changes."""
@@ -63,10 +63,10 @@ class Reporter:
         config = node.config
         self._is_near = config is not None and host_of(config.owner) == node.host and config.procs.per_host <= _NEAR
         self._ranks = config.procs.size if config is not None else 1
-        self._usage = Usage()
-        self._figures = Figures()
+        self._reader = UsageReader()
+        self._usage = ResourceUsage()
         self._sent: RankReport | None = None
-        self._next = self._next_figures = self._next_place = 0.0
+        self._next = self._next_usage = self._next_place = 0.0
         self._was_busy = self._woken = False
         # Written by any thread, both.
         self._next_measure = 0.0
@@ -104,12 +104,12 @@ class Reporter:
     def _report(self, mailbox: Mailbox | None, now: float) -> RankReport:
         rank, variables = self._node.rank, _variables()
         look = self._sampler.look(mailbox, rank)
-        if now >= self._next_figures or mailbox is None:
-            self._next_figures = now + _FIGURES
-            self._figures = self._usage.read(self._gpu_now)
-            if mailbox is None or (look.state is RankState.PAUSED and self._figures.cpu < CPU):
+        if now >= self._next_usage or mailbox is None:
+            self._next_usage = now + _USAGE_S
+            self._usage = self._reader.read(self._gpu_now)
+            if mailbox is None or (look.state is RankState.PAUSED and self._usage.cpu < CPU):
                 # Nothing will say later that it uses none.
-                self._figures = Figures(0.0, self._figures.rss, self._figures.gpu_memory, self._figures.gpu_load)
+                self._usage = ResourceUsage(0.0, self._usage.rss, self._usage.gpu_memory, self._usage.gpu_load)
         self._news = False
         queue = sum(len(each.queue) for each in list(actors_of(self._node).here.values()))
         return RankReport(
@@ -119,14 +119,14 @@ class Reporter:
             look.since,
             queue,
             device_of(variables),
-            self._figures,
+            self._usage,
             look.collective,
             self._tensors,
         )
 
     def _is_new(self, report: RankReport, now: float) -> bool:
         sent = self._sent
-        same = sent is not None and _key(report) == _key(sent) and not differ(report.figures, sent.figures)
+        same = sent is not None and _key(report) == _key(sent) and not differ(report.usage, sent.usage)
         if sent is not None and same and (report.place == sent.place or now < self._next_place):
             return False
         self._next_place = now + _PLACES
@@ -191,7 +191,7 @@ class Reporter:
         self.measuring = False
         with suppress(RuntimeError):
             # Without a thread, they are measured after the next call.
-            self._node.lanes.post("figures", self._measure_now)
+            self._node.lanes.post("usage", self._measure_now)
 
     def _measure_now(self) -> None:
         variables = dict(_variables())

@@ -79,17 +79,17 @@ def _title(model: MeshModel) -> str:
 
 def _row(model: MeshModel, rank: RankModel, now: float) -> list[object]:
     call = model.calls.get(rank.calls[0]) if rank.calls else None
-    figures = rank.figures
-    gpu = f"{figures.gpu_memory / 2**30:.1f} GB" if figures.gpu_memory else ""
+    usage = rank.usage
+    gpu = f"{usage.gpu_memory / 2**30:.1f} GB" if usage.gpu_memory else ""
     return [
         rank.rank,
         rank.state.value,
         duration_text(max(0.0, now - rank.since)),
         call.title if call is not None else "",
         rank.reason or rank.place,
-        f"{figures.cpu:.0%}" if figures.cpu else "",
-        f"{figures.rss / 2**30:.1f} GB" if figures.rss else "",
-        gpu + (f" {figures.gpu_load:.0%}" if figures.gpu_load >= 0 else ""),
+        f"{usage.cpu:.0%}" if usage.cpu else "",
+        f"{usage.rss / 2**30:.1f} GB" if usage.rss else "",
+        gpu + (f" {usage.gpu_load:.0%}" if usage.gpu_load >= 0 else ""),
         _last_value(model, rank.rank),
     ]
 

@@ -8,21 +8,21 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from monarch._core.telemetry.events import Figures
+from monarch._core.telemetry.events import ResourceUsage
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 CPU, _RSS, _LOAD = 0.05, 0.01, 0.05
 """Changes that are reported: cores, the share of resident bytes, the share of a GPU."""
 
 
-class Usage:
+class UsageReader:
     """Reads the usage. One thread at a time."""
 
     def __init__(self) -> None:
         self._when = time.monotonic()
         self._used = time.process_time()
 
-    def read(self, gpu: tuple[int, float]) -> Figures:
+    def read(self, gpu: tuple[int, float]) -> ResourceUsage:
         """Return the usage, with the CPU time since the last call.
 
         Args:
@@ -32,10 +32,10 @@ class Usage:
         seconds = now - self._when
         cpu = (used - self._used) / seconds if seconds > 0 else 0.0
         self._when, self._used = now, used
-        return Figures(round(cpu, 2), _resident(), *gpu)
+        return ResourceUsage(round(cpu, 2), _resident(), *gpu)
 
 
-def differ(one: Figures, other: Figures) -> bool:
+def differ(one: ResourceUsage, other: ResourceUsage) -> bool:
     """Return whether usage differs enough from an earlier one to be reported."""
     return (
         abs(one.cpu - other.cpu) >= CPU

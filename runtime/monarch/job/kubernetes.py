@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._session.ported.kubernetes_job import ImageSpec, KubeConfig, KubernetesJob
+from monarch._session.torchmonarch.kubernetes_job import ImageSpec, KubeConfig, KubernetesJob
 
 __all__ = ["ImageSpec", "KubeConfig", "KubernetesJob"]

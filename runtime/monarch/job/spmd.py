@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._session.ported.spmd_job import SPMDJob, serve
+from monarch._session.torchmonarch.spmd_job import SPMDJob, serve
 
 __all__ = ["SPMDJob", "serve"]

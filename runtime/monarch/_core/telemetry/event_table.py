@@ -189,8 +189,8 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
     if isinstance(event, Progress):
         row.update(name=event.bar, value=event.done)
     elif isinstance(event, RankReport):
-        figures, waits = event.figures, event.collective
-        row.update(cpu=figures.cpu, rss=figures.rss, gpu_memory=figures.gpu_memory, gpu_load=figures.gpu_load)
+        usage, waits = event.usage, event.collective
+        row.update(cpu=usage.cpu, rss=usage.rss, gpu_memory=usage.gpu_memory, gpu_load=usage.gpu_load)
         row.update(state=event.state.value, collective=waits.name if waits is not None else None)
     yield row
 

@@ -109,7 +109,7 @@ class CallsSkipped(_Event, frozen=True, tag="calls skipped"):
     count: int
 
 
-class Figures(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ResourceUsage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Load of a process."""
 
     cpu: float = 0.0
@@ -144,7 +144,7 @@ class RankReport(_Event, frozen=True, tag="rank report"):
     queue: int
     """Messages that wait in the mailboxes of its actors."""
     device: str
-    figures: Figures
+    usage: ResourceUsage
     collective: Collective | None = None
     tensors: dict[str, int] = {}
     """Bytes of tensors by owner: ``model``, ``optimizer``, or the name of another variable."""

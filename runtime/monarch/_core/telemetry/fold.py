@@ -121,7 +121,7 @@ def _rank_died(model: MeshModel, event: RankDied, entry: Entry) -> None:
         return
     rank.reason, rank.silent = event.reason, False
     _clear(rank)
-    rank.figures = type(rank.figures)()
+    rank.usage = type(rank.usage)()
     _close_calls(model, event.rank, event.reason, entry)
     _show(model, rank, RankState.STOPPED if event.expected else RankState.FAILED, entry)
 
@@ -138,7 +138,7 @@ def _reported(model: MeshModel, event: RankReport, entry: Entry) -> None:
     rank = _rank(model, event.rank, entry)
     if rank is None or rank.state in OVER:
         return
-    rank.place, rank.queue, rank.figures = event.place, event.queue, event.figures
+    rank.place, rank.queue, rank.usage = event.place, event.queue, event.usage
     rank.collective, rank.tensors = event.collective, event.tensors
     rank.device = event.device or rank.device
     rank.reported = event.state

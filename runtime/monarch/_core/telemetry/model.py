@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from monarch._core.telemetry.events import Collective, Figures, RankState
+from monarch._core.telemetry.events import Collective, RankState, ResourceUsage
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class RankModel:
     """Numbers of the calls that it owes an answer, oldest first."""
     place: str = ""
     queue: int = 0
-    figures: Figures = field(default_factory=Figures)
+    usage: ResourceUsage = field(default_factory=ResourceUsage)
     collective: Collective | None = None
     tensors: dict[str, int] = field(default_factory=dict[str, int])
     changed: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 from monarch._debug.frames import described
 from monarch._node.services.registry import service
 from monarch._notebook.looking.at_frame import innermost, scope_of, text_of
-from monarch._notebook.looking.figures import figures_text
+from monarch._notebook.looking.statistics import statistics_text
 from monarch._notebook.names.user_names import user_names
 from monarch._notebook.who.listing import MOST, Variable, variable_of
 
@@ -44,5 +44,5 @@ def _locals_of(local: dict[str, Any]) -> list[str]:
 
 def _with_figures(name: str, value: object) -> Variable:
     variable = variable_of(name, value)
-    figures = "" if " = " in variable.text else figures_text(value)
-    return variable._replace(text=f"{variable.text}, {figures}") if figures else variable
+    statistics = "" if " = " in variable.text else statistics_text(value)
+    return variable._replace(text=f"{variable.text}, {statistics}") if statistics else variable

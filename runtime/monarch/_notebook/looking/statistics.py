@@ -10,11 +10,11 @@ from monarch._core.kinds import class_of
 from monarch._notebook.who.kinds import is_one
 
 _SMALL = 1 << 20
-"""Elements of an array whose figures are always computed."""
+"""Elements of an array whose statistics are always computed."""
 
 
-def figures_text(value: object) -> str:
-    """Return the figures of a small array or tensor on the CPU in a few words; empty for other values."""
+def statistics_text(value: object) -> str:
+    """Return the statistics of a small array or tensor on the CPU in a few words; empty for other values."""
     try:
         numbers = _numbers(value)
         return _text(numbers) if numbers is not None else ""
