@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import EndpointLike as Endpoint
     from monarch._debug.debug_controller import debug_controller
-    from monarch._session.torchmonarch.transport import ChannelTransport, enable_transport
     from monarch._session.returning import returns_future
+    from monarch._session.torchmonarch.transport import ChannelTransport, enable_transport
     from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
