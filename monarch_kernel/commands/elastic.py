@@ -168,6 +168,9 @@ class Elastic:
             sizes[axis_of(mesh.procs.sizes, state_of(mesh.procs).procs.host_axes, plain)] = int(plain)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
+        for axis, number in sizes.items():
+            if not number:
+                raise Usage(f"%mesh resize: {axis}: expected at least 1, got 0; %mesh down ends a mesh")
         mesh.moves.wait()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)

@@ -119,7 +119,13 @@ def _break() -> Parser:
 
 def _clear() -> Parser:
     parser = Parser("clear", "remove breakpoints")
-    parser.add_argument("numbers", nargs="*", type=whole, metavar="N", help="as breaks shows them; all if omitted")
+    parser.add_argument(
+        "numbers",
+        nargs="*",
+        type=whole,
+        metavar="N",
+        help="numbers of breakpoints, as %%mesh breaks lists them; all if omitted",
+    )
     return parser
 
 

@@ -238,7 +238,7 @@ def test_tensors_of_the_program_are_refused_except_numbers(mesh: Any) -> None:
         with pytest.raises(MeshOpError, match=r"shape \(2,\) with rank-local tensors; send it to them"):
             _ = x + mine
         assert values(mesh, x * number) == [[3, 3]] * 4
-        # Ops on tensors of the program only stay in it.
+        # Ops on plain tensors only stay in it.
         assert type(mine + mine) is torch.Tensor
 
 

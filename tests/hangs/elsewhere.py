@@ -89,7 +89,7 @@ if rank == 3:
     q.get()
 dist.barrier()""",
         (
-            "rank 3, which is waiting at a queue",
+            "rank 3, which is waiting on a queue",
             "line 6: q.get()",
         ),
     ),
@@ -196,7 +196,7 @@ if rank == 1:
     asyncio.run(main())
 dist.barrier()""",
         (
-            "rank 1, which is in an await: Event.wait",
+            "rank 1, which is awaiting: Event.wait",
             "line 5 in main: await asyncio.Event().wait()",
         ),
     ),

@@ -452,7 +452,7 @@ async def main():
 asyncio.run(main())
 dist.barrier()""",
         (
-            "rank 1, which is in an await",
+            "rank 1, which is awaiting",
             "line 5 in fetch",
         ),
     ),

@@ -107,7 +107,7 @@ def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:
         ("", "needs the new size, as in %mesh resize gpus=6"),
         ("gpus=x", "cannot understand 'gpus=x'"),
         ("hosts=2", "no axis 'hosts'"),
-        ("gpus=0", "expected a number of at least 1"),
+        ("gpus=0", "gpus: expected at least 1, got 0"),
     ):
         cell = mortal.run(f"%mesh resize {line}")
         assert cell.status == "error" and said in cell.text, cell.text

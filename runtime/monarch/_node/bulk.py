@@ -242,5 +242,5 @@ class Loading:
         except MemoryError as error:
             size = len(self._reply.body) + sum(map(len, self._frames))
             raise MemoryError(
-                f"no memory here for a value that was sent with {size >> 20} MiB; free some, and read it again"
+                f"out of memory while reading a value of {size >> 20} MiB; free memory, and read the result again"
             ) from error

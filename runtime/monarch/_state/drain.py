@@ -48,8 +48,9 @@ class BusyError(CallTimeoutError):
     """
 
     def __init__(self, name: str, busy: Sequence[int]) -> None:
+        run = "runs" if len(busy) == 1 else "run"
         super().__init__(
-            f"{name} is as before: {describe_ranks(busy)} still {'runs' if len(busy) == 1 else 'run'} earlier calls; "
+            f"{name} was not drained: {describe_ranks(busy)} still {run} earlier calls; "
             f"wait for their results and try again"
         )
         self.busy = tuple(busy)

@@ -151,7 +151,8 @@ def _of_elements(difference: Difference, first: str, theirs: str) -> list[str]:
     count, total = elements.differing, prod(difference.shape)
     among = f"{count:,} of {total:,} elements differ{'s' if count == 1 else ''}, by at most {elements.largest:.6g}"
     if not elements.complete:
-        among = f"at least {count:,} of {total:,} elements differ, by {elements.largest:.6g} or more"
+        largest = f"the largest difference is at least {elements.largest:.6g}"
+        among = f"at least {count:,} of {total:,} elements differ; {largest}"
     place = ", ".join(map(str, index))
     return [f"  first difference at [{place}]{values if elements.here is not None else ''}", f"  {among}"]
 

@@ -57,7 +57,8 @@ def parse_ranks(text: str, total: int | None = None) -> list[int]:
         if last < first or step < 1:
             raise ShapeError(f"invalid ranks {part.strip()!r}: ranges must ascend, with a step of at least 1")
         if total is not None and last >= total:
-            raise PointError(f"no rank {last} in {text!r}; this mesh has ranks 0-{total - 1}")
+            where = "" if text == str(last) else f" in {text!r}"
+            raise PointError(f"no rank {last}{where}; this mesh has ranks 0-{total - 1}")
         ranks.update(range(first, last + 1, step))
     return sorted(ranks)
 

@@ -31,7 +31,7 @@ _OTHERWISE = {
     ),
     Cause.CYCLE: ("wait for each other", "break the cycle: let one of them answer before it waits"),
 }
-_RELEASE = "release the lock before others are needed, or take it on one rank only"
+_RELEASE = "release the lock before waiting for other ranks, or take it on one rank only"
 _STATES = {
     Kind.IDLE: "idle after finishing the call",
     Kind.DEAD: "dead",
@@ -45,13 +45,13 @@ _STATES = {
     Kind.SLEEP: "asleep",
     Kind.LOCK: "waiting for a lock",
     Kind.EVENT: "waiting for an event or condition",
-    Kind.QUEUE: "waiting at a queue",
+    Kind.QUEUE: "waiting on a queue",
     Kind.THREAD: "waiting for a thread",
     Kind.CHILD: "waiting for a child process",
     Kind.SOCKET: "waiting for a socket",
     Kind.PIPE: "waiting for a pipe",
     Kind.FILE: "waiting for a file",
-    Kind.ASYNC: "in an await",
+    Kind.ASYNC: "awaiting",
     Kind.FUTURE: "waiting for an answer",
 }
 _ADVICE = {

@@ -137,7 +137,7 @@ def _in_place_view(op: Any, args: Any, kwargs: Any) -> Tensor:
     """Give a tensor another shape in place, as ``squeeze_`` does: it becomes the view, and its aliases stay."""
     tensor: Any = args[0]
     if not isinstance(tensor, Tensor):
-        raise MeshOpError(f"{op} cannot give a tensor of the program the shape of a distributed tensor")
+        raise MeshOpError(f"{op} cannot give a plain tensor the shape of a distributed tensor")
     outer = view_out_of_place(op)
     if outer is None:
         raise MeshOpError(f"{op}: a distributed tensor cannot be resized; make a new one")

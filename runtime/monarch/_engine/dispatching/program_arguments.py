@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch._engine.meshes.tensor_mesh import TensorMesh
 
 _IMPLICIT = 1 << 20
-"""Bytes of a tensor of the program that an op takes as it is, on each rank."""
+"""Bytes of a plain tensor that an op takes as it is, on each rank."""
 
 
 def mesh_of(op: Any, tensors: list[Tensor]) -> TensorMesh:
@@ -40,7 +40,7 @@ def mesh_of(op: Any, tensors: list[Tensor]) -> TensorMesh:
 
 
 def replicated(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, signature: Signature, kind: Kind) -> Any:
-    """Give tensors of the program to each rank, if they are small."""
+    """Give plain tensors to each rank, if they are small."""
     found: dict[int, Tensor] = {}
 
     def convert(arg: Any) -> Any:

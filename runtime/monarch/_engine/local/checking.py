@@ -37,8 +37,7 @@ def check_local(op: str, tensors: Any) -> None:
             )
     if isinstance(tensors, torch.Tensor) and not isinstance(tensors, RankTensor):
         raise MeshOpError(
-            f"{op}: expected rank-local tensors, got a tensor of the program; use "
-            f"monarch.distribute(tensor, mesh).to_local()"
+            f"{op}: expected rank-local tensors, got a plain tensor; use monarch.distribute(tensor, mesh).to_local()"
         )
 
 
@@ -51,9 +50,9 @@ def mixed(op: Any) -> MeshOpError:
 
 
 def local_tensor(op: Any, tensor: torch.Tensor) -> MeshOpError:
-    """Return the error for a tensor of the program."""
+    """Return the error for a plain tensor."""
     return MeshOpError(
-        f"{op}: cannot combine a tensor of the program of shape {tuple(tensor.shape)} with rank-local tensors; send "
+        f"{op}: cannot combine a plain tensor of shape {tuple(tensor.shape)} with rank-local tensors; send "
         f"it to them with monarch.distribute(tensor, mesh).to_local(), or create it in 'with mesh.activate():'"
     )
 

@@ -276,7 +276,7 @@ def _copy(args: Any) -> Any:
         raise mixed(aten.copy_.default)
     if not isinstance(target, RankTensor):
         raise MeshOpError(
-            "copy_: a tensor of the program cannot take the values of all ranks; "
+            "copy_: a plain tensor cannot take the values of all ranks; "
             "copy that of one, as in target.copy_(monarch.inspect(tensor))"
         )
     if not isinstance(source, RankTensor):

@@ -75,7 +75,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
         dims: likewise, as keyword arguments.
 
     Returns:
-        A future of the same structure with tensors of the program, on the CPU. It fails with TensorError if an op
+        A future of the same structure with plain tensors, on the CPU. It fails with TensorError if an op
         failed that one of them depends on, and with DeviceMeshError if the rank has died.
 
     Raises:

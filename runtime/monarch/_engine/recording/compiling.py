@@ -119,7 +119,7 @@ class Compiled(Generic[P, R]):
                 )
             elif isinstance(leaf, torch.Tensor):
                 raise ArgumentError(
-                    f"{self._name}: an argument is a tensor of the program of shape {tuple(leaf.shape)}; distribute "
+                    f"{self._name}: an argument is a plain tensor of shape {tuple(leaf.shape)}; distribute "
                     f"it first, as in monarch.distribute(tensor, mesh, spec)"
                 )
             elif type(leaf) in (float, complex):

@@ -84,7 +84,7 @@ def check_of(
     Args:
         captured: as it was before the step was recorded.
         wanted: references of tensors that the step takes.
-        constants: tensors of the program that must not change, with their versions.
+        constants: plain tensors that must not change, with their versions.
 
     Returns:
         The check, and the references that it would return now.

@@ -14,7 +14,7 @@ from monarch._engine.tensors.tensor import Tensor
 
 _tensors: Any = torch.Tensor
 _READS: set[Any] = {_tensors.tolist, _tensors.numpy, _tensors.__array__}
-"""Functions that read a tensor of the program without an op."""
+"""Functions that read a plain tensor without an op."""
 
 
 class Functions(TorchFunctionMode):

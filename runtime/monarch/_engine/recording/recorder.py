@@ -173,13 +173,13 @@ class Recorder:
             self._depth -= 1
 
     def number_in(self, value: torch.Tensor) -> Number | None:
-        """Return the number in a tensor of the program that meets distributed tensors; None if it stays the same."""
+        """Return the number in a plain tensor that meets distributed tensors; None if it stays the same."""
         if value.numel() != 1 or not value.is_floating_point() or not self.values.differs(value):
             return None
         return self.values.number(value, self.seen(value))
 
     def seen(self, value: torch.Tensor) -> float:
-        """Return the number in a tensor of the program, for the engine itself."""
+        """Return the number in a plain tensor, for the engine itself."""
         self.inside = True
         try:
             return float(value)
@@ -195,13 +195,13 @@ class Recorder:
             )
         if self.values.differs(value):
             self.refuse(
-                f"a tensor of the program that changes from call to call is combined with distributed tensors at "
+                f"a plain tensor that changes from call to call is combined with distributed tensors at "
                 f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )
         if value.numel() > 1 and not self.values.is_known(value):
             self.refuse(
-                f"a tensor of the program of shape {tuple(value.shape)} is combined with distributed tensors at "
+                f"a plain tensor of shape {tuple(value.shape)} is combined with distributed tensors at "
                 f"{self.here()}\n"
                 f"Distribute it outside, and pass it as an argument."
             )

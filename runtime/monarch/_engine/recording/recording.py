@@ -118,7 +118,7 @@ class Recording:
     def _result(self, value: Any, what: str) -> _Result:
         if not isinstance(value, Tensor):
             if isinstance(value, torch.Tensor) and id(value) in self.recorder.values.moving:
-                self.recorder.refuse(f"{what} is a tensor of the program that differs from call to call")
+                self.recorder.refuse(f"{what} is a plain tensor that differs from call to call")
             return _Result("constant", 0, value)
         number = value.monarch_ref.number
         if number in self._produced:

@@ -11,7 +11,7 @@ from monarch._engine.recording.tape import Number, Tape
 
 
 class Values:
-    """The tensors of the program that a step uses. Used by the thread that records.
+    """The plain tensors that a step uses. Used by the thread that records.
 
     Args:
         recorder: a Recorder, which refuses.
@@ -92,7 +92,7 @@ class Values:
                 self._tape.changed.append(each)
         if any(id(each) in self.made and id(each) not in self.moving for each in written):
             self._recorder.refuse(
-                f"it fills a tensor of the program with values that differ from call to call at {self._recorder.here()}"
+                f"it fills a plain tensor with values that differ from call to call at {self._recorder.here()}"
             )
         if isinstance(result, torch.Tensor):
             self.moving.setdefault(id(result), name)

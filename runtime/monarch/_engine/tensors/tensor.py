@@ -115,7 +115,7 @@ class Tensor(OnRanks, torch.Tensor):
         return above.to_mesh(self, mesh, stream)
 
     def full_tensor(self) -> torch.Tensor:
-        """Return the whole value as a tensor of the program, on the CPU.
+        """Return the whole value as a plain tensor, on the CPU.
 
         Raises:
             DeviceMeshError: a rank that has a shard of it has died, or an op that it depends on has failed.
@@ -123,7 +123,7 @@ class Tensor(OnRanks, torch.Tensor):
         return above.full_tensor(self)
 
     def cpu(self, memory_format: Any = torch.preserve_format) -> torch.Tensor:
-        """Return the whole value as a tensor of the program; see ``full_tensor``."""
+        """Return the whole value as a plain tensor; see ``full_tensor``."""
         return self.full_tensor()
 
     def numpy(self, *, force: bool = False) -> Any:

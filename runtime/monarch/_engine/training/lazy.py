@@ -52,7 +52,7 @@ def put_in_place(old: Any, new: Any) -> Any:
     except RuntimeError as error:
         raise ArgumentError(
             f"module_to_mesh: a parameter of a lazy module cannot move to the mesh at its first call: {error}; call "
-            f"the module once on a small tensor of the program before module_to_mesh"
+            f"the module once on a small plain tensor before module_to_mesh"
         ) from error
     return old
 

@@ -20,6 +20,8 @@ from monarch.exceptions import DeviceMeshError, SpawnError, StoppedError, Superv
 
 _OLD = 2.0
 """Seconds before the end of a process from which on the age of its last lines is told."""
+_MOST = 8
+"""Different causes that an error describes."""
 
 
 def died(
@@ -47,7 +49,7 @@ def died(
     if all(isinstance(dead.cause, (NotStarted, NotReady)) for dead in lost.values()):
         kind = SpawnError
     lines: list[str] = []
-    for (cause, at), ranks in list(kinds.items())[:8]:
+    for (cause, at), ranks in list(kinds.items())[:_MOST]:
         whose = describe_ranks([base[rank] for rank in ranks], total)
         procs = f"the process{'es' if len(ranks) > 1 else ''} of {whose} of {mesh}"
         if stopped:
@@ -57,6 +59,9 @@ def died(
         if tail and not stopped:
             lines.append(f"  last lines of stderr of rank {base[ranks[0]]}{age_of_lines(lost[ranks[0]])}:")
             lines.extend(f"    {line}" for line in tail)
+    if len(kinds) > _MOST:
+        others = [base[rank] for ranks in list(kinds.values())[_MOST:] for rank in ranks]
+        lines.append(f"{describe_ranks(others)} also ended, of {len(kinds) - _MOST} other causes")
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):

@@ -113,7 +113,8 @@ class KubernetesLauncher:
             raise ArgumentError(f"python: expected a path of letters, digits and any of '_./~+-', got {self.python!r}")
         if not _NAME.fullmatch(self.job_name):
             raise ArgumentError(
-                f"job_name: expected at most 40 of a-z, 0-9 and '-', first a letter, got {self.job_name!r}"
+                f"job_name: expected at most 40 characters of a-z, 0-9 and '-', beginning with a letter, got "
+                f"{self.job_name!r}"
             )
         if type(self.time_limit) is not int or self.time_limit < 0:
             raise ArgumentError(f"time_limit: expected whole seconds, at least 0, got {self.time_limit!r}")
