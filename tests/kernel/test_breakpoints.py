@@ -326,8 +326,14 @@ while n < 100_000_000:
     n = adder.add.call_one(n).get() + 1"""
     cell = notebook.mesh(body, "--nowait --out h").ok()
     cell.until(lambda: cell.said().get("runs") == ALL)
+    answers = [""]
+
+    def are_paused() -> bool:
+        answers.append(said(notebook, "%mesh pause"))
+        return answers[-1].startswith("paused ranks 0-3")
+
     for _ in range(5):
-        assert wait_until(lambda: said(notebook, "%mesh pause").startswith("paused ranks 0-3"))
+        assert wait_until(are_paused), answers[-3:]
         text = said(notebook, "%mesh pause")
         assert re.search(r"paused at cell \[\d+\] line \d+: (n = |while )", text), text
         assert "paused at cell" in said(notebook, "%mesh next")
