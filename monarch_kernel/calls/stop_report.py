@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from monarch._kernel_api import Activity, CellError, Ending, Freed, ThreadState, describe_ranks
 
+_IN_COLLECTIVE = (
+    "was in a collective, whose connections were closed",
+    "were in a collective, whose connections were closed",
+)
+_CONNECTING = "was waiting for a connection, which was closed", "were waiting for a connection, which was closed"
 _REPLACED = (
     "replaced by a new process (ignored interrupts); its variables and actor state are lost",
     "replaced by new processes (ignored interrupts); their variables and actor state are lost",
 )
 """Of one rank, and of several."""
+_OF_SEVERAL: dict[str, str] = {one: several for one, several in (_REPLACED, _IN_COLLECTIVE, _CONNECTING)}
 
 
 class Stopped:
@@ -109,9 +114,9 @@ class Stopped:
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
-            return "was in a collective, whose connections were closed"
+            return _IN_COLLECTIVE[0]
         if self._freed.get(rank) is Freed.CONNECTION:
-            return "was waiting for a connection, which was closed"
+            return _CONNECTING[0]
         return "interrupted"
 
 
@@ -121,7 +126,7 @@ def _them(ranks: Collection[int]) -> str:
 
 def _plural(text: str) -> str:
     """Return what a line says of several ranks."""
-    return _REPLACED[1] if text == _REPLACED[0] else re.sub(r"^was ", "were ", text)
+    return _OF_SEVERAL.get(text, text)
 
 
 def activity_of_left(activity: Activity, thread_state: ThreadState | None, pid: int) -> str:

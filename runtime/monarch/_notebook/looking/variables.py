@@ -31,7 +31,7 @@ def variables_at(level: int, patterns: list[str]) -> Packed:
     is_function = frame is not None and frame.f_code.co_name != "<module>"
     names = _locals_of(scope.local) if is_function else user_names(scope.local)
     matching = [name for name in names if not patterns or any(fnmatchcase(name, each) for each in patterns)]
-    found = [_with_figures(name, scope.local[name]) for name in matching[:MOST] if name in scope.local]
+    found = [_with_statistics(name, scope.local[name]) for name in matching[:MOST] if name in scope.local]
     at = described(frame)._replace(text="") if frame is not None else None
     where = (at.file, at.line, at.function, at.text) if at is not None else ""
     shown = [(each.name, each.kind, each.text, each.size, each.complete, each.mark) for each in found]
@@ -42,7 +42,7 @@ def _locals_of(local: dict[str, Any]) -> list[str]:
     return sorted(name for name in list(local) if name.isidentifier() and not name.startswith("__"))
 
 
-def _with_figures(name: str, value: object) -> Variable:
+def _with_statistics(name: str, value: object) -> Variable:
     variable = variable_of(name, value)
     statistics = "" if " = " in variable.text else statistics_text(value)
     return variable._replace(text=f"{variable.text}, {statistics}") if statistics else variable
