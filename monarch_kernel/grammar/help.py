@@ -40,7 +40,7 @@ def bundle_of(command: str | None) -> dict[str, str]:
     parser = PARSERS.get(command)
     if parser is None:
         raise Usage(unknown(command))
-    rows = [(label(each), str(each.help)) for each in parser.arguments]
+    rows = [(label(each), str(each.help) % {}) for each in parser.arguments]
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     head = f"<p><code>{html.escape(usage)}</code></p><p>{html.escape(str(parser.description))}</p>"
     foot = f"<p>{html.escape(parser.epilog)}</p>" if parser.epilog else ""

@@ -42,7 +42,8 @@ def test_help_fits_80_columns(verb: str | None) -> None:
 def test_html_help_has_all_that_the_text_has(verb: str | None) -> None:
     text, html = (" ".join(bundle_of(verb)[kind].split()) for kind in ("text/plain", "text/html"))
     arguments = PARSERS[verb].arguments if verb else []
-    for each in [str(argument.help) for argument in arguments] if verb else [p.summary for p in PARSERS.values()]:
+    helps = [str(argument.help) % {} for argument in arguments]
+    for each in helps if verb else [p.summary for p in PARSERS.values()]:
         assert each in text and each in " ".join(text_of_html(html).split())
     assert all(label(each) in text_of_html(html) for each in arguments)
 
