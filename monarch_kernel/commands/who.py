@@ -74,7 +74,7 @@ class Who:
         header = parse_header(place)
         mesh = self._meshes.get(header.name)
         asked = _ask(mesh, header, patterns)
-        notes = [*_silent(asked, self._calls()), *_more(asked)]
+        notes = [*_silent(asked, self._calls()), *_undefined(asked), *_more(asked)]
         rows = lines_of({rank: each.variables for rank, each in asked.answers.items()}, MOST_VARIABLES)
         actors = actors_on(mesh, asked.ranks, patterns)
         if not rows and asked.answers and not (actors and patterns):
@@ -134,6 +134,15 @@ def _silent(asked: Asked, calls: Calls) -> list[str]:
         elif doing:
             ranks_of.setdefault((doing, "; values may change"), []).append(rank)
     return [f"{describe_ranks(ranks)}: {text}{end}" for (text, end), ranks in ranks_of.items()]
+
+
+def _undefined(asked: Asked) -> list[str]:
+    """Return lines about new ranks without the definitions of the cells so far."""
+    return [
+        f"{describe_ranks([rank])}: restarted; the next cell first runs the definitions of {cells} "
+        f"cell{'s' if cells > 1 else ''} there"
+        for rank, cells in asked.mesh.undefined(asked.ranks).items()
+    ]
 
 
 def _more(asked: Asked) -> list[str]:

@@ -239,6 +239,11 @@ class Mesh:
         """Note that new ranks lack the definitions; from any thread."""
         self._bare.update(ranks)
 
+    def undefined(self, ranks: list[int]) -> dict[int, int]:
+        """Return those of some ranks that lack definitions, each with the number of cells that have some for it."""
+        bare = sorted(self._bare.intersection(ranks).difference(self.dead()))
+        return {rank: count for rank in bare if (count := len(self.definitions.of(rank)))}
+
     def define(self) -> None:
         """Run the definitions on ranks that lack them."""
         # A dead rank lacks them again once it is replaced.
@@ -281,7 +286,7 @@ class Mesh:
             for each in defined:
                 # The cell showed its output when it ran.
                 with self.silent(), called(each.name):
-                    run = cells.run.call_one(each.text, each.name, port, each.shown)
+                    run = cells.define.call_one(each.text, each.name, port, each.shown)
                 result: CellResult = run.get()
                 if result.error is None:
                     continue

@@ -153,6 +153,21 @@ def test_killed_paused_rank_is_replaced(own: Callable[..., Notebook]) -> None:
 
 
 @pytest.mark.slow
+def test_pause_of_a_restarted_rank_waits_for_the_next_cell(own: Callable[..., Notebook]) -> None:
+    """The definitions that a new rank runs first use up no pause."""
+    book = own()
+    book.run("%mesh up --procs 2 --restart").ok()
+    book.mesh("def f():\n    return 1").ok()
+    book.mesh("import os\nif rank: os.kill(os.getpid(), 9)")
+    assert wait_until(lambda: "rank 1: restarted" in book.run("%mesh who").ok().shown)
+    assert "ranks 0-1: idle; pauses at the beginning" in book.run("%mesh pause").ok().text
+    book.mesh("f()", "--nowait --out answer").ok()
+    assert wait_until(lambda: "ranks 0-1: paused" in book.run("%mesh where").ok().text)
+    book.run("%mesh resume").ok()
+    assert book.run("list(answer.result(20).values())").ok().shown == "[1, 1]"
+
+
+@pytest.mark.slow
 def test_rank_that_calls_all_the_time_pauses_in_its_own_code(notebook: Notebook) -> None:
     """Most of its time it is in code of the package, where it is not paused."""
     body = """from monarch.actor import Actor, endpoint, this_proc

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kernels import Cell, Notebook
+from leaks import wait_until
 from monarch._notebook.who.complete import complete, inspect_name
 from monarch._notebook.who.listing import Variable, listing
 from monarch._notebook.who.sizes import bytes_of
@@ -123,6 +124,18 @@ def test_dead_ranks_are_named(own: Callable[..., Notebook]) -> None:
     assert re.search(r"^x +int +1 +\S+ B +0$", shown, re.M)
     assert re.search(r"^rank 1: dead: .*; %mesh heal replaces dead ranks$", shown, re.M)
     assert "dead" in book.run("%mesh who [1]").ok().shown
+
+
+def test_restarted_ranks_are_said_to_get_the_definitions_later(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 2 --restart").ok()
+    book.mesh("def f(): return 1").ok()
+    book.mesh("__import__('os').kill(__import__('os').getpid(), 9)", "[1]")
+    later = "rank 1: restarted; the next cell first runs the definitions of 1 cell there"
+    assert wait_until(lambda: later in book.run("%mesh who").ok().shown)
+    book.mesh("1").ok()
+    shown = book.run("%mesh who").ok().shown
+    assert re.search(r"^f +function .* 0-1$", shown, re.M) and "restarted" not in shown
 
 
 @pytest.mark.slow

@@ -72,9 +72,9 @@ def test_shell_of_a_host_is_like_one_here(terminal: Terminal) -> None:
     os.kill(terminal.process.pid, signal.SIGWINCH)
     terminal.keys("until [ \"$(stty size)\" = '20 60' ]; do :; done; echo resi''zed\r")
     terminal.until("resized\r\n")
-    # Ctrl-C interrupts the command there, and not the program here.
-    terminal.keys("sle''ep 600\r")
-    terminal.until("600\r\n")
+    # Ctrl-C interrupts the command there, and not the program here. The command speaks once it has the terminal.
+    terminal.keys("sh -c 'echo slee\"\"ping; exec sleep 600'\r")
+    terminal.until("sleeping\r\n")
     terminal.keys("\x03")
     terminal.until("ready> ")
     terminal.keys("exit 7\r")

@@ -263,7 +263,7 @@ class Mailbox:
             if interrupts is not None:
                 interrupts.enter()
             if gate.wanted:
-                gate.enter()
+                gate.enter(method.function)
             if before:
                 prepare()
             try:
@@ -338,7 +338,7 @@ class Mailbox:
                 try:
                     executor.package_tasks.discard(task)
                     if gate.wanted:
-                        gate.enter()
+                        gate.enter(method.function)
                     if before:
                         prepare()
                     args, kwargs = loads(call.body, more)

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
+from monarch._actors.pausing.gate import gate
 from monarch._core.shapes.extent import Point
 from monarch._groups.default_group import hook_torch
 from monarch._groups.environment import rank_gpu, restore_mesh_variables
@@ -93,6 +94,14 @@ class Namespace(Actor):
             sink: a Port for what it displays while it runs.
             typed: its text as typed, if that has magics.
         """
+        return self._run(source, name, sink, typed)
+
+    @endpoint
+    def define(self, source: str, name: str, sink: Any, typed: str = "") -> CellResult:
+        """Run the definitions of an earlier cell. A pause that somebody has asked for waits for the next call."""
+        return self._run(source, name, sink, typed)
+
+    def _run(self, source: str, name: str, sink: Any, typed: str) -> CellResult:
         offer(self.variables, bool(typed))
         current_node().output.watch()
         try:
@@ -126,3 +135,6 @@ class Namespace(Actor):
     def names_of(self) -> list[tuple[str, str]]:
         """Return the same, for use here."""
         return [(name, type(self.variables[name]).__name__) for name in user_names(self.variables)]
+
+
+gate.at_once.add(Namespace.define.method)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from monarch._actors.interruptible import sleep
 from monarch._actors.interrupts import new_interrupt
@@ -90,6 +91,8 @@ class PauseGate:
         """Why it has stopped by itself, at a breakpoint or after a step; None for a pause."""
         self.at_entry: list[Callable[[], object]] = []
         """Called at the beginning of a call. Set up before there is any."""
+        self.at_once: set[Callable[..., Any]] = set()
+        """Methods whose calls do not pause at their beginning: the next call that a person has made does. Likewise."""
         self._stands = False
         """Whether the program that controls this rank counts it as stopped, or as in a step. The receiving thread takes
         it back."""
@@ -321,8 +324,10 @@ class PauseGate:
         """Return whether the main thread is paused."""
         return self.frame is not None
 
-    def enter(self) -> None:
-        """Begin a call: forget the last error, look for new breakpoints, and pause if that was asked for."""
+    def enter(self, method: Callable[..., Any]) -> None:
+        """Begin a call of a method: forget the last error, look for breakpoints, and pause if that was asked for."""
+        if method in self.at_once:
+            return
         # In other threads, breakpoints are noticed only here.
         self.wanted = bool(self.points.now)
         for each in self.at_entry:
