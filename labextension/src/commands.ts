@@ -64,10 +64,10 @@ export function addCommands(
   add(Commands.interrupt, trans.__('Interrupt Ranks'), () => act('interrupt'));
   add(Commands.pause, trans.__('Pause Ranks'), () => act('pause'));
   add(Commands.resume, trans.__('Resume Ranks'), () => act('resume'));
-  add(Commands.heal, trans.__('Heal Failed Ranks'), () => act('heal'));
+  add(Commands.heal, trans.__('Heal Dead Ranks'), () => act('heal'));
   add(Commands.stacks, trans.__('Dump Stacks of Ranks'), () => act('stacks'));
-  add(Commands.nextFailed, trans.__('Next Failed Rank'), () => step(1));
-  add(Commands.previousFailed, trans.__('Previous Failed Rank'), () => step(-1));
+  add(Commands.nextFailed, trans.__('Next Dead Rank'), () => step(1));
+  add(Commands.previousFailed, trans.__('Previous Dead Rank'), () => step(-1));
   commands.addCommand(Commands.create, {
     label: args => (args.isLauncher ? trans.__('Mesh Notebook') : trans.__('New Mesh Notebook')),
     caption: trans.__('A notebook that starts a mesh of ranks'),

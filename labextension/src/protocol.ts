@@ -70,7 +70,7 @@ export const LOOKS: Record<State, Look> = {
   blocked: { word: 'in a C call', sign: '■', light: '#7a5195', dark: '#b78fd6' },
   paused: { word: 'paused', sign: '‖', light: '#2f6fb5', dark: '#64a8f0' },
   unresponsive: { word: 'unresponsive', sign: '?', light: '#b5651d', dark: '#e8965a' },
-  failed: { word: 'failed', sign: '✕', light: '#b3261e', dark: '#ff6f61' },
+  failed: { word: 'dead', sign: '✕', light: '#b3261e', dark: '#ff6f61' },
   restarted: { word: 'restarted', sign: '↻', light: '#3aa0a8', dark: '#62c9d1' },
   stopped: { word: 'stopped', sign: '–', light: '#9aa3ad', dark: '#5b6570' }
 };

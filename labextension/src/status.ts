@@ -1,4 +1,4 @@
-/** The status bar's item: "8 ranks, 1 failed, 2 paused". */
+/** The status bar's item: "8 ranks, 1 dead, 2 paused". */
 
 import { Widget } from '@lumino/widgets';
 import type { MeshSummary } from './protocol';
@@ -35,7 +35,7 @@ export class StatusItem extends Widget {
   }
 }
 
-/** Return the ranks of all meshes, and how many have failed or are paused. */
+/** Return the ranks of all meshes, and how many are dead or paused. */
 export function summary(meshes: readonly MeshSummary[], trans: Trans): string {
   const sum = (of: (mesh: MeshSummary) => number) => meshes.reduce((total, mesh) => total + of(mesh), 0);
   const ranks = trans._n(
@@ -45,6 +45,6 @@ export function summary(meshes: readonly MeshSummary[], trans: Trans): string {
   );
   const failed = sum(mesh => mesh.failed);
   const paused = sum(mesh => mesh.paused ?? 0);
-  const parts = [failed && trans.__('%1 failed', failed), paused && trans.__('%1 paused', paused)];
+  const parts = [failed && trans.__('%1 dead', failed), paused && trans.__('%1 paused', paused)];
   return [ranks, ...parts.filter(Boolean)].join(', ');
 }

@@ -65,7 +65,7 @@ class Log:
             if most and absent:
                 whose = f"mesh {mesh.name!r} has no" if mesh else "no mesh has"
                 raise Usage(f"%mesh log: --rank: {whose} {describe_ranks(absent)}; the last rank is {most - 1}")
-            sys.stderr.write(_nothing(ranks, options.cell, options.name or ""))
+            sys.stdout.write(_nothing(ranks, options.cell, options.name or ""))
             return
         lines = chain([first], lines)
         for piece in ending(lines, _SHOWN if options.tail is None else _MOST):

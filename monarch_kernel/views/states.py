@@ -28,7 +28,7 @@ LOOKS: dict[str, Look] = {
     "blocked": Look("in a C call", "■", "#7a5195", "#b78fd6"),
     "paused": Look("paused", "‖", "#2f6fb5", "#64a8f0"),
     "unresponsive": Look("unresponsive", "?", "#b5651d", "#e8965a"),
-    "failed": Look("failed", "✕", "#b3261e", "#ff6f61"),
+    "failed": Look("dead", "✕", "#b3261e", "#ff6f61"),
     "restarted": Look("restarted", "↻", "#3aa0a8", "#62c9d1"),
     "stopped": Look("stopped", "–", "#9aa3ad", "#5b6570"),
 }

@@ -18,7 +18,7 @@ _GROUPS = 6
 
 
 def counts_text(shown: Snapshot) -> str:
-    """Return how many ranks are in which state, as in ``8 ranks: 6 running cell [3], 1 failed, 1 idle``."""
+    """Return how many ranks are in which state, as in ``8 ranks: 6 running cell [3], 1 dead, 1 idle``."""
     groups = Counter(_doing(row) for row in shown.ranks)
     parts = [f"{count} {text}" for text, count in groups.most_common(_GROUPS)]
     left = sum(groups.values()) - sum(count for _, count in groups.most_common(_GROUPS))
@@ -66,7 +66,7 @@ def boxes(mesh: MeshRow, ranks: Sequence[RankRow]) -> Iterator[tuple[str, list[l
 
 
 def failures(ranks: Sequence[RankRow]) -> dict[str, list[int]]:
-    """Return the ranks that have failed or are silent, by the reason."""
+    """Return the ranks that are dead or silent, by the reason."""
     found: dict[str, list[int]] = {}
     for row in ranks:
         if row.reason and row.state in ("failed", "unresponsive"):

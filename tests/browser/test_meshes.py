@@ -341,7 +341,7 @@ def test_failed_rank_is_shown_and_healed_from_the_panel(quiet: Any) -> None:
     tile = panel(book).locator(".mk-tile.mk-failed")
     tile.wait_for()
     item = book.page.locator(".mk-statusbar")
-    book.wait(lambda: "1 failed" in item.inner_text(), "the status bar")
+    book.wait(lambda: "1 dead" in item.inner_text(), "the status bar")
     book.evaluate("app.commands.execute('monarch:next-failed-rank')")
     panel(book).get_by_role("heading", name="Rank 1").wait_for()
     book.shot("panel-failed")

@@ -132,7 +132,7 @@ def test_a_stop_frees_a_rank_whose_group_connects(book: Notebook) -> None:
     """It is in a call of NCCL that waits for the others, which no abort ends."""
     making = "g = dist.new_group([0, 1], backend='nccl')"
     cell = book.send(f"%%mesh\nif rank == 0:\n    {making}")
-    until_said(cell, "rank 0 waits for rank 1", "finished without calling new_group()")
+    until_said(cell, "rank 0 waits for rank 1, which finished without calling new_group()")
     book.interrupt()
     assert "stopped" in cell.wait().text
     again = f"{making}\nx.fill_(rank + 1)\ndist.all_reduce(x, group=g)\nx[0].item()"

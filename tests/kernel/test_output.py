@@ -119,13 +119,13 @@ def test_output_of_nested_threads_goes_to_its_cell(notebook: Notebook) -> None:
 
 def test_empty_log_says_so(notebook: Notebook) -> None:
     silent = notebook.mesh("quiet = 1").ok().reply["execution_count"]
-    assert notebook.run(f"%mesh log --cell {silent}").ok().stream("stderr") == (
+    assert notebook.run(f"%mesh log --cell {silent}").ok().stream("stdout") == (
         f"ranks have printed nothing in cell [{silent}]\n"
     )
     spoken = notebook.mesh("if rank == 1: print('here')").ok().reply["execution_count"]
-    text = notebook.run(f"%mesh log --cell {spoken} --rank 2").ok().stream("stderr")
+    text = notebook.run(f"%mesh log --cell {spoken} --rank 2").ok().stream("stdout")
     assert text == f"rank 2 has printed nothing in cell [{spoken}]\n"
-    text = notebook.run(f"%mesh log --cell {spoken} --rank 2-3,0").ok().stream("stderr")
+    text = notebook.run(f"%mesh log --cell {spoken} --rank 2-3,0").ok().stream("stdout")
     assert text == f"ranks 0,2-3 have printed nothing in cell [{spoken}]\n"
     assert notebook.run(f"%mesh log --cell {spoken} --rank 0,1").ok().stream("stdout") == "[rank 1] here\n"
     assert notebook.run(f"%mesh log mesh --cell {spoken} --rank 0,1").ok().stream("stdout") == "[rank 1] here\n"

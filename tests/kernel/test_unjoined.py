@@ -23,7 +23,9 @@ def until_said(cell: Cell, *parts: str) -> None:
 def test_cell_names_ranks_missing_from_a_collective(notebook: Notebook) -> None:
     notebook.mesh("dist.barrier()").ok()
     cell = notebook.send("%%mesh\nif rank == 0: dist.barrier()")
-    until_said(cell, "stuck: rank 0 waits for ranks 1-3", "finished without calling barrier(); call it on all ranks")
+    until_said(
+        cell, "stuck: rank 0 waits for ranks 1-3, which finished without calling barrier()", "call it on all ranks"
+    )
     notebook.interrupt()
     assert cell.wait().status == "error"
     assert "has waited" not in cell.stream("stderr")

@@ -94,7 +94,7 @@ def test_stop_names_the_wait_that_it_ends(notebook: Notebook) -> None:
     ended(notebook, cell)
     text = cell.stream("stderr")
     assert "stopped: rank 0: was in a collective" in text
-    assert "\nwhen stopped: rank 0 waits for ranks 1-3, which are idle after finishing the call\n" in text, text
+    assert "\nwhen stopped: rank 0 waits for ranks 1-3, which finished without calling all_reduce()\n" in text, text
     assert "call it on all ranks of the group" in text
 
 

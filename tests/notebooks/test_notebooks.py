@@ -245,7 +245,7 @@ def check_watch_it_train(cells: dict[str, Any], _: Any) -> None:
 def check_stuck_and_why(cells: dict[str, Any], _: Any) -> None:
     # Each hang names the ranks, what is missing, and the line.
     told = shown(cells["if"])
-    assert "stuck: rank 0 waits for ranks 1-3, which are idle after finishing the call" in told
+    assert "stuck: rank 0 waits for ranks 1-3, which finished without calling all_reduce()" in told
     assert "at line 4: dist.all_reduce(seen)" in told and "CallTimeoutError" in told
     told = shown(cells["slow"])
     assert "waiting: ranks 0-1,3 wait for rank 2, which is asleep" in told and "at line 7 in fetch" in told

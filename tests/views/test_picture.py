@@ -87,7 +87,7 @@ def test_html_names_its_display_for_pages_that_open_later() -> None:
 
 
 def test_one_line_counts_the_ranks() -> None:
-    assert "8 ranks: 5 running cell [3], 1 idle, 1 waiting in a collective (cell [3]), 1 failed" in text_of(shown(8))
+    assert "8 ranks: 5 running cell [3], 1 idle, 1 waiting in a collective (cell [3]), 1 dead" in text_of(shown(8))
 
 
 def test_signs_are_legible_on_their_colours() -> None:

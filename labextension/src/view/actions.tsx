@@ -23,7 +23,7 @@ export function actionHelp(action: Action, trans: Trans): string {
     interrupt: trans.__('Raise KeyboardInterrupt in what they run; variables are kept'),
     pause: trans.__('Pause them at their next line'),
     resume: trans.__('Resume paused ranks'),
-    heal: trans.__('Replace failed ranks with new processes; the others keep their variables'),
+    heal: trans.__('Replace dead ranks with new processes; the others keep their variables'),
     kill: trans.__('End their processes; their variables are lost'),
     stacks: trans.__('Print the stack of each rank, without stopping it')
   };
@@ -95,7 +95,7 @@ export function Actions({ session, selected, trans }: Props) {
       // A rank that is idle, or in C code, pauses later.
       return '';
     }
-    const text = action === 'heal' && !failed ? trans.__('No rank has failed') : whyUseless(action, rows, trans);
+    const text = action === 'heal' && !failed ? trans.__('No rank is dead') : whyUseless(action, rows, trans);
     return [...session.pending.values()].includes(action) ? trans.__('In progress') : text;
   };
   if (mesh.ended || session.link !== 'live' || !mesh.actions.length) {

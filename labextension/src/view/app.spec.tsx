@@ -119,7 +119,7 @@ describe('the view of a mesh', () => {
     expect(off().map(each => each.title)).toEqual([
       'Nothing is running on these ranks',
       'None of these ranks is paused',
-      'No rank has failed'
+      'No rank is dead'
     ]);
     const paused = [rankRow(0, { state: 'failed' }), rankRow(1, { state: 'paused', call: 'cell [4]' })];
     channel.tell(patchOf(1, { ranks: paused }));
@@ -270,9 +270,7 @@ describe('the view of a mesh', () => {
   test('the legend counts states, and makes one stand out', async () => {
     await start(4, { ranks: [0, 1, 2, 3].map(rank => rankRow(rank, { state: rank ? 'idle' : 'failed' })) });
     await seen(() => expect(place.querySelector('.mk-legend')?.textContent).toContain('idle 3'));
-    const chip = [...place.querySelectorAll<HTMLElement>('.mk-chip')].find(each =>
-      each.textContent?.includes('failed')
-    )!;
+    const chip = [...place.querySelectorAll<HTMLElement>('.mk-chip')].find(each => each.textContent?.includes('dead'))!;
     chip.click();
     await seen(() => expect(place.querySelector<HTMLElement>('.mk-grid')?.dataset.only).toBe('failed'));
     expect(chip.getAttribute('aria-pressed')).toBe('true');
@@ -282,7 +280,7 @@ describe('the view of a mesh', () => {
     await start();
     channel.tell(patchOf(1, { ranks: [rankRow(2, { state: 'failed', reason: 'out of memory' })] }));
     await seen(() =>
-      expect(place.querySelector('[aria-live=polite]')?.textContent).toBe('rank 2: failed. out of memory')
+      expect(place.querySelector('[aria-live=polite]')?.textContent).toBe('rank 2: dead. out of memory')
     );
   });
 
@@ -425,7 +423,7 @@ describe('the view of a slice', () => {
     await shows('ranks 1, 3 of 4');
     await shows('cell [6]');
     expect([...place.querySelectorAll<HTMLElement>('.mk-tile')].map(each => each.dataset.rank)).toEqual(['1', '3']);
-    expect(place.querySelector('.mk-legend')!.textContent).toMatch(/idle 1.*failed 1/);
+    expect(place.querySelector('.mk-legend')!.textContent).toMatch(/idle 1.*dead 1/);
     expect(place.textContent).not.toContain('cell [5]');
     channel.tell(
       patchOf(1, {

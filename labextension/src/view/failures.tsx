@@ -1,9 +1,9 @@
 import { useRef } from 'preact/hooks';
 import type { MeshSession } from '../session';
 import type { Trans } from './trans';
-import { rankSet } from './words';
+import { rankSet, stateWord } from './words';
 
-/** Tells screen readers, in their own time, which ranks have just failed. */
+/** Tells screen readers, in their own time, which ranks have just died, or fallen silent. */
 export function Failures({ session, trans }: { session: MeshSession; trans: Trans }) {
   const known = useRef(new Set<number>());
   const text = useRef('');
@@ -12,7 +12,7 @@ export function Failures({ session, trans }: { session: MeshSession; trans: Tran
   known.current = new Set(failed.map(row => row.rank));
   if (fresh.length) {
     const [first] = fresh;
-    const what = trans.__(first.state);
+    const what = stateWord(first.state, trans);
     text.current =
       fresh.length === 1
         ? trans.__('rank %1: %2. %3', first.rank, what, first.reason)

@@ -49,9 +49,9 @@ describe('words', () => {
     expect(sentence(running, 1012, ENGLISH)).toBe('rank 3: running cell [4] line 7 for 12 s, load 95 %');
   });
 
-  test('a failed rank says when and why', () => {
+  test('a dead rank says when and why', () => {
     const failed = row({ state: 'failed', reason: 'out of memory', since: 1000, restarts: 1 });
-    expect(sentence(failed, 1031, ENGLISH)).toBe('rank 3: failed 31 s ago: out of memory, restarted once');
+    expect(sentence(failed, 1031, ENGLISH)).toBe('rank 3: died 31 s ago: out of memory, restarted once');
   });
 
   test('a rank in a collective names it', () => {

@@ -178,12 +178,12 @@ function MeshList({ model, chosen, trans }: { model: PanelModel; chosen: string;
   );
 }
 
-/** Return "8 ranks, 1 failed". */
+/** Return "8 ranks, 1 dead". */
 export function meshText(mesh: MeshSummary, trans: Trans): string {
   // The ranks of a detached mesh are not known.
   const parts = mesh.ranks ? [trans._n('1 rank', '%1 ranks', mesh.ranks)] : [];
   if (mesh.failed) {
-    parts.push(trans.__('%1 failed', mesh.failed));
+    parts.push(trans.__('%1 dead', mesh.failed));
   } else if (mesh.paused) {
     parts.push(trans.__('%1 paused', mesh.paused));
   } else if (mesh.running) {

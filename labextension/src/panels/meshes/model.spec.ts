@@ -163,7 +163,7 @@ describe('the Meshes panel', () => {
   });
 
   test('sums up a mesh in a line', () => {
-    expect(meshText(summary('a', { failed: 1, running: 7 }), ENGLISH)).toBe('8 ranks, 1 failed');
+    expect(meshText(summary('a', { failed: 1, running: 7 }), ENGLISH)).toBe('8 ranks, 1 dead');
     expect(meshText(summary('a', { running: 7, owner: 'train.ipynb' }), ENGLISH)).toBe(
       '8 ranks, 7 running, train.ipynb'
     );

@@ -93,7 +93,7 @@ def describe_finding(finding: Finding, names: Mapping[str, str] | None = None, l
 
 
 def _lines(finding: Finding, names: Mapping[str, str], label: str = "") -> list[str]:
-    places = [*finding.waiting, *finding.missing]
+    places = [*finding.waiting, *(finding.missing if not _says_all(finding, names) else ())]
     lines = [f"{label or _label(finding)}: {_heading(finding, names)}"]
     lines += [f"  {place_text(each, names)}" for each in places[:_SHOWN]]
     if len(places) > _SHOWN:
@@ -118,12 +118,38 @@ def _heading(finding: Finding, names: Mapping[str, str]) -> str:
     if finding.cause is Cause.BLOCKED:
         one = len(_ranks(finding.waiting)) == 1
         return f"{waiting} {'is' if one else 'are'} {_state(finding.waiting[0])}{_outside(finding.outside, names)}"
-    missing = describe_ranks(_ranks(finding.missing))
-    states = {_state(each) for each in finding.missing}
+    states = _missing_states(finding)
+    which = f", which {states[0]}" if len(states) == 1 else ""
+    return f"{waiting} {_verb(finding.waiting)} for {describe_ranks(_ranks(finding.missing))}{which}"
+
+
+def _missing_states(finding: Finding) -> list[str]:
+    """Return the different states of the ranks that are waited for, each with its verb."""
+    if _has_skipped(finding):
+        return [f"finished without calling {_call(finding)}"]
     dead = all(each.kind is Kind.DEAD and each.what for each in finding.missing)
-    verb = "which" if dead else "which is" if len(_ranks(finding.missing)) == 1 else "which are"
-    which = f", {verb} {states.pop()}"
-    return f"{waiting} {_verb(finding.waiting)} for {missing}{which if not states else ''}"
+    verb = "" if dead else "is " if len(_ranks(finding.missing)) == 1 else "are "
+    return list(dict.fromkeys(f"{verb}{_state(each)}" for each in finding.missing))
+
+
+def _has_skipped(finding: Finding) -> bool:
+    """Return whether ranks have ended without the collective that others wait in."""
+    entered = [each.entered for each in finding.waiting if each.entered is not None]
+    others = any(each.advice or each.what or each.kind is not Kind.IDLE for each in finding.missing)
+    skipped = finding.cause is Cause.IDLE and bool(finding.missing) and not others
+    return skipped and bool(entered) and not any(each.is_message for each in entered)
+
+
+def _call(finding: Finding) -> str:
+    operation = next((each.entered.operation for each in finding.waiting if each.entered is not None), "")
+    return f"{operation}()" if operation else "this collective"
+
+
+def _says_all(finding: Finding, names: Mapping[str, str]) -> bool:
+    """Return whether the heading has all that lines about the missing ranks would say."""
+    if finding.cause in (*_OTHERWISE, Cause.TOGETHER, Cause.BLOCKED) or len(_missing_states(finding)) != 1:
+        return False
+    return all(place_text(each, names) == f"{describe_ranks(each.ranks)} {_state(each)}" for each in finding.missing)
 
 
 def _outside(targets: Sequence[Target], names: Mapping[str, str]) -> str:
@@ -145,14 +171,12 @@ def _advice(finding: Finding) -> str:
     given = [each.advice or _ADVICE.get(each.kind, "") for each in finding.missing or finding.waiting]
     if given[0]:
         return given[0]
-    operation = next((each.entered.operation for each in finding.waiting if each.entered is not None), "")
     missing = _ranks(finding.missing)
     if not missing or not any(each.entered is not None for each in finding.waiting):
         return ""
     is_message = any(each.entered.is_message for each in finding.waiting if each.entered is not None)
-    call = f"{operation}()" if operation else "this collective"
     if is_message:
-        return f"no rank makes the call that matches {call}; make it on {describe_ranks(missing)}"
+        return f"no rank makes the call that matches {_call(finding)}; make it on {describe_ranks(missing)}"
     if finding.cause is Cause.UNLIKE:
         verb = "has" if len(missing) == 1 else "have"
         return (
@@ -160,7 +184,9 @@ def _advice(finding: Finding) -> str:
             f"tensors may differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
         )
     if finding.cause is Cause.IDLE:
-        return f"{describe_ranks(missing)} finished without calling {call}; call it on all ranks of the group"
+        everywhere = "call it on all ranks of the group"
+        skipped = f"{describe_ranks(missing)} finished without calling {_call(finding)}; {everywhere}"
+        return everywhere if _has_skipped(finding) else skipped
     return ""
 
 
