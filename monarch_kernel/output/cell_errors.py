@@ -90,7 +90,7 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
     places: dict[str, list[int]] = {}
     for rank, error in errors.items():
         source = f": {error.source}" if error.source else ""
-        where = f"was at {error.file or name} line {error.line}{source}" if error.line else "was stopped"
+        where = f"at {error.file or name} line {error.line}{source}" if error.line else "stopped"
         places.setdefault(where, []).append(rank)
     for rank, text in left.items():
         places.setdefault(text, []).append(rank)

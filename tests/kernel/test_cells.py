@@ -174,7 +174,7 @@ def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     assert (
         "CallTimeoutError: cell [" in cell.text and "timed out after 0.2 s on rank 2, and was interrupted" in cell.text
     )
-    assert re.search(r"rank 2: was at cell \[\d+\] line 4: if rank == 2: time.sleep\(600\)", cell.text)
+    assert re.search(r"rank 2: at cell \[\d+\] line 4: if rank == 2: time.sleep\(600\)", cell.text)
     # The results of the others are shown.
     assert "[rank 3] 3" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("kept").ok().shown
@@ -188,7 +188,7 @@ def test_timeout_names_the_line_of_each_group_of_ranks(notebook: Notebook) -> No
     assert cell.reply["ename"] == "CallTimeoutError"
     lines = {"rank 0": "4: time.sleep(600)", "rank 1": "6: while True: pass", "ranks 2-3": "7: dist.barrier()"}
     for ranks, line in lines.items():
-        assert f"{ranks}: was at cell [{cell.reply['execution_count']}] line {line}" in cell.text
+        assert f"{ranks}: at cell [{cell.reply['execution_count']}] line {line}" in cell.text
     call = "get_ipython().run_cell_magic('mesh', '--timeout 0.1', 'while True: pass')"
     caught = notebook.run(f"try: {call}\nexcept TimeoutError: print('caught')").ok()
     assert "caught" in caught.stream("stdout")
