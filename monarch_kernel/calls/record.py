@@ -94,12 +94,16 @@ class Calls:
     def name(self, calls: Iterable[Gather[Any]], name: str, handle: str = "") -> None:
         """Record that calls belong to a cell, which may have a handle."""
         for call in calls:
-            self._names[call.port] = f"{name} (--nowait)" if handle else name
+            self._names[call.port] = name
             if handle:
                 self._handles[call.port] = handle
 
     def title(self, call: Gather[Any]) -> str:
-        """Describe a call."""
+        """Describe a call, and whether it is a cell that the notebook does not wait for."""
+        return f"{self.short_title(call)}{' (--nowait)' if call.port in self._handles else ''}"
+
+    def short_title(self, call: Gather[Any]) -> str:
+        """Describe a call; a cell by its name."""
         name = self._names.get(call.port)
         if name is not None:
             return name

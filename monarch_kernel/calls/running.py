@@ -340,13 +340,15 @@ class Run(Running):
             outcomes = {rank: _freed(result, sorted(dead)) for rank, result in outcomes.items()}
         return _followed(outcomes)
 
-    def _advised(self, lines: list[str]) -> str:
-        """Return the lines below a death; the last one, made at the death, advises to replace the dead ranks."""
+    def _advised(self, error: BaseException | None) -> str:
+        """Return the lines below a death; its advice, to replace the dead ranks, may have been followed since."""
+        lines = str(error).splitlines()[1:]
+        advice = error.advice.splitlines() if isinstance(error, DeviceMeshError) else []
         procs = [peer.proc for future in self.futures for peer in future.targets if peer.dead is not None]
         ranks = sorted(rank for proc in procs for _, rank in [split_proc(proc)] if self._procs.proc(rank) != proc)
         if lines and len(ranks) == len(procs):
             have = "has a new process" if len(ranks) == 1 else "have new processes"
-            lines = [*lines[:-1], f"{describe_ranks(ranks)} {have} by now; run the cell again"]
+            lines = [*lines[: len(lines) - len(advice)], f"{describe_ranks(ranks)} {have} by now; run the cell again"]
         return "\n".join(lines)
 
     def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
@@ -362,7 +364,7 @@ class Run(Running):
         lines = self.source.typed.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         # Its last output, and the ranks that are alive.
-        more = self._advised(str(error).splitlines()[1:])
+        more = self._advised(error)
         failed = CellError(
             type(error).__name__,
             f"the process {describe(dead.cause, None if here else dead.at)}",

@@ -32,8 +32,7 @@ class Busy(NamedTuple):
             place: where the rank is, as in ``cell [3] line 5``; empty if unknown.
             is_paused: whether a debugger has paused it.
         """
-        title = self.title.removesuffix(" (--nowait)")
-        where = place if place.startswith(f"{title} ") else ", ".join(filter(None, [title, place]))
+        where = place if place.startswith(f"{self.title} ") else ", ".join(filter(None, [self.title, place]))
         if is_paused:
             return f"paused: {where}; %mesh resume lets it continue"
         return f"{'stopped, but still in' if self.stopped else 'busy:'} {where}, {self.seconds:.0f} s"
@@ -48,7 +47,7 @@ def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
             continue
         for proc in [peer.proc for peer in each.waits_for()]:
             if split_proc(proc)[0] == uid:
-                busy = Busy(calls.title(each), calls.seconds(each), calls.is_left(port, proc))
+                busy = Busy(calls.short_title(each), calls.seconds(each), calls.is_left(port, proc))
                 by_rank.setdefault(split_proc(proc)[1], busy)
     return by_rank
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from monarch._kernel_api import Dead, advice, current_node, describe, describe_all, describe_ranks, state_of
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.meshes.mesh import Mesh
-
-_CALL = re.compile(r"^\S+\.inside\.run_in_actor\(\)")
-"""The call of a cell inside actors."""
 
 
 @contextmanager
@@ -21,14 +17,7 @@ def naming_deaths(mesh: Mesh | None) -> Generator[None]:
     try:
         yield
     except DeviceMeshError as error:
-        raise (_of_cell(error) if mesh is None else death_error(error, mesh)) from None
-
-
-def _of_cell(error: DeviceMeshError) -> DeviceMeshError:
-    """Let the error of a call to actors name the cell that the call runs."""
-    if error.args and isinstance(error.args[0], str):
-        error.args = (_CALL.sub("the cell", error.args[0]), *error.args[1:])
-    return error
+        raise (error if mesh is None else death_error(error, mesh)) from None
 
 
 def death_error(error: DeviceMeshError, mesh: Mesh) -> DeviceMeshError:
@@ -39,8 +28,11 @@ def death_error(error: DeviceMeshError, mesh: Mesh) -> DeviceMeshError:
     node, procs = current_node(), state_of(mesh.procs).procs
     deaths = {rank: node.peers.get(procs.proc(rank)).dead for rank in dead}
     alive = [rank for rank in range(len(mesh.procs)) if rank not in deaths]
-    lines = [*_sentences(mesh.name, deaths), advice().after_deaths(procs.uid, dead, alive)]
-    return type(error)("\n".join(lines), mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)
+    todo = advice().after_deaths(procs.uid, dead, alive)
+    text = "\n".join([*_sentences(mesh.name, deaths), todo])
+    made = type(error)(text, mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)
+    made.advice = todo
+    return made
 
 
 def _sentences(name: str, deaths: dict[int, Dead | None]) -> list[str]:

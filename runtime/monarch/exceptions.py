@@ -158,6 +158,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
         when: seconds since the epoch at which the first of them died; 0 if unknown, or if none has.
         reason: why a call failed whose own ranks are alive; empty otherwise.
+        advice: what to do, with which the text ends; empty if it has none.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         results: PartialResults | None = None,
         when: float = 0.0,
         reason: str = "",
+        advice: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -177,6 +179,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         self.results = results
         self.when = when
         self.reason = reason
+        self.advice = advice
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)

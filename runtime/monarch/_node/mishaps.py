@@ -41,7 +41,7 @@ class Mishaps:
     def show(self, fault: m.Fault) -> None:
         """Show the mishap of another process in the program; equal ones of many processes once."""
         failure = unpack_failure(fault.body)
-        count = self._seldom.count(f"{failure.text.partition(':')[0]} {failure.where}")
+        count = self._seldom.count(f"{failure.kind} {failure.where}")
         if count:
             self._say(fault.src, f"{failure.text} ({failure.where})" if failure.where else failure.text, count)
 
@@ -63,7 +63,9 @@ class Mishaps:
         if node.proc == node.root:
             self._say(node.proc, f"{text} ({where})", count)
             return
-        failure = m.Failure("internal", text + _times(count), where, traceback.format_exc()[-10_000:], None, False)
+        failure = m.Failure(
+            f"{what} was dropped", text + _times(count), where, traceback.format_exc()[-10_000:], None, False
+        )
         node.peers.get(node.root).send(m.encode(m.Fault(node.proc, m.INTERNAL, node.rank, m.encode(failure))))
 
     def _say(self, proc: str, text: str, count: int) -> None:

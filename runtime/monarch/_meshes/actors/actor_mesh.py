@@ -28,6 +28,7 @@ from monarch._node.node import Node
 from monarch._node.peers.targets import Shape, Targets
 from monarch._node.replies.death_errors import died
 from monarch._node.replies.gather import Gather
+from monarch._node.services.registry import known_service
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, ShapeError, StoppedError
 
@@ -136,9 +137,10 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         return called(self._name, self._state.region, self._region)
 
     def _title_of(self, method: str) -> str:
-        """Return what errors call a call: the title that the class has for it, or the endpoint."""
+        """Return what errors call a call: the title that its class or its service has for it, or the endpoint."""
         titles: dict[str, str] = getattr(self._state.cls, "monarch_titles", {})
-        return titles.get(method) or f"{self._called}.{method}()"
+        service = known_service(method)
+        return titles.get(method) or (service.title if service is not None else "") or f"{self._called}.{method}()"
 
     @property
     def _key(self) -> str:

@@ -65,12 +65,13 @@ def died(
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):
-        lines.append(f"{advice().after_stop()} to continue")
+        todo = f"{advice().after_stop()} to continue"
     else:
         uid = split_proc(next(iter(lost.values())).proc)[0]
-        lines.append(advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive))
+        todo = advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive)
     when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
-    return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when)
+    text = "\n".join([*lines, todo])
+    return kind(text, mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when, advice=todo)
 
 
 def age_of_lines(dead: Dead) -> str:

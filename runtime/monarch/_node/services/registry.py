@@ -26,6 +26,8 @@ class Service(NamedTuple):
     name: str
     function: Callable[..., Any]
     kind: Kind
+    title: str = ""
+    """What errors call a call of it; empty for its name."""
 
 
 class Request(NamedTuple):
@@ -43,7 +45,7 @@ _modules: dict[str, str] = {}
 """By the first part of a name, the module. Written as ``monarch`` is imported."""
 
 
-def service(name: str, kind: Kind) -> Callable[[F], F]:
+def service(name: str, kind: Kind, title: str = "") -> Callable[[F], F]:
     """Declare a function as a service.
 
     Args:
@@ -54,10 +56,11 @@ def service(name: str, kind: Kind) -> Callable[[F], F]:
             but only reads, so later ones of its module overtake one that is stuck in user code. ``actor`` runs in an
             actor, in its turn, with the actor as first argument. ``local`` is called only within the process, by
             rooms below this one.
+        title: what errors call a call of it; empty for its name.
     """
 
     def declare(function: F) -> F:
-        _services[name] = Service(name, function, kind)
+        _services[name] = Service(name, function, kind, title)
         _names[function] = name
         return function
 

@@ -14,7 +14,7 @@ from monarch._notebook.running.execute import CellResult, run, run_async, steps_
 from monarch._notebook.showing.display import Display
 
 
-@service("inside.run_in_actor", "actor")
+@service("inside.run_in_actor", "actor", "the cell")
 def run_in_actor(
     instance: Any, source: str, name: str, sink: Any, typed: str = ""
 ) -> CellResult | Coroutine[Any, Any, CellResult]:

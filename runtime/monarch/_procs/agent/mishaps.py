@@ -93,7 +93,7 @@ class AgentMishaps:
         text = f"{what} was dropped: {_text(error)}" + (f"; {count:,} of this kind so far" if count > 1 else "")
         print(f"{self._proc}: {text} ({where})", file=sys.stderr, flush=True)
         if owner:
-            failure = m.Failure("internal", text, where, traceback.format_exc()[-10_000:], None, False)
+            failure = m.Failure(f"{what} was dropped", text, where, traceback.format_exc()[-10_000:], None, False)
             # The controller may be out of reach; that must not end everyone's ranks.
             with suppress(Exception):
                 self._tell(owner, m.Fault(self._proc, m.INTERNAL, 0, m.encode(failure)))
