@@ -1,4 +1,4 @@
-"""The start of programs whose hosts hang on a few of them."""
+"""The start of programs of whose hosts a few relay the others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tree():
 def lost():
     return [each.host for each in current_node().hosts.gateways.values() if each.closed.is_set()]
 
-def hung(count):
+def relayed(count):
     # All but the first of each group.
     return len(tree().parents) == count - len(current_node().hosts.spreads.groups())
 """

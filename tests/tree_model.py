@@ -427,7 +427,7 @@ class World:
             and each.src in self.agents
             and each.dst not in self.stopped
             and each.src not in self.stopped
-            and (each.dst in self.agents or self.agents[each.src].uplink.hung)
+            and (each.dst in self.agents or self.agents[each.src].uplink.relayed)
         ]
         if wires:
             self.random.choice(wires).break_off()

@@ -1,4 +1,4 @@
-"""Agents that others hang on are killed and stopped during calls, output and starts: nothing is lost or doubled."""
+"""Agents that relay others are killed and stopped during calls, output and starts: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if __name__ == "__main__":
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
         ranks.echo.call(0).get(120)
         heads = len(current_node().hosts.spreads.groups())
-        until(lambda: hung(count))
+        until(lambda: relayed(count))
         until(lambda: connections() == 2 * heads)
         print(heads, set(ranks.echo.call(1).get(60).values()))
         # What is large goes straight; the connection for it is closed again.
         print({len(each) for each in ranks.slice(hosts=slice(1, 3)).large.call(2 << 20).get(60).values()})
         until(lambda: connections() == 2 * heads)
-        # The end of a host that hangs is noticed at once, and told once.
+        # The end of a relayed host is noticed at once, and told once.
         before = time.monotonic()
         os.kill(ranks.slice(hosts=count - 1).agent.call_one().get(60), signal.SIGKILL)
         until(lambda: len(lost()) == 1)
@@ -71,7 +71,7 @@ if __name__ == "__main__":
         session.output.on_line = shown
         for mesh in meshes + talkers:
             mesh.echo.call(0).get(60)
-        until(lambda: hung(16))
+        until(lambda: relayed(16))
         telling = [each.talk.call("stop") for each in talkers]
         ending, faults, answered = threading.Event(), [], [0] * 4
         def call(place):
@@ -127,7 +127,7 @@ if __name__ == "__main__":
         os.kill(agents[12], signal.SIGCONT)
         os.kill(agents[5], signal.SIGKILL)
         progress()
-        until(lambda: hung(11))
+        until(lambda: relayed(11))
         progress()
         at = deaths[0]
         until(lambda: deaths[0] > at or faults)
@@ -173,7 +173,7 @@ if __name__ == "__main__":
     with local_hosts(9) as hosts:
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
         agents = list(ranks.agent.call().get(60).values())
-        until(lambda: hung(9) and connections() == 6)
+        until(lambda: relayed(9) and connections() == 6)
         print(*agents, flush=True)
         time.sleep(600)
 """
@@ -210,7 +210,7 @@ if __name__ == "__main__":
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
         agents = list(ranks.agent.call().get(60).values())
         # At once, while the hosts still have connections of their own, which they use no more.
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         print(*agents, flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 """

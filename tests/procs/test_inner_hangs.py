@@ -1,4 +1,4 @@
-"""Agents that others hang on do nothing for a while, or lose their connections, but live: that costs no host."""
+"""Agents that relay others do nothing for a while, or lose their connections, but live: that costs no host."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if __name__ == "__main__":
     # Nobody counts as lost here: connections last, and an agent that does nothing is no reason.
     with local_hosts(9, silence=600.0) as hosts:
         agents = list(hosts.spawn_procs({"gpus": 1}).spawn("agents", Rank).agent.call().get(120).values())
-        # Not on the host whose agent will do nothing, but on two hosts that hang on it.
+        # Not on the host whose agent will do nothing, but on two hosts that it relays.
         meshes = [hosts.slice(hosts=slice(1, 9)).spawn_procs({"gpus": 1}) for _ in range(3)]
         sleepers = [each.spawn("sleepers", Sleeper) for each in meshes]
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         calls = [each.sleep.call(place) for place, each in enumerate(sleepers)]
         for place in range(3):
             until(asleep(place, 8))
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         print(len(stopped.ranks(Ending.LEFT)))
         # The connections are now as before, so that all of the other two meshes goes by the agent again.
         os.kill(agents[0], signal.SIGCONT)
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         os.kill(agents[0], signal.SIGSTOP)
         procs = state_of(meshes[1]).procs
         send_signal(current_node(), [procs.proc(rank) for rank in range(8)], signal.SIGTERM)
@@ -59,7 +59,7 @@ if __name__ == "__main__":
             print("SIGTERM" in str(error))
         until(lambda: all(current_node().peers.get(procs.proc(rank)).dead is not None for rank in range(8)))
         os.kill(agents[0], signal.SIGCONT)
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         os.kill(agents[0], signal.SIGSTOP)
         meshes[2].stop().get(60)
         print(lost())
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     with local_hosts(9, silence=60.0) as hosts:
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
         agents = dict(zip(current_node().hosts.known, ranks.agent.call().get(60).values()))
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         ending, faults, answered = threading.Event(), [], [0, 0]
         def call(place, mesh):
             try:
@@ -113,7 +113,7 @@ if __name__ == "__main__":
         for thread in threads:
             thread.start()
         cuts = 0
-        # Of each parent one host that hangs on it, and then the other one.
+        # Of each parent one host that it relays, and then the other one.
         for _ in range(2):
             pairs = {parent: child for child, parent in tree().parents.items()}
             assert len(pairs) == 3
@@ -125,7 +125,7 @@ if __name__ == "__main__":
         for thread in threads:
             thread.join(90)
         print(cuts, faults, lost())
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         print(set(ranks.echo.call(7).get(60).values()))
 """
 )
@@ -157,7 +157,7 @@ if __name__ == "__main__":
         agents = list(ranks.agent.call().get(60).values())
         for place in range(1, 3):
             ranks.slice(hosts=place).move.call(str(here / f"host{place}")).get(60)
-        until(lambda: hung(9))
+        until(lambda: relayed(9))
         os.kill(agents[0], signal.SIGSTOP)
         send_file([member_at(ranks, place) for place in range(1, 3)], here / "source", "target")
         print([(here / f"host{place}/target").read_bytes() == content for place in range(1, 3)], lost())

@@ -1,4 +1,4 @@
-"""Most of many hosts hang on another one: nothing is lost or doubled when that one, or a connection, is lost."""
+"""Another host relays most of many: nothing is lost or doubled when that one, or a connection, is lost."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Wires:
         )
         output: Any = SimpleNamespace(take_merged=lambda merged: [self._take(each) for each in outputs_of(merged)])
         self.uplinks = Uplinks(node, output, lambda host: None, lambda host: None)
-        # None of them hangs on another.
+        # None of them relays another.
         spreads.least = 100
         self.shown: dict[str, bytes] = {}
         self.noted: dict[str, list[int]] = {}

@@ -304,7 +304,7 @@ class AttachedHosts:
             last = {host for host in hosts if self._users[host] <= 1 and host in self.node.hosts.known}
         if orderly and last:
             end_processes(self.node, STOP_CLEANUP() + 1, last, "its hosts were shut down")
-        # Those that others hang on pass their goodbyes on, and come last.
+        # Those that relay others pass their goodbyes on, and come last.
         parents = self._uplinks.tree.parents
         for host in sorted(hosts, key=lambda host: host not in parents):
             with self._lock:

@@ -21,8 +21,8 @@ class Partitions:
     Args:
         node: the node of this program.
         host_lost: called with the host to give up, in the receiving thread.
-        parted: called with two hosts that have lost each other, in the receiving thread; returns whether one hung on
-            the other, and gets what may have been lost.
+        parted: called with two hosts that have lost each other, in the receiving thread; returns whether one relayed
+            the other, which gets what may have been lost.
     """
 
     def __init__(self, node: Node, host_lost: Callable[[str, Cause], None], parted: Callable[[str, str], bool]) -> None:
@@ -32,10 +32,10 @@ class Partitions:
         node.dispatch.handle(Parted, self._parted)
 
     def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
-        hung = self._tell_parted(parted.host, parted.other)
+        relayed = self._tell_parted(parted.host, parted.other)
         # Messages on their way by a lost host have been sent again.
         self._node.hosts.spreads.breaks += 1
-        if not hung and parted.other in (self._node.host, *self._node.hosts.known):
+        if not relayed and parted.other in (self._node.host, *self._node.hosts.known):
             self._node.hosts.spreads.parted([parted.host, parted.other])
         if parted.harmless:
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch._node.spreads.spreads import Spreads
 
 
-class HungLink:
+class RelayedLink:
     """The way to a host that has no connection to this process: by another one, its parent, that has."""
 
     __slots__ = ("_host", "parent")
@@ -35,8 +35,8 @@ class HungLink:
 class Gateway:
     """The connection to another host: through its agent, or for a rank through its own agent."""
 
-    def __init__(self, link: Link | HungLink, agent: str, direct: bool) -> None:
-        self.link: Link | HungLink = link
+    def __init__(self, link: Link | RelayedLink, agent: str, direct: bool) -> None:
+        self.link: Link | RelayedLink = link
         """Replaced under the lock of ``spreads``, by the leader."""
         self.host = host_of(agent)
         self._agent = agent
@@ -87,7 +87,7 @@ class Gateway:
     @property
     def parent(self) -> Gateway | None:
         """The host by which all messages go; None if there is a connection."""
-        return self.link.parent if isinstance(self.link, HungLink) else None
+        return self.link.parent if isinstance(self.link, RelayedLink) else None
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the link to the host's agent."""

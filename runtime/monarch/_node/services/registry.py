@@ -27,7 +27,7 @@ class Service(NamedTuple):
     function: Callable[..., Any]
     kind: Kind
     title: str = ""
-    """What errors call a call of it; empty for its name."""
+    """Name of a call of it in errors; empty for its own name."""
 
 
 class Request(NamedTuple):
@@ -56,7 +56,7 @@ def service(name: str, kind: Kind, title: str = "") -> Callable[[F], F]:
             but only reads, so later ones of its module overtake one that is stuck in user code. ``actor`` runs in an
             actor, in its turn, with the actor as first argument. ``local`` is called only within the process, by
             rooms below this one.
-        title: what errors call a call of it; empty for its name.
+        title: name of a call of it in errors; empty for its own name.
     """
 
     def declare(function: F) -> F:

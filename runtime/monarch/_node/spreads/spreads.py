@@ -165,7 +165,7 @@ class Spreads(Arrivals):
 
     # The connections, in the receiving thread
 
-    def hang(self, gateway: Gateway, link: Any) -> None:
+    def relay(self, gateway: Gateway, link: Any) -> None:
         """Let all messages to a host go by another one, by which it has said that it will get them."""
         with self._lock:
             before, gateway.link = gateway.link, link

@@ -64,7 +64,7 @@ class AgentConnections(AgentRanks):
     def _link_lost(self, monitor: zmq.Socket[bytes]) -> None:
         self.loop.unwatch(monitor)
         name = self.router.lost(monitor)
-        if name == self.owner and self.uplink.hung:
+        if name == self.owner and self.uplink.relayed:
             # It may have gone for good: then the agent on the way to it will, too.
             self.uplink.straight_lost()
         elif name and self.refusing.told(name):
@@ -82,7 +82,7 @@ class AgentConnections(AgentRanks):
 
     def _owner_parted(self) -> None:
         # Without an owner, it was a program that is not served.
-        if self.owner and not (self.uplink.hung or self.uplink.orphan):
+        if self.owner and not (self.uplink.relayed or self.uplink.orphan):
             self._owner_died()
 
     def _host_lost(self, name: str) -> None:
@@ -143,7 +143,7 @@ class AgentConnections(AgentRanks):
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
         if uplink.src != self.owner:
             return
-        waited, before = self.uplink.hung or self.uplink.orphan, self.uplink.via
+        waited, before = self.uplink.relayed or self.uplink.orphan, self.uplink.via
         self.uplink.on_uplink(uplink)
         if before not in ("", self.proc) and not uplink.via:
             # It may hang.
@@ -164,7 +164,7 @@ class AgentConnections(AgentRanks):
             self._owner_died()
 
     def _on_down(self, down: m.Down, frames: list[Any]) -> None:
-        """Pass a message of the controller on to an agent that hangs on this one."""
+        """Pass a message of the controller on to an agent that this one relays."""
         if not self.router.post(f"{down.host}/agent", frames):
             self._parted(down.host)
 

@@ -141,7 +141,7 @@ class LeasedAgent(Agent):
 
     def _on_uplink(self, uplink: m.Uplink, _: list[Any]) -> None:
         """Keep the connection to the controller: its end begins the lease."""
-        super()._on_uplink(msgspec.structs.replace(uplink, hangs=False), [])
+        super()._on_uplink(msgspec.structs.replace(uplink, relayed=False), [])
 
     def _claim(self, ask: m.Ask, what: tuple[int, list[str]]) -> dict[str, Any]:
         """Make another program the controller, and tell it what runs here."""

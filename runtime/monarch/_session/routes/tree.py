@@ -1,6 +1,6 @@
-"""With many hosts, most hang on another host: the program has connections to a few, and reaches the others by those.
+"""With many hosts, the program has connections to a few, and these relay the others.
 
-A host that hangs lives while the connection to its parent lasts. If that breaks, or the parent is lost, the program
+A relayed host lives while the connection to its parent lasts. If that breaks, or the parent is lost, the program
 connects to it again before anybody is declared dead.
 """
 
@@ -13,11 +13,11 @@ import zmq
 
 from monarch._core.causes import HostLost
 from monarch._node.node import Node
-from monarch._node.peers.gateway import Gateway, HungLink
+from monarch._node.peers.gateway import Gateway, RelayedLink
 from monarch._wire import messages as m
 
 _APART, _APART_LONGEST = 10.0, 640.0
-"""Seconds for which a host does not hang on one again that it could not be reached by; each time in a row twice as
+"""Seconds for which a host is not relayed again by one that it could not be reached by; each time in a row twice as
 long."""
 _AGAIN = 0.5
 """Seconds until a connection is tried again for which there was no descriptor."""
@@ -26,14 +26,14 @@ _ENDING_S = 5.0
 
 
 class Tree:
-    """Which hosts hang on which. For the receiving thread.
+    """Which hosts relay which. For the receiving thread.
 
     Args:
         node: the node of this program.
         watch: watches the connection to a host.
         unwatch: watches it no more.
         straightened: called with a host to which there is a connection again.
-        again: called when a host may hang again.
+        again: called when a host may be relayed again.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class Tree:
         self._straightened = straightened
         self._again = again
         self.parents: dict[str, str] = {}
-        """By host that hangs, its parent."""
+        """By relayed host, its parent."""
         self._barred: dict[tuple[str, str], tuple[float, float]] = {}
-        """Pairs of a host and a parent, until when it does not hang there, and for how many seconds in all."""
+        """Pairs of a host and a parent, until when it is not relayed there, and for how many seconds in all."""
         self._former: dict[str, tuple[str, str]] = {}
         """Hosts that count as lost, with address and key: one that was only stopped asks for a connection."""
         self._refused: dict[str, float] = {}
         """When they were last told so."""
         node.hosts.spreads.on_late = lambda gateway: self.detour(gateway.host)
 
-    def may_hang(self, host: str, parent: str) -> bool:
-        """Return whether a host may hang on another one: not if that is a bad way to it."""
+    def may_relay(self, host: str, parent: str) -> bool:
+        """Return whether another host may relay one: not if that is a bad way to it."""
         until, _ = self._barred.get((host, parent), (0.0, 0.0))
         return until <= time.monotonic()
 
-    def hang(self, gateway: Gateway, parent: Gateway) -> None:
-        """Close the connection to a host, which has said that it hangs on another one."""
+    def relay(self, gateway: Gateway, parent: Gateway) -> None:
+        """Close the connection to a host, which has said that another one relays it."""
         self.parents[gateway.host] = parent.host
         self._unwatch(gateway.host)
-        self._node.hosts.spreads.hang(gateway, HungLink(gateway.host, parent))
+        self._node.hosts.spreads.relay(gateway, RelayedLink(gateway.host, parent))
 
     def straighten(self, host: str) -> None:
-        """Connect to a host that hangs. If that fails, it counts as lost."""
+        """Connect to a relayed host. If that fails, it counts as lost."""
         hosts = self._node.hosts
         gateway = hosts.gateways.get(host)
         if host in self.parents and gateway is not None and host in hosts.known:
@@ -104,26 +104,26 @@ class Tree:
         gateway = self._node.hosts.gateways.get(host)
         if gateway is not None:
             self._node.hosts.spreads.set_apart(gateway, seconds)
-        hanging = self._node.hosts.gateways.get(parent)
-        if hanging is not None:
+        gateway = self._node.hosts.gateways.get(parent)
+        if gateway is not None:
             # Not before it does something again, even if that takes longer.
-            self._node.hosts.spreads.prove(hanging)
+            self._node.hosts.spreads.prove(gateway)
         self._node.receive_loop.call_later(seconds, self._again)
 
     def parted(self, one: str, other: str) -> bool:
         """Connect to a host that has lost the connection to its parent, or that its parent has lost.
 
         Returns:
-            Whether one of the two hangs on the other, or did until just now.
+            Whether one of the two relays the other, or did until just now.
         """
         self.refuse(one)
         for host, parent in ((one, other), (other, one)):
             if self.parents.get(host) == parent:
                 self.detour(host)
-        return not (self.may_hang(one, other) and self.may_hang(other, one))
+        return not (self.may_relay(one, other) and self.may_relay(other, one))
 
     def lost(self, host: str) -> None:
-        """Connect to the hosts that hang on a lost one, and tell that one, if it hangs and is alive after all."""
+        """Connect to the hosts that a lost one relays, and tell that one, if it is relayed and alive after all."""
         for child, parent in list(self.parents.items()):
             if parent == host:
                 self.straighten(child)

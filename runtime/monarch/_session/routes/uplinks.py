@@ -37,8 +37,8 @@ class Uplinks:
         self._output = output
         self._ways: dict[str, tuple[Gateway, str]] = {}
         """By host, its connection and the agent by way of which it was told to send; the agent is empty for none."""
-        self._hanging: set[str] = set()
-        """Hosts that were told to hang on that agent."""
+        self._relayed: set[str] = set()
+        """Hosts that were told that this agent relays them."""
         self._turns: dict[str, int] = {}
         """By host, how often it was told a way."""
         self.tree = Tree(node, watch, unwatch, self._tell_straight, self.arrange)
@@ -50,7 +50,7 @@ class Uplinks:
         """Whether hosts will be looked at again."""
         node.dispatch.handle(m.Merged, lambda merged, _: self._on_merged(merged))
         node.dispatch.handle(m.Upward, self._on_upward)
-        node.dispatch.handle(m.Hung, lambda hung, _: self._on_hung(hung))
+        node.dispatch.handle(m.Relayed, lambda relayed, _: self._on_relayed(relayed))
 
     # The ways
 
@@ -63,9 +63,9 @@ class Uplinks:
         if self._node.closed:
             return
         groups = self._node.hosts.spreads.groups()
-        hangs = sum(map(len, groups)) >= self._node.hosts.spreads.least
-        # Those on which others hang do not hang themselves before these have moved.
-        busy = {*self.tree.parents.values()} if hangs else set[str]()
+        relayed = sum(map(len, groups)) >= self._node.hosts.spreads.least
+        # Those that relay others are not relayed themselves before these have moved.
+        busy = {*self.tree.parents.values()} if relayed else set[str]()
         complete = True
         for group in groups:
             # Messages to all hosts go by the first one as well, and so do their answers.
@@ -73,7 +73,7 @@ class Uplinks:
             if is_settled(first) and first.parent is None:
                 via = f"{first.host}/agent" if len(group) > 1 else ""
                 for gateway in group:
-                    wants = hangs and gateway is not first and gateway.host not in busy
+                    wants = relayed and gateway is not first and gateway.host not in busy
                     complete = self._arrange_one(gateway, first, via, wants) and complete
                 complete = complete and busy.isdisjoint(gateway.host for gateway in group[1:])
             else:
@@ -88,44 +88,44 @@ class Uplinks:
         if not self._node.closed:
             self._arrange()
 
-    def _arrange_one(self, gateway: Gateway, first: Gateway, via: str, hangs: bool) -> bool:
+    def _arrange_one(self, gateway: Gateway, first: Gateway, via: str, relayed: bool) -> bool:
         """Tell a host its way by the first one of its group; return whether it was ready for that."""
         if not is_settled(gateway):
             return False
-        if gateway.parent is not None and not (hangs and gateway.parent is first):
+        if gateway.parent is not None and not (relayed and gateway.parent is first):
             self.tree.straighten(gateway.host)
-        if self.tree.may_hang(gateway.host, first.host):
-            self._tell(gateway, via, hangs)
+        if self.tree.may_relay(gateway.host, first.host):
+            self._tell(gateway, via, relayed)
         return True
 
-    def _tell(self, gateway: Gateway, via: str, hangs: bool) -> None:
+    def _tell(self, gateway: Gateway, via: str, relayed: bool) -> None:
         host = gateway.host
-        if self._ways.get(host, (gateway, "")) != (gateway, via) or hangs != (host in self._hanging):
-            self._tell_anyhow(gateway, via, hangs)
+        if self._ways.get(host, (gateway, "")) != (gateway, via) or relayed != (host in self._relayed):
+            self._tell_anyhow(gateway, via, relayed)
 
-    def _tell_anyhow(self, gateway: Gateway, via: str, hangs: bool) -> None:
+    def _tell_anyhow(self, gateway: Gateway, via: str, relayed: bool) -> None:
         host = gateway.host
         self._ways[host] = gateway, via
-        (self._hanging.add if hangs else self._hanging.discard)(host)
+        (self._relayed.add if relayed else self._relayed.discard)(host)
         turn = self._turns[host] = self._turns.get(host, 0) + 1
         # Messages from now on may be sent again by another way.
-        gateway.keeps = hangs
-        self._node.hosts.spreads.send(gateway, [m.encode(m.Uplink(self._node.proc, via, hangs, turn))])
+        gateway.keeps = relayed
+        self._node.hosts.spreads.send(gateway, [m.encode(m.Uplink(self._node.proc, via, relayed, turn))])
 
     def _tell_straight(self, gateway: Gateway) -> None:
         """Tell a host that there is a connection to it again."""
         self._tell_anyhow(gateway, "", False)
         self.arrange()
 
-    def _on_hung(self, hung: m.Hung) -> None:
-        host = host_of(hung.src)
+    def _on_relayed(self, relayed: m.Relayed) -> None:
+        host = host_of(relayed.src)
         gateway = self._node.hosts.gateways.get(host)
-        if gateway is None or gateway.closed.is_set() or hung.turn != self._turns.get(host):
+        if gateway is None or gateway.closed.is_set() or relayed.turn != self._turns.get(host):
             return
-        if hung.via:
-            parent = self._node.hosts.gateways.get(host_of(hung.via))
+        if relayed.via:
+            parent = self._node.hosts.gateways.get(host_of(relayed.via))
             if parent is not None and parent.parent is None and not parent.closed.is_set():
-                self.tree.hang(gateway, parent)
+                self.tree.relay(gateway, parent)
         elif gateway.parent is not None:
             self.tree.detour(host)
         else:
@@ -133,9 +133,9 @@ class Uplinks:
             self._tell_straight(gateway)
 
     def lost(self, host: str) -> None:
-        """Connect to the hosts that hang on a host that is about to count as lost."""
+        """Connect to the hosts that one relays that is about to count as lost."""
         self.tree.lost(host)
-        self._hanging.discard(host)
+        self._relayed.discard(host)
 
     # Messages
 

@@ -20,7 +20,7 @@ from monarch._wire.messages.replies import ERROR, FAILED, NOWHERE, RESULT, STOPP
 from monarch._wire.messages.routes import Batch, Cast, Down, Ordered, Received, Route, Split
 from monarch._wire.messages.spreads import Answers, Folded, Spread
 from monarch._wire.messages.supervision import INTERNAL, Dead, Fault, Parted, Watch
-from monarch._wire.messages.uplinks import Hung, Merged, MergedOutput, Taken, Uplink, Upward
+from monarch._wire.messages.uplinks import Merged, MergedOutput, Relayed, Taken, Uplink, Upward
 from monarch.exceptions import ProtocolError
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "Halt",
     "Hello",
     "Hosts",
-    "Hung",
     "Level",
     "Listen",
     "Listening",
@@ -66,6 +65,7 @@ __all__ = [
     "Ready",
     "Received",
     "Refused",
+    "Relayed",
     "Release",
     "Reply",
     "Report",
@@ -126,7 +126,7 @@ AnyMessage: TypeAlias = (
     | Folded
     | Received
     | Uplink
-    | Hung
+    | Relayed
     | Down
     | Upward
     | Merged

@@ -13,13 +13,13 @@ class Uplink(Message, tag=36):
     src: str
     via: str
     """The agent that merges them with those of others, which may be the receiver; empty to send them straight."""
-    hangs: bool = False
-    """Whether all other messages go by it as well, both ways, once the receiver has said so by Hung."""
+    relayed: bool = False
+    """Whether all other messages go by it as well, both ways, once the receiver has said so by Relayed."""
     turn: int = 0
     """Counts those of the receiver."""
 
 
-class Hung(Message, tag=40):
+class Relayed(Message, tag=40):
     """The program may close its connection to an agent, which holds on to another one; or must open it again."""
 
     src: str

@@ -3,7 +3,7 @@
 That agent may die, so each message is kept until the program has it, and is sent again by another way. The program gets
 a contiguous part of them by each way, and drops what it has got before; so sending again is always safe.
 
-An agent that hangs on another one sends everything by it, and gets everything by it: it lives while the connection to
+An agent that another one relays sends everything by it, and gets everything by it: it lives while the connection to
 that one lasts, not one with the program. If it breaks, the agent connects to the program itself, within a lease, and
 asks it to connect as well.
 """
@@ -74,17 +74,17 @@ class Uplink:
         """Whether a check is arranged."""
         self._straight = 0
         """Number up to which they have been sent straight."""
-        self._hangs = False
+        self._to_relay = False
         """Whether the program wants everything by the way, and this agent has not said so yet."""
         self._probe = 0
         """Number of a message that shows that the way works, in both directions, when the agent on it says that it was
         taken; 0 if there is none."""
         self._turn: int = 0
         """Of the newest Uplink."""
-        self.hung = False
+        self.relayed = False
         """Whether everything goes by the way, so that the connection to the program may be closed."""
         self.orphan = False
-        """Whether the way broke when this agent hung on it, and the program has not connected yet."""
+        """Whether the way broke when this agent was relayed by it, and the program has not connected yet."""
         self._used = 0.0
         """When something was sent straight."""
         self._rests = False
@@ -122,15 +122,15 @@ class Uplink:
             self._settle()
 
     def _carry(self, dst: str, frames: Sequence[Any]) -> bool:
-        """Send any message by the way if this agent hangs on it, and with a number if it is about to."""
-        if dst != self._dst or not (self.hung or self._hangs or self._next):
+        """Send any message by the way if this agent is relayed, and with a number if it is about to be."""
+        if dst != self._dst or not (self.relayed or self._to_relay or self._next):
             return False
         self._keep([*frames])
-        if self.hung and self._via and sum(map(len, frames)) >= LARGE:
+        if self.relayed and self._via and sum(map(len, frames)) >= LARGE:
             # The agent on the way has work of its own. Later messages go by the way once this one has been taken.
             self._via, self._next, self._barrier = "", self._via, self._last
         self._send_newest()
-        if self._via and not self.hung:
+        if self._via and not self.relayed:
             # The way may not work.
             self._settle()
         return True
@@ -163,7 +163,7 @@ class Uplink:
                 self._straight = kept.number
                 self._router.post(self._dst, self._upward(kept))
         self._used = time.monotonic()
-        if self.hung:
+        if self.relayed:
             self._rest_later()
 
     def _keep(self, frames: Sequence[Any]) -> None:
@@ -200,9 +200,9 @@ class Uplink:
         if uplink.src != self._dst:
             self.reset()
             self._dst = uplink.src
-        self._turn, self._hangs = uplink.turn, uplink.hangs and uplink.via != self._proc
+        self._turn, self._to_relay = uplink.turn, uplink.relayed and uplink.via != self._proc
         # The program is connected now: it tells another way by its own connection only.
-        self.hung = self.orphan = False
+        self.relayed = self.orphan = False
         self._probe = 0
         self._settle()
         self._via = self._next = ""
@@ -244,7 +244,7 @@ class Uplink:
         self._router.connect(host_of(self._via))
         for kept in list(self._kept):
             self._post_by_way(kept)
-        if self._via and self._hangs:
+        if self._via and self._to_relay:
             self._keep([b""])
             self._probe = probe = self._last
             self._post_by_way(self._kept[-1])
@@ -256,10 +256,10 @@ class Uplink:
             self.lost(host_of(self._via))
 
     def _hang(self) -> None:
-        self._hangs, self.hung = False, True
+        self._to_relay, self.relayed = False, True
         # Heartbeats are now for connections that this agent makes.
         self._router.watched_by, self._router.hurries = "", self._dst
-        self._keep([m.encode(m.Hung(self._proc, self._via, self._turn))])
+        self._keep([m.encode(m.Relayed(self._proc, self._via, self._turn))])
         self._post_by_way(self._kept[-1])
         self._used = time.monotonic()
         self._rest_later()
@@ -272,7 +272,7 @@ class Uplink:
     def _rest(self) -> None:
         """Close the connection to the program if it has not been used for a while."""
         self._rests = False
-        if not self.hung:
+        if not self.relayed:
             return
         if self._kept or not self._via or self._used > time.monotonic() - _REST:
             self._rest_later()
@@ -284,20 +284,20 @@ class Uplink:
         if host not in (host_of(self._via), host_of(self._next)):
             return
         self._via = self._next = ""
-        tried, self._hangs, self._probe = self._hangs, False, 0
-        if not self.hung:
+        tried, self._to_relay, self._probe = self._to_relay, False, 0
+        if not self.relayed:
             if tried:
                 # The program says when to try again.
-                self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
+                self._keep([m.encode(m.Relayed(self._proc, "", self._turn))])
             self._settle()
             return
-        self.hung, self.orphan = False, True
+        self.relayed, self.orphan = False, True
         # To learn whether the program is there: all is sent by a connection with heartbeats from now on, which an
         # earlier one need not have.
         self._router.rest(self._dst)
         self._straight = self._before_kept()
         self._router.connect(self._dst)
-        self._keep([m.encode(m.Hung(self._proc, "", self._turn))])
+        self._keep([m.encode(m.Relayed(self._proc, "", self._turn))])
         self._settle()
         self._ask_later(self._turn, time.monotonic() + _PATIENCE_S)
 
@@ -310,7 +310,7 @@ class Uplink:
         if time.monotonic() > until:
             self._ended()
             return
-        asks = m.encode(m.Hung(self._proc, "", turn))
+        asks = m.encode(m.Relayed(self._proc, "", turn))
         self._router.post(self._dst, [m.encode(m.Upward(self._proc, self._dst, 0, asks))])
         self._ask_later(turn, until)
 
@@ -330,7 +330,7 @@ class Uplink:
     def reset(self) -> None:
         """Forget the program, which has ended, and the messages that it has not taken."""
         self._dst = self._via = self._next = ""
-        self._hangs = self.hung = self.orphan = False
+        self._to_relay = self.relayed = self.orphan = False
         self._turn = self._probe = 0
         self._kept.clear()
         self._straight = self._last
