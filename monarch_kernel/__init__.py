@@ -28,8 +28,8 @@ def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: register the magics in any IPython shell or kernel."""
     from monarch._kernel_api import use_advice
     from monarch_kernel.cells.advice import NotebookAdvice
-    from monarch_kernel.cells.errors import install
     from monarch_kernel.cells.faults import install as install_hook
+    from monarch_kernel.cells.tracebacks import install
     from monarch_kernel.kernel_like import kernel_of, own_kernel
     from monarch_kernel.magics.mesh import MeshMagics
     from monarch_kernel.magics.typing_help import install as install_help

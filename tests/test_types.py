@@ -39,7 +39,7 @@ INSIDES = {
     "runtime/monarch/_python/frames.py": 3,
     "runtime/monarch/_python/thread_trace.py": 1,
     "runtime/monarch/_wire/accepting.py": 1,
-    "runtime/monarch/_wire/held.py": 1,
+    "runtime/monarch/_wire/deferred_signals.py": 1,
     "runtime/monarch/_wire/options.py": 1,
 }
 """How many lines of a file read private names of another class or module."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._kernel_api import failed_tensors
-from monarch_kernel.cells.errors import with_cells
+from monarch_kernel.cells.tracebacks import with_cells
 from monarch_kernel.output.streams import Streams
 
 

@@ -12,7 +12,7 @@ from monarch.exceptions import ActorError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import missing_name
+from monarch_kernel.meshes.variable_errors import missing_name
 
 _LOST_GPU = re.compile(
     r"CUDA error: (device-side assert|an illegal|misaligned address|unspecified launch|invalid program counter|"

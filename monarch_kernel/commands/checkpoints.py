@@ -27,7 +27,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import death_error
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import explain, lacking, one_line, reason, variables
+from monarch_kernel.meshes.variable_errors import explain, lacking, one_line, reason, variables
 
 _KEEP = 2
 """Versions that stay in a folder."""

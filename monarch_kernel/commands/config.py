@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from monarch._kernel_api import html_table, text_table
-from monarch_kernel.commands.up import AXES, recipe_of
+from monarch_kernel.commands.up_options import AXES, recipe_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import OPTIONS, VALUED, Defaults, HeaderError, check_option, parse_where

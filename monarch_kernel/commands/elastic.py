@@ -12,7 +12,7 @@ from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import lacking, one_line
+from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
 _LOST = "; other variables are lost"

@@ -13,7 +13,7 @@ from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.activity import busy_ranks
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.meshes.variable_errors import variables
 
 _NAMED = 8
 """Names of lost variables that are listed; the rest is counted."""

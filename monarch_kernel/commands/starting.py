@@ -10,7 +10,7 @@ from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 from monarch_kernel.commands.config import up_words
 from monarch_kernel.commands.table import bundle_of as tables
 from monarch_kernel.commands.tensors import tensors_bundle
-from monarch_kernel.commands.up import recipe_of
+from monarch_kernel.commands.up_options import recipe_of
 from monarch_kernel.commands.warnings import sharing_of, warnings_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.parsers import parse

@@ -15,7 +15,7 @@ from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import one_line
+from monarch_kernel.meshes.variable_errors import one_line
 
 
 class Transfers:

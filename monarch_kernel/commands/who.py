@@ -37,7 +37,7 @@ from monarch_kernel.meshes.activity import busy_ranks, dead_text
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.meshes.variable_errors import variables
 
 PATIENCE = 2.0
 """Seconds for all ranks to answer; only one inside C code that holds the GIL takes longer."""

@@ -14,7 +14,7 @@ from monarch_kernel.grammar.parsers import PARSERS
 from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.magics.paths import paths
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.meshes.variable_errors import variables
 
 
 class Candidates:

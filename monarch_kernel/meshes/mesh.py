@@ -38,9 +38,9 @@ from monarch.exceptions import MonarchError
 from monarch_kernel.calls.running import STOPPED, Run
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.meshes.choosing import choose
-from monarch_kernel.meshes.code import Code, Synced
 from monarch_kernel.meshes.hosts import Hosts
 from monarch_kernel.meshes.moves import Moves
+from monarch_kernel.meshes.python_files import Code, Synced
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.replaced import Replaced
 from monarch_kernel.source.definitions import Definitions

@@ -9,7 +9,7 @@ from threading import Lock
 from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.meshes.remote_names import variables
+from monarch_kernel.meshes.variable_errors import variables
 
 
 class Restarts:

@@ -8,10 +8,10 @@ from typing import Any, cast
 from monarch._kernel_api import CellVariables, Region, ValueMesh, current_node, state_of, view_at
 from monarch.exceptions import ActorError, MonarchError, SerializationError
 from monarch_kernel.grammar.arguments import Usage
+from monarch_kernel.meshes.concatenating import is_plain, is_tensor, join
 from monarch_kernel.meshes.deaths import naming_deaths
-from monarch_kernel.meshes.joining import is_plain, is_tensor, join
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.remote_names import explain, one_line, unpicklable
+from monarch_kernel.meshes.variable_errors import explain, one_line, unpicklable
 
 
 class NoVariable(MonarchError, KeyError):

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from monarch._wire.held import Held
+from monarch._wire.deferred_signals import Held
 from monarch._wire.links import Inbox, Link, make_context
 from receive_loops import GUARD, Background, Rig
 

@@ -16,7 +16,7 @@ from monarch._wire import pickling
 from monarch._wire.pickle_sink import THRESHOLD
 from monarch._wire.pickler import dump_any
 from monarch._wire.pickling import dumps, loads
-from monarch._wire.small import MOST
+from monarch._wire.small_arrays import MOST
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool]
 DTYPES += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

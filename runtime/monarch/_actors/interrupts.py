@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from monarch._python.thread_trace import has_raised, raise_in, raise_nothing
-from monarch._wire.held import harmless
+from monarch._wire.deferred_signals import harmless
 
 _trip = ctypes.pythonapi.PyErr_SetInterruptEx
 _trip.argtypes = [ctypes.c_int]

@@ -17,8 +17,8 @@ import zmq
 
 from monarch._python.locks import is_owned
 from monarch._wire.accepting import tolerate_full_table
+from monarch._wire.deferred_signals import Held
 from monarch._wire.descriptors import limit_of, reserve
-from monarch._wire.held import Held
 from monarch._wire.keys import KeyPair
 from monarch._wire.options import TimeLimit, pending_in
 from monarch._wire.split import PIECE, split

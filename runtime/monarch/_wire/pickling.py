@@ -26,7 +26,7 @@ from monarch._core.kinds import kind_of
 from monarch._wire.blame import blame, error_text
 from monarch._wire.pickle_sink import THRESHOLD, Sink
 from monarch._wire.pickler import Receivers, dump_any
-from monarch._wire.small import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
+from monarch._wire.small_arrays import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
 from monarch.exceptions import SerializationError
 
 SHARED = 384 * 1024

@@ -27,7 +27,7 @@ from monarch._node.services.registry import declared
 from monarch._python.frames import caller, frame_of
 from monarch._python.locks import is_owned
 from monarch._python.thread_trace import Traceable
-from monarch._wire.held import harmless_idle
+from monarch._wire.deferred_signals import harmless_idle
 from monarch._wire.receiving.leadership import Gate
 
 PAUSE = signal.SIGRTMIN + 8

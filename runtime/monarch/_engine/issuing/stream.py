@@ -14,7 +14,7 @@ from monarch._engine.issuing.observer import current
 from monarch._engine.layouts.layout import Layout
 from monarch._engine.layouts.rank_layout import RankLayout
 from monarch._meshes.inside import node_of
-from monarch._wire.held import Held
+from monarch._wire.deferred_signals import Held
 from monarch.exceptions import DeviceMeshError, MonarchError
 
 BATCH = 64

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._wire.held import Held
+from monarch._wire.deferred_signals import Held
 
 
 def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -55,7 +55,7 @@ from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.made_groups import begin_observing
 from monarch._wire import messages as m
 from monarch._wire import rebuilding
-from monarch._wire.held import harmless_idle
+from monarch._wire.deferred_signals import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
 from monarch._wire.receiving.aside import tell_recurring

@@ -18,7 +18,7 @@ from threading import main_thread
 import zmq
 
 from monarch._python.threads import spawn_thread
-from monarch._wire.held import Handler, Held
+from monarch._wire.deferred_signals import Handler, Held
 from monarch._wire.links import Inbox
 from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
