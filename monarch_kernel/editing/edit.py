@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Any
@@ -29,6 +30,8 @@ from monarch_kernel.meshes.registry import Meshes
 
 _MOMENT = 0.5
 """Seconds to wait for busy actors; they change after their current message."""
+_RANKS_ONLY = re.compile(r"\s*%%mesh\b(?!\s+spawn\b)")
+"""The beginning of a cell that runs no code in the notebook."""
 
 
 class Editor:
@@ -54,6 +57,9 @@ class Editor:
         self._shell.events.unregister("post_run_cell", self._after_cell)
 
     def _after_cell(self, result: Any) -> None:
+        if _RANKS_ONLY.match(getattr(result.info, "raw_cell", None) or ""):
+            # Its classes are those of the ranks, and the notebook may have thousands of names to look at.
+            return
         for cls in actor_classes(self._shell):
             if cls in self._cells:
                 continue
