@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import ctypes
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -53,6 +56,11 @@ class Answers(Actor):
 
     @endpoint
     def one(self) -> int:
+        return 1
+
+    @endpoint
+    def sleep(self, seconds: float) -> int:
+        time.sleep(seconds)
         return 1
 
     @endpoint
@@ -162,6 +170,15 @@ def first(actors: Any) -> Any:
 
 
 # Callbacks
+
+
+def test_answers_count_that_came_while_the_program_stood_still(actors: Any) -> None:
+    """As after a suspension: the timeout is over when the program runs again, and the answers have come in time."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        # It holds the GIL.
+        held_still = pool.submit(lambda: (time.sleep(0.2), ctypes.PyDLL(None).usleep(2_000_000)))
+        assert list(actors.sleep.call(0.7).get(timeout=1.2).values()) == [1, 1]
+        held_still.result()
 
 
 @timeouts

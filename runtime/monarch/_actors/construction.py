@@ -25,6 +25,7 @@ def construct(mailbox: Mailbox, create: m.Create, more: Sequence[Any], broken: b
         more: the buffers of the message.
         broken: the failure of this process's bootstrap, if any; then the actor is not constructed.
     """
+    mailbox.since = monotonic()
     # Arguments may block while they are unpickled. A stop that gives them up answers this message.
     mailbox.running = m.Call(create.src, mailbox.key, "__init__", create.port, create.view, "", 0, b"")
     try:

@@ -110,6 +110,8 @@ def restore_folder(folder: str) -> None:
         OSError: it cannot be created, or another user has put something in its place.
     """
     base = os.path.dirname(folder)
+    # Of the folder for temporary files, which is there, save if somebody has removed even that.
+    os.makedirs(os.path.dirname(base), 0o700, exist_ok=True)
     for path in (base, folder):
         try:
             os.mkdir(path, 0o700)

@@ -147,6 +147,8 @@ class Session(AttachedHosts):
         if os.getpid() != self.pid or node.closed:
             # A fork of the program has a copy of the session's memory, but not the session.
             return
+        # Before meshes are stopped, whose errors no longer matter.
+        self._faults.flush()
         self._faults.ends = True
         own = {node.host, *node.hosts.known} - set(self.detached)
         try:

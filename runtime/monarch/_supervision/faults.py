@@ -80,7 +80,13 @@ class Faults:
         return mailbox is not None and supervises(mailbox)
 
     def flush(self) -> None:
-        """Report recent constructor faults to the hook, in this thread, at the end of the program."""
+        """Report recent faults to the hook, in this thread, at the end of the program."""
+        with self._lock:
+            failed, self._failed = self._failed, []
+        for fault in failed:
+            if not self._is_over(fault):
+                name, mesh = self._named(fault.actor)
+                call_hook(self._failure(name, mesh, fault, (fault.rank,)))
         for mesh in list(meshes_of(self._node).actor_meshes.values()):
             creation = state_of(mesh).creation
             faults = creation.unreported() if creation is not None else []
@@ -107,12 +113,9 @@ class Faults:
         try:
             groups: dict[tuple[str, str, str], list[m.Fault]] = {}
             for fault in failed:
-                if was_read(self._node, fault):
-                    # By now somebody has its error.
+                if self._is_over(fault):
                     continue
                 failure = unpack_failure(fault.body)
-                if self.ends and failure.own and failure.kind == StoppedError.__name__:
-                    continue
                 groups.setdefault((fault.actor, failure.kind, failure.text), []).append(fault)
             for (actor, _, _), several in groups.items():
                 self._report_one(actor, several, latest)
@@ -121,11 +124,21 @@ class Faults:
                 # By now the deciders have their own holds.
                 verdicts_of(self._node).release(uid, hold)
 
+    def _is_over(self, fault: m.Fault) -> bool:
+        """Return whether a fault is no news: somebody has its error by now, or it is due to the end of the program."""
+        failure = unpack_failure(fault.body)
+        return was_read(self._node, fault) or (self.ends and failure.own and failure.kind == StoppedError.__name__)
+
+    def _named(self, actor: str) -> tuple[str, ActorMesh | None]:
+        """Return the name of a mesh of actors or of processes, and the mesh of actors."""
+        meshes = meshes_of(self._node)
+        mesh = meshes.actor_meshes.get(actor)
+        return state_of(mesh).name if mesh is not None else meshes.proc_meshes.get(actor, (actor, ""))[0], mesh
+
     def _report_one(self, actor: str, faults: list[m.Fault], latest: int) -> None:
         """Report actors of one mesh with the same failure."""
         node = self._node
-        mesh = meshes_of(node).actor_meshes.get(actor)
-        name = state_of(mesh).name if mesh is not None else meshes_of(node).proc_meshes.get(actor, (actor, ""))[0]
+        name, mesh = self._named(actor)
         owner = meshes_of(node).owners.get(actor) or meshes_of(node).proc_meshes.get(actor, ("", ""))[1]
         uid = state_of(mesh).procs.uid if mesh is not None else actor if booting(node, actor, faults[0].rank) else ""
         made = partial(self._failure, name, mesh, faults[0])

@@ -34,6 +34,10 @@ _BURST_S = 2.5e-4
 """Seconds for which a thread whose wait is over still handles messages that have arrived."""
 _LATE_MS = 2
 """Milliseconds that a timer may be late, to spare most messages a new timeout of the socket."""
+_OVERSLEPT_S = 0.05
+"""Seconds by which the end of a wait is late if this process did not run meanwhile."""
+_GRACE_S = 0.2
+"""Seconds to receive then, since what has arrived counts."""
 _CLOSING = 30.0
 """Seconds to wait at the end for a thread that handles a message."""
 _MAIN = main_thread().ident
@@ -146,6 +150,7 @@ class ReceiveLoop:
         if lead.leader == ident or lead.is_interrupted():
             raise _deadlock(waiter)
         turn: Turn | None = None
+        extended = False
         try:
             while True:
                 if lead.take(ident, waiter):
@@ -164,8 +169,13 @@ class ReceiveLoop:
                     turn.gate.wait(None if deadline is None else max(0.0, deadline - self._clock()))
                 if waiter.done:
                     return True
-                if self._must_end(ident) or self._passed(deadline):
+                if self._must_end(ident):
                     return waiter.done
+                if deadline is not None and self._passed(deadline):
+                    if extended or self._clock() < deadline + _OVERSLEPT_S:
+                        return waiter.done
+                    # This process was suspended, or kept from running: what it waits for may have come in time.
+                    extended, deadline = True, self._clock() + _GRACE_S
         except BaseException:
             if lead.leader == ident:
                 # Leaving it has failed, as at the limit of recursion. No call, which would fail too.
