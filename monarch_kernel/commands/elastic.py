@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._kernel_api import axes_text, describe_ranks, state_of
+from monarch._kernel_api import axes_text, current_node, describe_ranks, state_of
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
@@ -217,7 +217,12 @@ def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
 
 def _heal_stopped(mesh: Mesh) -> str:
     dead = sorted(mesh.dead())
-    what = f"{describe_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else "all ranks are alive"
+    peers, procs = current_node().peers, state_of(mesh.procs).procs
+    starting = [rank for rank in range(len(mesh.procs)) if rank not in dead and peers.get(procs.proc(rank)).starting]
+    states = [f"{describe_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
+    if starting:
+        states.append(f"{describe_ranks(starting)} {'has' if len(starting) == 1 else 'have'} not started yet")
+    what = " and ".join(states) or "all ranks are alive"
     return f"the heal of mesh {mesh.name!r} was stopped; {what} now, and %mesh heal {mesh.name} completes it"
 
 

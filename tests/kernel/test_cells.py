@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,10 @@ def test_value_hidden_by_a_semicolon_is_not_stored_and_a_line_says_so(notebook: 
     assert said == "note: hidden holds None for each rank, because the cell ends in a semicolon\n"
     assert notebook.run("hidden.values()").ok().shown == "[None, None, None, None]"
     assert not notebook.mesh("squares = rank ** 2", "--out nothing").ok().stream()
+
+
+def test_cell_may_clear_its_namespace(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    assert book.mesh("a = 1\nglobals().clear()\n5").ok().shown == "[ranks 0-1] 5"
+    assert "NameError" in book.mesh("a").text

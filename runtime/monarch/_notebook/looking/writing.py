@@ -10,7 +10,7 @@ from typing import Any
 
 _TRIES = 3
 """Another thread that looks at the frame may read its variables back in between, before Python 3.13."""
-_OWN = {"_", "__mark__", "__builtins__"}
+_OWN = {"_", "__builtins__"}
 """Names that running code leaves behind."""
 
 

@@ -237,7 +237,7 @@ def execute_code(
     end = (last.end_lineno, last.end_col_offset) if last is not None else None
     if change is not None:
         tree = ast.fix_missing_locations(change.visit(tree))
-    tree = marked(tree, name, variables)
+    tree = marked(tree, name)
     if last is not None:
         # An expression, by the check above.
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from typing import Any
 
@@ -15,7 +16,7 @@ _CELL = re.compile(r"cell \[(\d+)\]")
 _mark: Mark | None = None
 
 
-def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module:
+def marked(tree: ast.Module, name: str) -> ast.Module:
     """Return the code of a cell with a note of the line before each of its statements.
 
     Within loops only before statements with a call, which costs more than the note does; and not within functions,
@@ -24,14 +25,14 @@ def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module
     Args:
         tree: the code; it is changed.
         name: the name of the cell, as in ``cell [3]``; another is not marked.
-        variables: the namespace that it runs in.
     """
     found = _CELL.fullmatch(name)
     if found is None:
         return tree
     mark = prepare()
     mark.begin()
-    variables[_NAME] = mark.slot
+    # A cell may clear its namespace.
+    builtins.__dict__[_NAME] = mark.slot
     marker = _Marker(Mark.at(int(found[1]), 0))
     tree.body = marker.block(tree.body, False)
     return tree
