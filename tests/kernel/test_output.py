@@ -107,6 +107,21 @@ def test_late_output_of_a_thread_goes_to_its_cell(notebook: Notebook, tmp_path: 
     assert "late" not in plain.stream()
 
 
+def test_lines_of_a_thread_never_go_to_the_cell_that_runs(notebook: Notebook) -> None:
+    """The receiving thread looks for output while the line is written."""
+    first = notebook.mesh(
+        "import sys, threading, time\nusual = sys.getswitchinterval()\nsys.setswitchinterval(1e-6)\n"
+        "go = threading.Event()\ndef talk():\n    go.wait()\n"
+        "    for n in range(600):\n        print('line', n)\n        time.sleep(0.0005)\n"
+        "talker = threading.Thread(target=talk)\ntalker.start()"
+    ).ok()
+    second = notebook.mesh("go.set()\nwhile talker.is_alive(): sum(range(1000))\nsys.setswitchinterval(usual)").ok()
+    first.until(lambda: first.said().get("line 599") == ALL)
+    assert "line" not in second.stream()
+    said = first.said()
+    assert [n for n in range(600) if said.get(f"line {n}") != ALL] == []
+
+
 def test_output_of_nested_threads_goes_to_its_cell(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import threading\nfrom concurrent.futures import ThreadPoolExecutor\n"

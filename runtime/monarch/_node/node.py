@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from socket import gethostname
 from threading import RLock
 from typing import TypeVar, cast
@@ -43,6 +44,8 @@ class OutputHooks:
         """Called where a thread has time: sends what was printed."""
         self.send_printed: Callable[[], None] = lambda: None
         """Sends what was printed, without waiting for room."""
+        self.taking: AbstractContextManager[object] = nullcontext()
+        """Held while output is taken, so that who holds it can print something and send it alone."""
         self.watch: Callable[[], None] = lambda: None
         """Called where long code begins: what it prints is then sent while it runs, soon from its start."""
 

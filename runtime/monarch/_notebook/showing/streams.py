@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -71,9 +72,11 @@ class CellText(RankText):
         )
         # Earlier output belongs to the running call. This may wait for the program to take it.
         _send_as(busy, node.output.idle)
-        with _lock:
+        # No tick may take the text meanwhile, as output of the call that runs.
+        with _lock, node.output.taking:
             _send_as(busy, node.output.send_printed)
-            super().write(text)
+            # The middle of a very long text is sent as it is written.
+            _send_as(origin, partial(RankText.write, self, text))
             _send_as(origin, node.output.send_printed)
 
 
@@ -106,7 +109,7 @@ def _count_threads(change: int) -> None:
             stream.look(_threads > 0)
 
 
-def _send_as(call: Any, send: Callable[[], None]) -> None:
+def _send_as(call: Any, send: Callable[[], object]) -> None:
     token = current.set(call)
     try:
         send()

@@ -26,6 +26,7 @@ from monarch._procs.rank.output import (
     own_may_hold,
 )
 from monarch._procs.rank.text_streams import RankText, set_pace
+from monarch._python.locks import is_owned
 from monarch._python.threads import new_thread
 from monarch._wire import messages as m
 from monarch._wire.receiving.leadership import Gate
@@ -68,14 +69,14 @@ class Outbox:
         self._busy = busy
         self._capture = Capture()
         self._window = window_of(ranks)
-        # Held from taking output until it is sent. No user code runs under it.
-        self._lock = threading.RLock()
-        # Written under _lock: whether output is taken that may not be sent yet. Without the lock, read it after how
+        self.lock = threading.RLock()
+        """Held from taking output until it is sent. No user code runs under it."""
+        # Written under ``lock``: whether output is taken that may not be sent yet. Without the lock, read it after how
         # far was taken.
         self._sending = False
-        # Guarded by _lock: cost of output in flight.
+        # Guarded by ``lock``: cost of output in flight.
         self._ahead = 0
-        # Appended by the receiving thread, taken with _lock held: cost of output that the program has taken.
+        # Appended by the receiving thread, taken with ``lock`` held: cost of output that the program has taken.
         self._credits: deque[int] = deque()
         # How often that was; written by the receiving thread only.
         self._received = 0
@@ -115,7 +116,7 @@ class Outbox:
                 self._interrupts = self._actors.interrupts
                 return
         # Output that another thread has just taken may be this call's, so it goes before the answer.
-        with self._lock:
+        with self.lock:
             self._send()
         if self._capture.left:
             self._catch_up()
@@ -140,17 +141,21 @@ class Outbox:
     def send_printed(self) -> None:
         """Send all output, even beyond the window, without waiting and without running user code."""
         flush_own()
-        with self._lock:
+        with self.lock:
             self._send(True)
 
     def reset(self) -> None:
         """Start over with another program; the previous one takes no more output."""
-        with self._lock:
+        with self.lock:
             self._credits.clear()
             self._ahead = 0
 
     def _pace(self) -> None:
-        if get_ident() != self._flusher.ident:
+        if is_owned(self.lock):
+            # This thread writes for a call that it names, and nobody else may take that.
+            if self._capture.behind() > self._capture.most:
+                self._send(True)
+        elif get_ident() != self._flusher.ident:
             self._capture.pace(self._ask)
 
     def _ask(self) -> None:
@@ -168,7 +173,7 @@ class Outbox:
 
     def _send_now(self) -> bool:
         """Send output that fits, unless another thread is doing so."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             return True
         try:
             sent = self._send(running=True)
@@ -176,7 +181,7 @@ class Outbox:
                 self._capture.trim(self._capture.most // 2)
             return sent
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _send(self, all_of_it: bool = False, running: bool = False) -> bool:
         """Send output that fits, with the lock held; return whether there was any.
@@ -222,12 +227,12 @@ class Outbox:
             if self._received != received:
                 # Whichever thread used it.
                 received, moved = self._received, time.monotonic()
-            with self._lock:
+            with self.lock:
                 self._send()
             if not self._capture.left:
                 return
         self._capture.trim(TAIL, wait=True)
-        with self._lock:
+        with self.lock:
             self._send(True)
 
 

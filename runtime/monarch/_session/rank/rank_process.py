@@ -149,6 +149,7 @@ class Rank:
         self._reports = begin_reports(node, self._busy_mailbox)
         node.output.idle = self._flush
         node.output.send_printed = self.outbox.send_printed
+        node.output.taking = self.outbox.lock
         node.output.watch = self._watch
         Faults(node)
         node.receive_loop.on_lost = self._lose_message
