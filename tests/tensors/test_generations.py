@@ -43,6 +43,16 @@ class Member(Actor):
                 self.held.append(os.open(os.devnull, os.O_RDONLY))
 
     @endpoint
+    def imported(self) -> None:
+        import torch.distributed  # noqa: F401
+
+    @endpoint
+    def forbid_descriptors(self) -> None:
+        """Allow fewer file descriptors than are open."""
+        self.limits, self.held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, self.limits[1]))
+
+    @endpoint
     def free_descriptors(self) -> None:
         for each in self.held:
             os.close(each)
@@ -288,3 +298,25 @@ def test_first_rank_without_descriptors_is_named(procs: Callable[..., Any]) -> N
         members.total.call().get(40)
     members.free_descriptors.call().get(30)
     assert list(members.total.call().get(40).values()) == [3.0] * 3
+
+
+def test_rank_without_descriptors_is_named_to_those_that_wait_for_it(procs: Callable[..., Any]) -> None:
+    """It cannot even ask the first rank for a group, and no connection to it can be made."""
+    members = procs(3).spawn("members", Member)
+    # What the others wait in does not take longer to import there.
+    members.imported.call().get(60)
+    last = members.slice(gpus=2)
+    last.forbid_descriptors.call_one().get(30)
+    calls = [members.slice(gpus=rank).total.call_one() for rank in range(3)]
+    assert "file descriptors" in str(calls[2].exception(20))
+    for each in calls[:2]:
+        assert "rank 2 cannot join the process group: " in str(each.exception(20))
+    last.free_descriptors.call_one().get(30)
+
+    def works() -> bool:
+        # The refusal counts for some seconds.
+        with suppress(ActorError):
+            return list(members.total.call().get(40).values()) == [3.0] * 3
+        return False
+
+    assert wait_until(works)

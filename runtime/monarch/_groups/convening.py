@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +28,8 @@ _GENERATIONS = 1_000_000
 """More generations than one incarnation of a rank convenes."""
 _NEWS = 0.5
 """Seconds in which a rank that could not form its part of a generation may hear of a death that explains it."""
+_REFUSED = 2.0
+"""Seconds for which the refusal of a rank counts for generations that have not begun: others may ask a little later."""
 _PATIENCE = 90.0
 """Seconds to wait for a generation; joining ranks report missing ones earlier."""
 
@@ -62,7 +65,14 @@ def ensure_world(patience: float = _PATIENCE) -> World:
         convene(procs, expected.newer_than)
     else:
         own.asked = procs.proc(0)
-        tell_proc(node, own.asked, convene, procs, expected.newer_than)
+        try:
+            tell_proc(node, own.asked, convene, procs, expected.newer_than)
+        except OSError as error:
+            # Such as no free descriptor. The others may wait for this rank, and the program is connected.
+            why = f"rank {node.rank} cannot join the process group: {error}"
+            with suppress(OSError):
+                tell_proc(node, node.root, pass_refusal, procs, expected.newer_than, why)
+            raise
     world = expected.promise.get(patience)
     own.note_use(world)
     return world
@@ -99,8 +109,37 @@ def convene(procs: Procs, newer_than: int) -> None:
     spawn_thread("monarch-convene", _convene, number)
 
 
+@service("convening.pass_refusal", "quick")
+def pass_refusal(procs: Procs, newer_than: int, reason: str) -> None:
+    """Tell the first rank of a mesh, from the program, that a rank cannot join the next generation."""
+    tell_proc(current_node(), procs.proc(0), refuse, newer_than, reason)
+
+
+@service("convening.refuse", "quick")
+def refuse(newer_than: int, reason: str) -> None:
+    """End the generation after one in the first rank, and those that begin soon, since a rank cannot join them."""
+    own = local_rendezvous()
+    with own.lock:
+        number = own.convened
+        is_begun = number > newer_than
+        own.refused = newer_than, reason, time.monotonic() + _REFUSED
+    if is_begun:
+        own.abandon(number, reason)
+        _tell_abandoned(number, reason)
+
+
+def _check_refusal(number: int) -> None:
+    """Raise if a rank has just said that it cannot join a generation."""
+    own = local_rendezvous()
+    with own.lock:
+        newer_than, reason, until = own.refused
+    if number > newer_than and time.monotonic() < until:
+        raise GroupError(reason)
+
+
 def _convene(number: int) -> None:
     try:
+        _check_refusal(number)
         _call_all(number)
     except BaseException as error:
         # Whatever it is, such as too few file descriptors: ranks wait for this generation.

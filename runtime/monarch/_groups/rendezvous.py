@@ -71,6 +71,9 @@ class Rendezvous:
         """Of the threads that wait for the groups. Lock: ``lock``."""
         self._joining = False
         """Whether a generation is being formed. Lock: ``lock``."""
+        self.refused: tuple[int, str, float] = -1, "", 0.0
+        """On the first rank: the generation after which another rank cannot join one, why, and until when that counts.
+        Lock: ``lock``."""
         self.asked = ""
         """The process that this one has asked last to begin a generation. Written by threads of calls, as a whole."""
         self._sockets: set[tuple[int, int]] | None = None
