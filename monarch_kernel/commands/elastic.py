@@ -221,9 +221,9 @@ def _heal_stopped(mesh: Mesh) -> str:
     starting = [rank for rank in range(len(mesh.procs)) if rank not in dead and peers.get(procs.proc(rank)).starting]
     states = [f"{describe_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead"] if dead else []
     if starting:
-        states.append(f"{describe_ranks(starting)} {'has' if len(starting) == 1 else 'have'} not started yet")
+        states.append(f"{describe_ranks(starting)} {'has' if len(starting) == 1 else 'have'} not started")
     what = " and ".join(states) or "all ranks are alive"
-    return f"the heal of mesh {mesh.name!r} was stopped; {what} now, and %mesh heal {mesh.name} completes it"
+    return f"the heal of mesh {mesh.name!r} was stopped; now {what}, and %mesh heal {mesh.name} completes it"
 
 
 def healed(mesh: Mesh) -> list[str]:
