@@ -138,10 +138,13 @@ def _silent(asked: Asked, calls: Calls) -> list[str]:
 
 def _undefined(asked: Asked) -> list[str]:
     """Return lines about new ranks without the definitions of the cells so far."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, cells in asked.mesh.undefined(asked.ranks).items():
+        ranks_of.setdefault(cells, []).append(rank)
     return [
-        f"{describe_ranks([rank])}: restarted; the next cell first runs the definitions of {cells} "
+        f"{describe_ranks(ranks)}: restarted; the next cell first runs the definitions of {cells} "
         f"cell{'s' if cells > 1 else ''} there"
-        for rank, cells in asked.mesh.undefined(asked.ranks).items()
+        for cells, ranks in ranks_of.items()
     ]
 
 
