@@ -102,7 +102,7 @@ if rank == 0:
 if rank != 3:
     dist.barrier()""",
         (
-            "ranks 0-2 wait for rank 3, which is idle",
+            "ranks 0-2 wait for rank 3, which finished without calling barrier()",
             "barrier",
             "at line 4",
         ),
@@ -116,7 +116,7 @@ try:
 except ValueError:
     pass""",
         (
-            "ranks 0,2-3 wait for rank 1, which is idle",
+            "ranks 0,2-3 wait for rank 1, which finished without calling barrier()",
             "barrier",
         ),
     ),

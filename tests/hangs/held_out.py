@@ -191,7 +191,7 @@ except SystemExit:
     pass""",
         (
             "rank 2",
-            "idle",
+            "finished without calling barrier()",
             "line 6",
         ),
     ),

@@ -59,7 +59,7 @@ for batch in [torch.ones(2, 4)] * (5 if rank == 1 else 7):
     model(batch).sum().backward()
     opt.step()""",
         (
-            "ranks 0,2-3 wait for rank 1, which is idle",
+            "ranks 0,2-3 wait for rank 1, which finished without calling all_reduce()",
             "in all_reduce of float32[20]",
             "line 8: model(batch).sum().backward()",
         ),
@@ -156,7 +156,7 @@ def steps():
 for i in steps():
     if rank == 0 and i == 1: break""",
         (
-            "ranks 1-3 wait for rank 0, which is idle",
+            "ranks 1-3 wait for rank 0, which finished without calling barrier()",
             "line 6 in steps: dist.barrier()",
         ),
     ),
@@ -266,7 +266,7 @@ import torch.distributed.checkpoint as dcp
 if rank != 1:
     dcp.save({'w': torch.ones(4)}, checkpoint_id=tempfile.mkdtemp(prefix='monarch-hangs'))""",
         (
-            "ranks 0,2-3 wait for rank 1, which is idle",
+            "ranks 0,2-3 wait for rank 1, which finished without calling gather_object()",
             "line 6: dcp.save",
         ),
         imports=True,
