@@ -13,7 +13,9 @@ from typing import Any
 
 from monarch._kernel_api import ValueMesh, current_node, describe_ranks, duration_text, in_thread, when_done
 from monarch.exceptions import CallTimeoutError, MonarchError
-from monarch_kernel.calls.running import Run, Running, ended_from_outside
+from monarch_kernel.calls.caused_errors import ended_from_outside
+from monarch_kernel.calls.cell_run import Run
+from monarch_kernel.calls.running import Running
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.compat import display
 from monarch_kernel.meshes.rank_vitals import places_of

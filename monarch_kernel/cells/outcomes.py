@@ -19,7 +19,7 @@ from monarch._kernel_api import (
     open_node,
 )
 from monarch.exceptions import CallTimeoutError
-from monarch_kernel.calls.running import Run
+from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints

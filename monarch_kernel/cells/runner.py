@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch._kernel_api import ActorMesh
+from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.held_stop import HeldStop
-from monarch_kernel.calls.running import Run
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.stopping import Stopping

@@ -23,8 +23,10 @@ from monarch._kernel_api import (
     states,
 )
 from monarch.exceptions import MonarchError
+from monarch_kernel.calls.caused_errors import ended_from_outside, has_waited
+from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.record import Ahead, Calls
-from monarch_kernel.calls.running import STOPPED, Run, Running, Task, ended_from_outside, has_waited
+from monarch_kernel.calls.running import STOPPED, Running, Task
 from monarch_kernel.calls.stop_report import Stopped
 from monarch_kernel.calls.stop_run import SUSPENDED, stop_ranks, uninterrupted
 from monarch_kernel.calls.waits import titles_text
@@ -168,7 +170,7 @@ class Stopping:
 
     def _stop_calls(self, run: Running, restartable: bool, say: Callable[[str], object], kills: bool) -> Stopped:
         calls = self._streams().calls
-        stuck = self._streams().stuck(run.futures)
+        stuck = self._streams().waits.stuck(run.futures)
         # Ranks wait for stopped ones, which is no news.
         calls.stop(run.futures)
         # The line about running ranks would be in front of what a Stop says.
@@ -264,7 +266,7 @@ class Stopping:
             where = f"{describe_ranks(inside)}, still in a C call of {names}, which was stopped"
             _say(f"waiting for {where}; {_ends(inside)}")
         if finishing:
-            self._streams().told([call for each in mesh.unfinished for call in each.futures])
+            self._streams().waits.told([call for each in mesh.unfinished for call in each.futures])
 
     def await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
         """Wait until no stopped cell runs on these ranks; a program is handed to them before its cell begins."""

@@ -1,4 +1,4 @@
-"""The way from a ``%mesh`` line to the command that it names."""
+"""How a ``%mesh`` line becomes a call of the command that it names."""
 
 from __future__ import annotations
 

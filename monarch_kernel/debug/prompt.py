@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from monarch._kernel_api import PAUSE, Stopped, describe, describe_ranks, node_of, split_proc, state_of, stops
-from monarch_kernel.calls.running import Run
+from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.compat import ask, can_ask
 from monarch_kernel.debug.announcing import describe_stops
 from monarch_kernel.debug.commanding import Commands

@@ -307,11 +307,11 @@ class MeshMagics(Magics):
         """Return the unanswered calls of actors' endpoints that a notebook cell made."""
         if self._streams is None:
             return []
-        return self._streams.calls.of_cell(self._streams.calls_of(cell))
+        return self._streams.calls.of_cell(self._streams.waits.calls_of(cell))
 
     def ops_of(self, cell: str) -> list[Any]:
         """Return the unanswered calls with ops on tensors that a notebook cell made."""
-        made = self._streams.calls_of(cell) if self._streams is not None else []
+        made = self._streams.waits.calls_of(cell) if self._streams is not None else []
         return [call for call in made if self._streams is not None and self._streams.calls.runs_ops(call)]
 
     def unended(self) -> list[str]:
@@ -344,21 +344,21 @@ class MeshMagics(Magics):
 
     def _importing(self, module: Importing) -> None:
         if self._streams is not None:
-            self._streams.importing(module)
+            self._streams.waits.importing(module)
 
     def _cell_begins(self, _: Any) -> None:
         # Calls that the code of the cell makes have its number in the events of their meshes.
         calling.set(("", self.shell.displayhook.prompt_count))
         self._failed.cell_begins()
         if self._streams is not None:
-            self._streams.begin()
+            self._streams.waits.begin()
 
     def _cell_ended(self, _: Any) -> None:
         """Show the end of a cell's output, if it was too long to show in full."""
         emptied = ""
         if self._streams is not None:
             self._failed.cell_ended()
-            emptied = self._streams.end()
+            emptied = self._streams.waits.end()
             self._streams.finish()
         self.shown.cell_ended()
         self.views.cell_ended(emptied)
@@ -375,7 +375,7 @@ class MeshMagics(Magics):
         node = open_node()
         if self._streams is None or need_session(node).output.on_blocks != self._streams.take:
             self._streams = Streams(node, kernel_of(self.shell))
-            self._streams.begin()
+            self._streams.waits.begin()
             self._streams.attach(need_session(node).output)
             node.events.tensors_failed.subscribe(self._failed.failed)
             self._announcing.attach()

@@ -35,7 +35,8 @@ from monarch._kernel_api import (
 )
 from monarch.config import CHECK_COLLECTIVES
 from monarch.exceptions import MonarchError
-from monarch_kernel.calls.running import STOPPED, Run
+from monarch_kernel.calls.cell_run import Run
+from monarch_kernel.calls.running import STOPPED
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.meshes.choosing import choose
 from monarch_kernel.meshes.hosts import Hosts

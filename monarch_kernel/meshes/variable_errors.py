@@ -55,8 +55,8 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     cause, failed = error.exception, sorted(error.failures)
     where = describe_ranks(failed, len(mesh.cells))
     if not isinstance(cause, NameError):
-        # The second line names an error that is not an Exception, such as an interrupt.
-        text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[1].strip()
+        # An error that is not an Exception, such as an interrupt, is not sent itself.
+        text = f"{type(cause).__name__}: {cause}" if cause is not None else error.reason
         return f"{text} (on {where})"
     name = missing_name(cause)
     ranks_of = variables(mesh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
@@ -25,21 +24,17 @@ from monarch._kernel_api import (
     ranks_of,
     show_blocks,
 )
-from monarch_kernel.calls.record import Ahead, Calls
-from monarch_kernel.calls.waits import wait_lines
+from monarch_kernel.calls.record import Calls
 from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.kernel_like import Kernel, request_of
-from monarch_kernel.output.diagnosing import Diagnosing
-from monarch_kernel.output.frontend import has_cells, is_terminal, overwrites_displays
-from monarch_kernel.output.imports import Importing
+from monarch_kernel.output.cell_waits import CellWaits
+from monarch_kernel.output.frontend import is_terminal, overwrites_displays
 from monarch_kernel.output.late import Late, id_of
 from monarch_kernel.output.live import Lines, Live
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.owners import Owners, without_code
 from monarch_kernel.output.page import Page
 from monarch_kernel.output.portions import Portions
-from monarch_kernel.output.positions import Positions
-from monarch_kernel.output.waiting import PATIENCE, WaitingLine
 
 _CAPTURED = 10_000
 """Most calls whose output ``%%capture`` takes."""
@@ -53,10 +48,6 @@ TEXT_SHOWN = 1 << 20
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
 _MORE = "… more lines of this cell: {}; the first of other ranks follow, and the last of each at its end\n"
-_TERMINAL = 79
-"""Characters of a line that any terminal holds."""
-_REASONS = 20
-"""Most different explanations of the waits of one cell that are written."""
 _UNFINISHED = 200
 """Most characters shown of an unfinished line."""
 
@@ -104,22 +95,11 @@ class Streams:
         self.hidden: dict[int, Excerpt | None] = {}
         """Ports whose output is not shown: where it is collected, or None."""
         self.calls = Calls(node)
-        # Single operations on each, by the threads that run cells and the receiving thread.
-        self._running: dict[str, Any] = {}
-        """The running cells, by message id."""
-        self._late = Late(kernel, self._running)
+        self.waits = CellWaits(node, kernel, self._owners, self.calls, self)
+        self._late = Late(kernel, self.waits.running)
         # Single operations, by the threads that run cells; read by any thread.
         self._pages: dict[str, Page] = {}
         """Of running cells whose ranks can clear their output, by message id."""
-        self._diagnosing = Diagnosing(node, self._show_waits, self.calls.is_cell)
-        self._waiting = WaitingLine(self.calls, Positions(node).text, self._diagnosing.text, self._send_display)
-        self._reasons: dict[str, set[str]] = {}
-        """By cell of a front end without displays, why its ranks wait, as it was written. Leader only."""
-        self._told: set[tuple[str, int | tuple[str, frozenset[str]]]] = set()
-        """The cells and calls whose wait was reported."""
-        self._watching = False
-        self._imports: dict[str, Importing] = {}
-        """By cell, a module that its thread imports to read a value. Single operations, as above."""
         self._captured: dict[int, dict[str, Any]] = {}
         """Ports of calls from a ``%%capture`` cell: the streams in memory that take their output."""
         self._hiding: dict[int, bool] = {}
@@ -160,98 +140,9 @@ class Streams:
             if len(self._captured) > _CAPTURED:
                 self._captured.pop(next(iter(self._captured)), None)
         self.calls.opened(port, self._kernel.shell.displayhook.prompt_count)
-        self._watch()
+        self.waits.watch()
         self._owners.opened(port, self._kernel.get_parent("shell"))
         self._node.ports.follow(port)
-
-    # Waits of cells
-
-    def begin(self) -> None:
-        """Record the start of a cell."""
-        parent = self._kernel.get_parent("shell") if self._kernel is not None else None
-        self._running[id_of(parent)] = parent
-
-    def end(self) -> str:
-        """Record the end of a cell; return the id of a display of it that is empty now, or nothing."""
-        cell = id_of(request_of(self._kernel))
-        self._imports.pop(cell, None)
-        self._told = {each for each in self._told if each[0] != cell}
-        return self._waiting.end(cell, self._running.pop(cell, None))
-
-    def importing(self, module: Importing) -> None:
-        """Record that this thread begins to import a module to read a value of the running cell."""
-        self._imports[id_of(request_of(self._kernel))] = module
-        self._watch()
-
-    def told(self, calls: Sequence[Gather[Any]]) -> None:
-        """Record that the current cell has reported its wait for these calls."""
-        cell = id_of(request_of(self._kernel))
-        self._told.update((cell, call.port) for call in calls)
-
-    def stuck(self, calls: Sequence[Gather[Any]]) -> str:
-        """Describe why calls could not have ended, unless their cell has kept that in its output. Any thread."""
-        cells = {id_of(self._owners.get(call.port)) for call in calls}
-        if not calls or any(self._reasons.get(cell) for cell in cells):
-            return ""
-        return self._diagnosing.stuck(calls, self.calls.title(calls[0]))
-
-    def _watch(self) -> None:
-        """Schedule a check of what running cells wait for."""
-        if not self._watching and self._running:
-            self._watching = True
-            self._node.receive_loop.call_later(PATIENCE, self._look)
-
-    def _look(self) -> None:
-        """Report what running cells wait for: which ranks, and each earlier call, once."""
-        self._watching = False
-        waiting = [each for each in self._show_waits() if each[2]]
-        for cell, parent, calls in waiting:
-            news: list[Ahead] = []
-            for each in self.calls.ahead(calls):
-                # Several calls of one map have the same title.
-                keys = {(cell, each.call.port), (cell, (self.calls.title(each.call), each.procs))}
-                if not keys & self._told:
-                    news.append(each)
-                self._told |= keys
-            text = "".join(f"{line}\n" for line in wait_lines(self.calls, news))
-            if text:
-                # In the output thread: the page of a cell may be locked for as long as another thread sends it.
-                self.output.run(lambda text=text, parent=parent: self.write(text, "stderr", parent))
-        if waiting or any(each.runs() for each in list(self._imports.values())):
-            self._watch()
-
-    def _show_waits(self) -> list[tuple[str, Any, list[Gather[Any]]]]:
-        """Show which ranks running cells wait for, and why; return the cells with their requests and calls."""
-        running = [(cell, parent, self.calls_of(cell)) for cell, parent in list(self._running.items())]
-        for cell, parent, calls in running:
-            importing = self._imports.get(cell)
-            note = importing.text() if importing is not None else ""
-            if has_cells(parent):
-                self._waiting.update(cell, parent, calls, lambda cell=cell: cell in self._running, note)
-                continue
-            line, *reasons = self._waiting.lines(calls) or [note]
-            self._write_reasons(cell, parent, reasons)
-            if is_terminal(self._kernel, parent):
-                self._overwrite(_in_width(line), parent)
-        self._reasons = {cell: told for cell, told in self._reasons.items() if cell in self._running}
-        return running
-
-    def _write_reasons(self, cell: str, parent: Any, reasons: Sequence[str]) -> None:
-        """Write once why ranks wait, where a text cannot be replaced."""
-        text = "".join(f"{line}\n" for line in reasons)
-        # Text with other seconds only is no news.
-        key = re.sub(r" for \d+\w+( \d+\w)?", "", text)
-        told = self._reasons.setdefault(cell, set())
-        if text and key not in told and len(told) < _REASONS:
-            told.add(key)
-            self.write(text, "stderr", parent)
-
-    def calls_of(self, cell: str) -> list[Gather[Any]]:
-        """Return the unanswered calls of a cell, by its message id."""
-        gathers = self._node.ports.gathers
-        gathers_of_cell = [gathers.get(port) for port in self._owners.open_ports(cell)]
-        # Other gathers wait for deaths, which cannot be stopped.
-        return [each for each in gathers_of_cell if isinstance(each, Gather)]
 
     def take(self, blocks: Sequence[Block]) -> None:
         """Show lines in their cells, consecutive lines of a cell as one message."""
@@ -327,7 +218,11 @@ class Streams:
             del self._pages[id_of(parent)]
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        self._node.receive_loop.call_later(seconds, lambda: self.output.run(action))
+        self._node.receive_loop.call_later(seconds, lambda: self.run(action))
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Run an action in the thread of the output, since the page of a cell may be locked while it is sent."""
+        self.output.run(action)
 
     def is_of(self, port: int, parent: Any) -> bool:
         """Return whether a call belongs to a cell."""
@@ -352,11 +247,7 @@ class Streams:
 
     def show_display(self, content: dict[str, Any], parent: Any) -> None:
         """Show a display in a cell."""
-        self._send_display("display_data", content, parent)
-
-    def show_waiting(self, parent: Any) -> None:
-        """Show again which ranks a cell waits for."""
-        self._waiting.again(id_of(parent), parent)
+        self.send_display("display_data", content, parent)
 
     def unfinished(self, source: Any, blocks: Sequence[Block]) -> None:
         """Show unfinished lines, such as progress bars, in place of their last state."""
@@ -375,9 +266,9 @@ class Streams:
             with self._waking(parent, blocks):
                 self._live.update(port, blocks, parent)
         elif blocks:
-            self._overwrite("  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED], parent, True)
+            self.overwrite("  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED], parent, True)
 
-    def _overwrite(self, text: str, parent: Any, is_of_ranks: bool = False) -> None:
+    def overwrite(self, text: str, parent: Any, is_of_ranks: bool = False) -> None:
         """Show unfinished lines of ranks, or which ranks a cell waits for, in the last line of a terminal."""
         with self._lock:
             cell = self._cell(parent)
@@ -395,9 +286,10 @@ class Streams:
             data = {"text/plain": lines.text()}
             if kind:
                 content = {"data": data, "metadata": {}, "transient": {"display_id": lines.name}}
-                self._send_display(kind, content, parent)
+                self.send_display(kind, content, parent)
 
-    def _send_display(self, kind: str, content: dict[str, Any], parent: Any) -> None:
+    def send_display(self, kind: str, content: dict[str, Any], parent: Any) -> None:
+        """Send a display of a cell, or an update."""
         if self._kernel is not None:
             publish(self._kernel, kind, content, parent)
 
@@ -473,7 +365,7 @@ class Streams:
 
     def tell_unjoined(self, finding: Finding, call: Gather[Any], count: int) -> None:
         """Report in its cell that ranks wait in a collective for finished ranks, unless the cell says why they wait."""
-        if not self.calls.has_handle(call.port) and id_of(self._owners.get(call.port)) in self._running:
+        if not self.calls.has_handle(call.port) and id_of(self._owners.get(call.port)) in self.waits.running:
             return
         is_cell = self.calls.is_cell(call)
         where, what = (
@@ -535,7 +427,7 @@ class _Canvas:
     def end(self, is_cut: bool) -> None:
         if is_cut and self._cleared is not None:
             self._streams.cut(self._parent, self._cleared)
-        self._streams.show_waiting(self._parent)
+        self._streams.waits.again(self._parent)
 
 
 class Place:
@@ -565,11 +457,6 @@ class Place:
     def ask_late(self) -> None:
         """Show in the current cell what this cell has printed after its end and cannot show."""
         self._streams.ask_late(self._parent)
-
-
-def _in_width(text: str) -> str:
-    """Return as much of a text as one line of a terminal holds, since a wrapped line cannot be overwritten."""
-    return text if len(text) <= _TERMINAL else text[: _TERMINAL - 1] + "…"
 
 
 def _port_of(source: object) -> int:

@@ -125,6 +125,7 @@ class ActorError(MonarchError):
         point: its coordinates there.
         failures: every failing rank, as ``{rank: text of its traceback}``.
         results: the results of the ranks that did not fail, as a ValueMesh with None where a rank failed.
+        reason: what the first failing rank raised, in one line.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class ActorError(MonarchError):
         point: Any = None,
         failures: dict[int, str] | None = None,
         results: PartialResults | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -144,6 +146,7 @@ class ActorError(MonarchError):
         self.point = point
         self.failures: dict[int, str] = failures or {}
         self.results = results
+        self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)

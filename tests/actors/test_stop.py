@@ -477,8 +477,11 @@ def test_cleanup_that_does_not_end_is_reported(procs: Any, cls: type, monkeypatc
     told: list[Any] = []
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
     mesh = procs(1, env=SHORT)
+    long = mesh.spawn("long", cls)
+    # An actor that has not begun has nothing to clean up.
+    long.f.call().get(timeout=20)
     with pytest.raises(MonarchError, match=r"long\[gpus=0\].__cleanup__\(\) did not end within 0.4 s"):
-        mesh.spawn("long", cls).stop().get(timeout=20)
+        long.stop().get(timeout=20)
     mesh.spawn("longer", cls).f.call().get(timeout=20)
     mesh.stop().get(timeout=20)
     assert wait_until(lambda: told) and told[0].mesh_name == "longer"

@@ -91,3 +91,21 @@ def test_death_that_one_call_has_raised_is_not_told(procs: Any, told: Callable[[
     with pytest.raises(SupervisionError):
         ends.get(timeout=SOON)
     assert "dropped" not in told()
+
+
+def test_equal_errors_in_a_row_are_counted(procs: Any, told: Callable[[], str]) -> None:
+    actors = procs(1).spawn("fails", Fails)
+    for _ in range(40):
+        actors.fail.call("again")
+    assert wait_until(lambda: "(39 more times)" in told()), told()
+    assert told().count("ValueError: again") == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_equal_texts_are_all_shown(told: Callable[[], str], count: int) -> None:
+    for _ in range(count):
+        aside.tell("monarch: it failed\n  again")
+    aside.tell("monarch: other")
+    first = "monarch: it failed\n  again\n"
+    more = ["", first, "monarch: it failed (2 more times)\n"][count - 1]
+    assert told() == f"{first}{more}monarch: other\n"

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import monarch
-from monarch._procs.os.versions import versions_in
+from monarch._tensors.checkpoints.versions import versions_in
 from monarch.distributed import Mesh
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, TensorError
 

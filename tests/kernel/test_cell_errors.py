@@ -10,7 +10,8 @@ import pytest
 
 from monarch._notebook.running.execute import CellError, CellResult
 from monarch.exceptions import MonarchError, SupervisionError
-from monarch_kernel.calls.running import _followed, _reason
+from monarch_kernel.calls.caused_errors import followed
+from monarch_kernel.calls.cell_run import _reason
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
 from monarch_kernel.output.cell_errors import MeshCellError, error_lines
 
@@ -143,7 +144,7 @@ def test_cell_error_has_errors_and_results() -> None:
 def test_broken_collective_follows_from_failed_ranks(cause: str | None) -> None:
     broken = replace(failure("RuntimeError", "gloo: Connection closed by peer"), broken=True)
     errors = {0: broken, 1: replace(failure(), interrupted=cause == "interrupt") if cause else broken}
-    outcomes = _followed({rank: CellResult(None, None, error, 0.0) for rank, error in errors.items()})
+    outcomes = followed({rank: CellResult(None, None, error, 0.0) for rank, error in errors.items()})
     lines = error_lines("cell [1]", {rank: each.error for rank, each in outcomes.items() if each.error}, 2)
     if cause is None:
         assert lines[0] == "cell [1] failed on all 2 ranks" and "Connection closed by peer" in lines[1]

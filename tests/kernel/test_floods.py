@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from kernels import ALL, Notebook
+from leaks import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +86,33 @@ def test_every_display_of_a_fast_rank_is_shown(notebook: Notebook) -> None:
     assert [int(n) for text in shown for n in re.findall(r"<b>(\d+)</b>", text)] == list(range(count))
 
 
-def test_flood_left_out_bytes_are_counted(notebook: Notebook) -> None:
-    cell = notebook.mesh(
-        "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"
-    ).ok()
+OMITTED = """import os, time
+from pathlib import Path
+folder = Path('{folder}')
+(folder / f'begun-{{rank}}').touch()
+while not (folder / 'go').exists(): time.sleep(0.01)
+for _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')
+while os.fstat(1).st_blocks * 512 > 32 << 20: time.sleep(0.01)
+(folder / f'written-{{rank}}').touch()
+print('the end')"""
+
+
+def test_flood_left_out_bytes_are_counted(notebook: Notebook, tmp_path: Path) -> None:
+    pid = int(notebook.run("import os; os.getpid()").shown)
+    cell = notebook.send("%%mesh\n" + OMITTED.format(folder=tmp_path))
+
+    def have(what: str) -> bool:
+        return all((tmp_path / f"{what}-{rank}").exists() for rank in range(4))
+
+    assert wait_until(lambda: have("begun"))
+    # Nobody takes the output, so ranks must leave some out.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (tmp_path / "go").touch()
+        assert wait_until(lambda: have("written"))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    cell.wait().ok()
     left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) omitted"
     # The end of the output is always shown, on a busy machine some time after the cell's end.
     cell.until(lambda: re.search(left_out, cell.stream()) and "the end" in cell.said())

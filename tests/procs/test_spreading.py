@@ -188,7 +188,7 @@ if __name__ == "__main__":
         first = hosts.spawn_procs({"gpus": 1}).spawn("first", Rank)
         agents = list(first.agent.call().get(60).values())
         until(goes_from_host_to_host)
-        until(lambda: len(session_of(current_node())._uplinks._ways) == 9)
+        until(lambda: len(session_of(current_node())._uplinks._routes) == 9)
         Link.send = counted
         procs = hosts.spawn_procs({"gpus": 2})
         procs.initialized.get(60)

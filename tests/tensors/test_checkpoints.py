@@ -15,9 +15,9 @@ import torch
 
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
-from monarch._procs.os.versions import NewVersion, find_version, versions_in
 from monarch._state.checkpoint.api import checkpoint, restore
 from monarch._state.checkpoint.worker import still_open
+from monarch._tensors.checkpoints.versions import NewVersion, find_version, versions_in
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import device_mesh
 from monarch.exceptions import (

@@ -216,7 +216,8 @@ class PortReceiver(Generic[T]):
     def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
         if reply.status == m.ERROR:
             failure = unpack_failure(reply.body)
-            raise exception_of(failure) or ActorError(f"{failure.kind}: {failure.text}\n{failure.trace}")
+            reason = f"{failure.kind}: {failure.text}"
+            raise exception_of(failure) or ActorError(f"{reason}\n{failure.trace}", reason=reason)
         value = self._node.bulk.load(reply, frames)
         return (reply.rank, value) if self._ranked else value
 

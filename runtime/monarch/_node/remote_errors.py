@@ -278,7 +278,12 @@ def group(
         point=Point(first, extent),
         failures={rank: advice().placed(failure.trace) for rank, failure in failures.items()},
         results=results,
+        reason=_reason(failure),
     )
+
+
+def _reason(failure: Failure) -> str:
+    return f"{failure.kind}: {failure.text}".splitlines()[0].rstrip(": ")
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in ')

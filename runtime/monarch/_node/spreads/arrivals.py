@@ -129,7 +129,7 @@ class Arrivals:
         with self._lock:
             for many in list(self._kept):
                 for place in range(len(many.far)):
-                    if many.way.fan or many.way.relay(place) == host:
+                    if many.plan.fan or many.plan.relay(place) == host:
                         many.send_straight(self, place)
             dead = m.encode(m.Dead(f"{host}/agent", HostLost(host), False, []))
             for other in self.by_relay.pop(host, set()):
@@ -196,8 +196,8 @@ class Arrivals:
                 return None
             large = [(one.begun, one.size) for one in gateway.kept if one.size >= BULK]
             for many in self._kept:
-                gateways = many.way.gateways
-                on_way = many.way.fan and gateway in gateways
+                gateways = many.plan.gateways
+                on_way = many.plan.fan and gateway in gateways
                 if on_way and many.numbers[gateways.index(gateway)] > gateway.arrived:
                     large.append((many.begun, sum(map(len, many.frames))))
             return min(begun for begun, _ in large) + sum(size for _, size in large) / SLOW if large else 0.0
@@ -210,7 +210,7 @@ class Arrivals:
         with self._lock:
             for many in list(self._kept):
                 for place, (each, _) in enumerate(many.far):
-                    if each is gateway and many.way.relay(place) != gateway.host:
+                    if each is gateway and many.plan.relay(place) != gateway.host:
                         self._send_apart(many, place)
 
     def _send_apart(self, many: ToMany, place: int) -> None:

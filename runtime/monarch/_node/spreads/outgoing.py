@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from monarch._node.spreads.gateway_like import Gateway
-from monarch._node.spreads.way import Way
+from monarch._node.spreads.relay_plan import RelayPlan
 from monarch._wire import messages as m
 
 BULK = 1 << 20
@@ -64,14 +64,14 @@ class ToOne:
 class ToMany:
     """A message to many hosts. Sending it can be interrupted, and begun again."""
 
-    __slots__ = ("again", "arrived", "begun", "far", "frames", "numbers", "port", "straight", "way")
+    __slots__ = ("again", "arrived", "begun", "far", "frames", "numbers", "plan", "port", "straight")
 
-    def __init__(self, way: Way, port: int, frames: Sequence[Any]) -> None:
-        self.way = way
-        self.far = way.far
+    def __init__(self, plan: RelayPlan, port: int, frames: Sequence[Any]) -> None:
+        self.plan = plan
+        self.far = plan.far
         self.port = port
         self.frames = frames
-        self.numbers = [0] * len(way.far)
+        self.numbers = [0] * len(plan.far)
         self.arrived = 0
         """How many hosts, from the first, are known to have it."""
         self.begun = 0.0
@@ -81,15 +81,15 @@ class ToMany:
         """The places of hosts that were sent it once more: it does not depend on others there."""
 
     def send(self, spreads: Keeper) -> None:
-        way, numbers = self.way, self.numbers
-        gateways = way.gateways
+        plan, numbers = self.plan, self.numbers
+        gateways = plan.gateways
         for place, gateway in enumerate(gateways):
             if not numbers[place]:
                 numbers[place] = gateway.last = gateway.last + 1
         if not self.begun:
             self.begun = time.monotonic()
             spreads.keep(self)
-        for (begin, end), packed in zip(pairwise(way.ends), way.packed, strict=True):
+        for (begin, end), packed in zip(pairwise(plan.ends), plan.packed, strict=True):
             part = gateways[begin:end]
             relay = part[0].host
             heard: list[tuple[int, list[int]]] = []
@@ -100,7 +100,7 @@ class ToMany:
                 if gateway.relay != relay:
                     gateway.relay = relay
                     spreads.by_relay.setdefault(relay, set()).add(gateway.host)
-            head = m.Spread(spreads.proc, self.port, "", way.fan, packed, numbers[begin:end], heard, len(self.frames))
+            head = m.Spread(spreads.proc, self.port, "", plan.fan, packed, numbers[begin:end], heard, len(self.frames))
             part[0].link.send(m.encode(head), self.frames)
 
     def send_straight(self, spreads: Keeper, place: int) -> None:

@@ -15,15 +15,15 @@ from typing import Any
 from monarch._node.spreads.arrivals import Arrivals
 from monarch._node.spreads.gateway_like import Far, Gateway, is_settled
 from monarch._node.spreads.outgoing import BULK, ToMany, ToOne
-from monarch._node.spreads.way import Way, group_of, led
+from monarch._node.spreads.relay_plan import RelayPlan, group_of, led
 from monarch._wire import messages as m
 
 _FAN = 2
 """The number of hosts that each host passes such a message on to."""
 _SETTLED = 0.5
 """Seconds after its first number until a host gets messages by way of others."""
-_WAYS = 8
-"""Ways that are kept."""
+_PLANS = 8
+"""Relay plans that are kept."""
 _ENTRIES = 8
 """The most hosts at which large messages begin their way, in turn: each way is a set of connections among hosts."""
 
@@ -43,8 +43,8 @@ class Spreads(Arrivals):
         # Under the lock.
         self._queue: deque[ToOne | ToMany] = deque()
         """Messages that are being sent. Any thread appends; a signal handler or a __del__ may do so in the middle."""
-        self._ways: list[tuple[Far, Way]] = []
-        """Ways to the receivers of recent messages, the newest first: making one takes time for each process."""
+        self._plans: list[tuple[Far, RelayPlan]] = []
+        """Relay plans of recent messages, the newest first: making one takes time for each process."""
         self._grouped: Sequence[Gateway] = ()
         """The hosts that have groups."""
         self._next_entry = 0
@@ -56,7 +56,7 @@ class Spreads(Arrivals):
         """
         size = math.isqrt(max(0, len(gateways) - 1)) + 1
         with self._lock:
-            self._ways.clear()
+            self._plans.clear()
             self._grouped = gateways
         for place, gateway in enumerate(gateways):
             gateway.group = place // size
@@ -89,11 +89,11 @@ class Spreads(Arrivals):
             fit = []
         if bulk and fit:
             turned = self._turned(fit)
-            self._queue.append(ToMany(Way(turned, [0, len(turned)], _FAN), port, frames))
+            self._queue.append(ToMany(RelayPlan(turned, [0, len(turned)], _FAN), port, frames))
         elif fit:
             with self._lock:
-                way = self._way(far, fit)
-            self._queue.append(ToMany(way, port, frames))
+                plan = self._plan(far, fit)
+            self._queue.append(ToMany(plan, port, frames))
         if len(fit) < len(far):
             chosen = {id(gateway) for gateway, _ in fit}
             for gateway, procs in far:
@@ -119,22 +119,22 @@ class Spreads(Arrivals):
             hosts = m.pack([(gateway.host, procs) for gateway, procs in far])
             far[0][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, hosts, [0] * len(far), [], 1)), [frame])
 
-    def _way(self, far: Far, fit: list[tuple[Gateway, list[str]]]) -> Way:
-        """Return the way of a message to hosts, those of ``far`` that are fit; that to all of them is kept."""
-        for place, (known, way) in enumerate(self._ways):
-            if known is far and way.fit == len(fit):
+    def _plan(self, far: Far, fit: list[tuple[Gateway, list[str]]]) -> RelayPlan:
+        """Return the relay plan of a message to hosts, those of ``far`` that are fit; that to all of them is kept."""
+        for place, (known, plan) in enumerate(self._plans):
+            if known is far and plan.fit == len(fit):
                 if place:
-                    self._ways.insert(0, self._ways.pop(place))
-                return way
+                    self._plans.insert(0, self._plans.pop(place))
+                return plan
         ordered = sorted(fit, key=group_of)
         ordered = led(ordered)
         ends = [place for place in range(1, len(ordered)) if ordered[place][0].group != ordered[place - 1][0].group]
-        way = Way(ordered, [0, *ends, len(ordered)], 0)
-        way.fit = len(fit)
+        plan = RelayPlan(ordered, [0, *ends, len(ordered)], 0)
+        plan.fit = len(fit)
         if len(fit) == len(far):
-            self._ways.insert(0, (far, way))
-            del self._ways[_WAYS:]
-        return way
+            self._plans.insert(0, (far, plan))
+            del self._plans[_PLANS:]
+        return plan
 
     def _turned(self, far: Far) -> list[tuple[Gateway, list[str]]]:
         """Return the receivers of a large message, so that it begins its way at other hosts than the one before.
@@ -169,7 +169,7 @@ class Spreads(Arrivals):
         """Let all messages to a host go by another one, by which it has said that it will get them."""
         with self._lock:
             before, gateway.link = gateway.link, link
-            self._ways.clear()
+            self._plans.clear()
         # Later messages are kept, so nothing is lost if this connection breaks just now.
         before.close(int(self.lease * 1000))
 
@@ -177,21 +177,21 @@ class Spreads(Arrivals):
         """Send all messages to a host over a connection again, starting with those that it may not have."""
         with self._lock:
             gateway.link, gateway.keeps = link, False
-            self._ways.clear()
+            self._plans.clear()
             self._trim(gateway)
             for one in gateway.kept:
                 one.send_straight(self)
             for many in list(self._kept):
-                passes_on = not many.way.fan
+                passes_on = not many.plan.fan
                 for place, (each, _) in enumerate(many.far):
-                    if each is gateway or (passes_on and many.way.relay(place) == gateway.host):
+                    if each is gateway or (passes_on and many.plan.relay(place) == gateway.host):
                         many.send_straight(self, place)
 
     def set_apart(self, gateway: Gateway, seconds: float) -> None:
         """Send messages to a host through others only after some seconds."""
         with self._lock:
             gateway.settled = time.monotonic() + seconds
-            self._ways.clear()
+            self._plans.clear()
 
     def prove(self, gateway: Gateway) -> None:
         """Send messages through a host only once it has confirmed all so far; from any thread."""
@@ -200,4 +200,4 @@ class Spreads(Arrivals):
             self.cast([(gateway, [f"{gateway.host}/agent"])], 0, [m.encode(m.Signal(self.proc, [], 0))])
             with self._lock:
                 gateway.due = gateway.last
-                self._ways.clear()
+                self._plans.clear()

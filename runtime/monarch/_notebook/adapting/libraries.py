@@ -16,7 +16,7 @@ from monarch._notebook.showing.display import (
     update_display,
 )
 from monarch._notebook.showing.figures import leave_inline_backend
-from monarch._procs.os.spawned import spawn_by_value
+from monarch._procs.rank.spawned import spawn_by_value
 from monarch._tensors.torch_compat import hasten_loaders
 
 

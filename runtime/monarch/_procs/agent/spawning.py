@@ -10,11 +10,12 @@ from typing import NamedTuple
 from monarch._core.causes import NotStarted
 from monarch._core.roster import split_proc
 from monarch._procs.agent.children import Children
+from monarch._procs.agent.cpu_shares import affinity_plan, threads_plan
 from monarch._procs.agent.gpu_shares import GpuShares, variables
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
-from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
 from monarch._procs.os.gpus import visible_gpus
 from monarch._procs.os.orphans import can_mark
+from monarch._procs.zygote.load_time import needs_cold_zygote
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve
 from monarch._wire.messages import Dead, Spawn
 from monarch.config import ISOLATE_GPUS, is_on

@@ -121,11 +121,13 @@ class Failed:
         host: its name, or what was asked for if it has none yet.
         reason: what happened.
         advice: what to do next; may be empty.
+        is_reached: whether it was connected to before.
     """
 
     host: str
     reason: str
     advice: str = ""
+    is_reached: bool = True
 
 
 News: TypeAlias = Queued | Starting | Installing | Environment | Joined | Failed

@@ -105,8 +105,9 @@ class Reports:
 
     def fail(self, task: Task, reason: str, advice: str = "") -> Failed:
         """Mark a host as failed."""
+        is_reached = task.phase != "connecting"
         task.phase = "failed"
-        return Failed(task.host, reason, advice)
+        return Failed(task.host, reason, advice, is_reached)
 
     def overdue(self) -> Iterator[News]:
         """Return the failures of hosts that have taken too long."""

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as default
 from typing import Any
 
@@ -224,9 +224,9 @@ def _advised(failed: Failed) -> Failed:
     if failed.advice:
         return failed
     advice = next((text for phrase, text in _ADVICE.items() if phrase in failed.reason), "")
-    if not advice and failed.reason.startswith(("ssh ", "no connection")):
+    if not advice and not failed.is_reached:
         advice = "try 'ssh -o BatchMode=yes {host} true' in a terminal"
-    return Failed(failed.host, failed.reason, advice.format(host=failed.host))
+    return replace(failed, advice=advice.format(host=failed.host))
 
 
 def make(where: str, count: int, options: Mapping[str, Any]) -> SSHLauncher:

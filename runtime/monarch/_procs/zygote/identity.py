@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from monarch._procs.os.cpu_shares import is_load_time
+from monarch._procs.zygote.load_time import is_load_time
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _VARIABLES = {"CUDA_VISIBLE_DEVICES", "HOME", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV", "XDG_RUNTIME_DIR"}

@@ -35,12 +35,12 @@ class Uplinks:
     ) -> None:
         self._node = node
         self._output = output
-        self._ways: dict[str, tuple[Gateway, str]] = {}
+        self._routes: dict[str, tuple[Gateway, str]] = {}
         """By host, its connection and the agent by way of which it was told to send; the agent is empty for none."""
         self._relayed: set[str] = set()
         """Hosts that were told that this agent relays them."""
         self._turns: dict[str, int] = {}
-        """By host, how often it was told a way."""
+        """By host, how often it was told a route."""
         self.tree = Tree(node, watch, unwatch, self._tell_straight, self.arrange)
         self._last: dict[str, int] = {}
         """By host, the number of the last message that was handled, other than output, whose offsets tell."""
@@ -100,15 +100,15 @@ class Uplinks:
 
     def _tell(self, gateway: Gateway, via: str, relayed: bool) -> None:
         host = gateway.host
-        if self._ways.get(host, (gateway, "")) != (gateway, via) or relayed != (host in self._relayed):
+        if self._routes.get(host, (gateway, "")) != (gateway, via) or relayed != (host in self._relayed):
             self._tell_anyhow(gateway, via, relayed)
 
     def _tell_anyhow(self, gateway: Gateway, via: str, relayed: bool) -> None:
         host = gateway.host
-        self._ways[host] = gateway, via
+        self._routes[host] = gateway, via
         (self._relayed.add if relayed else self._relayed.discard)(host)
         turn = self._turns[host] = self._turns.get(host, 0) + 1
-        # Messages from now on may be sent again by another way.
+        # Messages from now on may be sent again by another route.
         gateway.keeps = relayed
         self._node.hosts.spreads.send(gateway, [m.encode(m.Uplink(self._node.proc, via, relayed, turn))])
 
@@ -129,7 +129,7 @@ class Uplinks:
         elif gateway.parent is not None:
             self.tree.detour(host)
         else:
-            self.tree.bar(host, host_of(self._ways[host][1]))
+            self.tree.bar(host, host_of(self._routes[host][1]))
             self._tell_straight(gateway)
 
     def lost(self, host: str) -> None:

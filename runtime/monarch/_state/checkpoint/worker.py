@@ -11,9 +11,9 @@ from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import function_of, service
 from monarch._procs.os.helpers import be_helper
-from monarch._procs.os.versions import NewVersion, find_version
 from monarch._python.threads import spawn_thread
 from monarch._state.contract import call_method
+from monarch._tensors.checkpoints.versions import NewVersion, find_version
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import DeviceMeshError, MonarchError

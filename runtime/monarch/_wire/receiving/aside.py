@@ -15,8 +15,10 @@ from monarch._python.threads import spawn_thread
 
 _LINGER = 0.5
 """Seconds for which the thread waits for more."""
+_QUIET = 0.1
+"""Seconds without another text after which it is told how often the last one came."""
 # Its steps are in C, so that a __del__ in the middle of them may add to it.
-_queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_queue: SimpleQueue[str | Callable[[], None]] = SimpleQueue()
 _lock = threading.RLock()
 _recurring = Seldom()
 """Counts of the errors of work that is done again and again."""
@@ -26,9 +28,8 @@ _pending = 0
 
 
 def tell(text: str) -> None:
-    """Print a text to stderr soon; from any thread, also the receiving one."""
-    # In one write, since other threads print too.
-    _put(lambda: print(f"{text}\n", end="", file=sys.stderr, flush=True))
+    """Print a text to stderr soon; from any thread, also the receiving one. Equal texts in a row are counted."""
+    _put(text)
 
 
 def tell_error(error: BaseException) -> None:
@@ -59,9 +60,9 @@ def flush(patience: float) -> None:
         time.sleep(0.005)
 
 
-def _put(action: Callable[[], None]) -> None:
+def _put(item: str | Callable[[], None]) -> None:
     global _running, _pending
-    _queue.put(action)
+    _queue.put(item)
     with _lock:
         _pending += 1
         starts, _running = not _running, True
@@ -74,24 +75,56 @@ def _put(action: Callable[[], None]) -> None:
 
 
 def _run() -> None:
-    global _running, _pending
+    global _running
+    last, repeats = "", 0
     while True:
         try:
-            action = _queue.get(timeout=_LINGER)
+            item = _queue.get(timeout=_QUIET if repeats else _LINGER)
         except Empty:
+            if repeats:
+                _print_repeats(last, repeats)
+                repeats = 0
+                continue
             with _lock:
                 if _queue.empty():
                     _running = False
                     return
             continue
-        try:
-            action()
-        except Exception:
-            # stderr is closed or broken, so this cannot be reported.
-            pass
-        del action
-        with _lock:
-            _pending -= 1
+        if item == last:
+            repeats += 1
+            if repeats > 1:
+                # The first one is pending until their number is printed.
+                _handled()
+            continue
+        if repeats:
+            _print_repeats(last, repeats)
+        last, repeats = item if isinstance(item, str) else "", 0
+        _print(item)
+        del item
+        _handled()
+
+
+def _print_repeats(text: str, count: int) -> None:
+    _print(text if count == 1 else f"{text.splitlines()[0]} ({count:,} more times)")
+    _handled()
+
+
+def _print(item: str | Callable[[], None]) -> None:
+    try:
+        if isinstance(item, str):
+            # In one write, since other threads print too.
+            print(f"{item}\n", end="", file=sys.stderr, flush=True)
+        else:
+            item()
+    except Exception:
+        # stderr is closed or broken, so this cannot be reported.
+        pass
+
+
+def _handled() -> None:
+    global _pending
+    with _lock:
+        _pending -= 1
 
 
 def _renew() -> None:

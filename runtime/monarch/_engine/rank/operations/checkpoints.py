@@ -14,7 +14,7 @@ from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.rank.operations.table import OPERATIONS
 from monarch._engine.rank.shards.making import wrap
 from monarch._node.services.registry import service
-from monarch._procs.os.versions import find_version, is_complete
+from monarch._tensors.checkpoints.versions import find_version, is_complete
 
 LOAD = "load"
 """Kind of the op that reads tensors from a checkpoint: it gives a value to those that have none, too."""

@@ -1,4 +1,4 @@
-"""The way of a message through its hosts: groups, and which host of each is the first."""
+"""Which host relays a message to which others: groups of hosts, and the first host of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def led(ordered: list[tuple[Gateway, list[str]]]) -> list[tuple[Gateway, list[st
     return [each for members in groups.values() for each in members]
 
 
-class Way:
+class RelayPlan:
     """The receivers of a message, in parts of which each is sent to its first host."""
 
     __slots__ = ("ends", "fan", "far", "fit", "gateways", "packed")

@@ -1,9 +1,8 @@
-"""How ranks share the cores of a host, and which variables take effect only in a new zygote. Pure."""
+"""Environment variables that take effect only in a new zygote. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 LOAD_TIME_KEYS: tuple[str, ...] = (
     # The dynamic loader, the allocator and the C library read theirs before main().
@@ -56,23 +55,6 @@ RUN_TIME_KEYS: tuple[str, ...] = (
     "TORCHELASTIC_*",
 )
 """Exceptions to LOAD_TIME_KEYS: these take effect in a running process."""
-
-
-def affinity_plan(n: int, cores: list[int]) -> list[list[int]]:
-    """Return the cores of each of ``n`` ranks.
-
-    If there are enough cores, each rank gets a contiguous run, all cores are used, and sizes differ by at most one.
-    Otherwise every rank gets all cores, and the scheduler shares them out.
-    """
-    if n > len(cores):
-        return [list(cores) for _ in range(n)]
-    bounds = [len(cores) * rank // n for rank in range(n + 1)] if n else [0]
-    return [cores[start:end] for start, end in pairwise(bounds)]
-
-
-def threads_plan(n: int, cores: list[int]) -> int:
-    """Return how many compute threads each of ``n`` ranks should use: its share of the cores, and at least one."""
-    return max(1, len(cores) // max(1, n))
 
 
 def needs_cold_zygote(env: Mapping[str, str | None], base: Mapping[str, str] | None = None) -> dict[str, str | None]:
