@@ -93,7 +93,7 @@ class Endpoint(Generic[P, R]):
 
     def _call_each(self, prepared: list[tuple[bytes, list[memoryview]]]) -> Future[ValueMesh[R]]:
         mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
-        deaths, targets = node.peers.deaths, targets_of(mesh)
+        targets = targets_of(mesh)
         gather: Gather[Any] = Gather(
             node, targets.peers, targets.extent, state.name, self.name, value_mesh_of, state.key
         )
@@ -104,7 +104,8 @@ class Endpoint(Generic[P, R]):
             for peer, message in zip(targets.peers, prepared, strict=True)
         ]
         self._dispatch(each, gather, False)
-        if node.peers.deaths != deaths:
+        if node.peers.deaths:
+            # Of a process that died after the check of who lives, the open calls were told before there was this one.
             gather.check()
         return gather
 
@@ -146,11 +147,11 @@ class Endpoint(Generic[P, R]):
     def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
         mesh = self.mesh
         node = mesh._node  # pyright: ignore[reportPrivateUsage]
-        deaths = node.peers.deaths
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
         stream = ReplyStream(node, mesh, targets, self.name)
         self._dispatch([(prepared, targets)], stream, False)
-        if node.peers.deaths != deaths:
+        if node.peers.deaths:
+            # Of a process that died after the check of who lives, the open calls were told before there was this one.
             stream.check()
         return list(stream.futures)
 
@@ -215,12 +216,12 @@ class Endpoint(Generic[P, R]):
     def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
-        deaths = node.peers.deaths
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
         gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, finish, state.key)
         gather.view = mesh
         self._dispatch([(prepared, targets)], gather, True)
-        if node.peers.deaths != deaths:
+        if node.peers.deaths:
+            # Of a process that died after the check of who lives, the open calls were told before there was this one.
             gather.check()
         return gather
 

@@ -107,6 +107,10 @@ class Arrival(Future[None]):
         self._left = {peer.proc for peer in peers}
         self._failed: BaseException | None = None
         self.port = node.ports.open(self)
+        for peer in peers:
+            # A spare process may have died before the port was open.
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Take the reply of a process that is set up, or whose bootstrap failed."""

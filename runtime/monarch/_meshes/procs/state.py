@@ -76,8 +76,12 @@ class Ended(Future[None]):
         self.port = 0
         if node.closed or not peers:
             self.done = True
-        else:
-            self.port = node.ports.open(self)
+            return
+        self.port = node.ports.open(self)
+        for peer in peers:
+            # Before the port was open, nobody told this future of a death.
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Ignore replies; none arrive here."""

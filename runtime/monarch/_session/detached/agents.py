@@ -56,6 +56,10 @@ class _Answer(Future[Any]):
         self._reply: m.Reply | None = None
         self.targets = (node.peers.get(self._agent),)
         self.port = node.ports.open(self)
+        for agent in self.targets:
+            # It may have been lost before the port was open.
+            if agent.dead is not None:
+                self.lost(agent, agent.dead)
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """Take the answer."""
