@@ -45,7 +45,7 @@ class EndpointPrompt:
             return _ADVICE
         if not found or not can_ask(kernel, parent) or not _waits():
             return ELSEWHERE
-        calls = self._streams().calls_of(id_of(parent))
+        calls = self._streams().waits.calls_of(id_of(parent))
         if not any(split_proc(peer.proc)[0] == uid for call in calls for peer in call.waits_for()):
             return ELSEWHERE
         context = kernel.context.copy()

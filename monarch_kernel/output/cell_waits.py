@@ -1,4 +1,4 @@
-"""What running cells wait for, shown while they wait: which ranks, why, and which earlier calls."""
+"""The waits of running cells, shown while they last: for which ranks, why, and behind which earlier calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REASONS = 20
 
 
 class Screen(Protocol):
-    """What shows texts in cells."""
+    """Shows texts in cells."""
 
     def run(self, action: Callable[[], None]) -> None:
         """Run an action in the thread of the output."""

@@ -38,6 +38,7 @@ class PortTable:
         self.last = 0
         """The port that was opened last."""
         self.opened: Event[[int]] = Event(tell_error)
+        """A call has its port, and is not sent yet."""
         self.closed: Event[[int]] = Event(tell_error)
         """A port that is followed was closed."""
         self._followed: set[int] = set()
@@ -49,8 +50,6 @@ class PortTable:
             return self.open_call(sink)
         port = self.last = self._next()
         self.sinks[port] = sink
-        if self.opened.subscribers:
-            self.opened.tell(port)
         return port
 
     def open_call(self, call: Any) -> int:
