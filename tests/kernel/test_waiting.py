@@ -142,7 +142,8 @@ def test_line_names_collectives_that_differ(unexplained: Notebook) -> None:
     ended(notebook, cell)
 
 
-def test_line_names_the_cell_of_an_endpoint(notebook: Notebook) -> None:
+def test_line_names_the_cell_of_an_endpoint(unexplained: Notebook) -> None:
+    notebook = unexplained
     number = notebook.run(
         "%%mesh spawn meeting\nimport torch.distributed as dist\nclass Meeting(Actor):\n    @endpoint\n"
         "    def meet(self):\n        import time\n        dist.barrier() if dist.get_rank() < 3 else time.sleep(600)"
