@@ -99,6 +99,8 @@ class _StopRun:
     ) -> None:
         self._running = running
         self._spared = spared
+        self._doomed: frozenset[int] = frozenset()
+        """The calls whose ranks get new processes."""
         self._calls = calls
         self._say = say
         self._tasks = running.tasks()
@@ -190,6 +192,7 @@ class _StopRun:
                 self._say(f"{describe_ranks(ranks)}: {_ANNOUNCED[len(ranks) > 1]}")
             else:
                 assert isinstance(command, Replace)
+                self._doomed = frozenset(command.ranks)
 
     def _ask(
         self,
@@ -295,7 +298,7 @@ class _StopRun:
                 )
                 more = _COST if self._calls.is_left(task.port, task.proc) else ""
                 left.setdefault(task.rank, does + more)
-            elif ending is Ending.RESTARTED:
+            elif number in self._doomed:
                 doomed.append(task.proc)
             else:
                 # Its code may have replaced the handler of SIGINT, or its program, by os.exec.

@@ -51,7 +51,9 @@ class Transfers:
         """Copy variables of the ranks to the notebook."""
         arguments = parse("pull", words)
         if arguments.target and len(arguments.names) > 1:
-            raise Usage(f"%mesh pull: --as names one variable, not {len(arguments.names)}; pull them one by one")
+            raise Usage(
+                f"%mesh pull: --as: expected one variable, got {len(arguments.names)}; pull each one separately"
+            )
         mesh = self._meshes.get(None)
         if arguments.rank is not None and not 0 <= arguments.rank < len(mesh.cells):
             raise Usage(

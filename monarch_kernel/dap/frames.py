@@ -27,6 +27,7 @@ from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
 from monarch_kernel.dap.protocol import Message, Refused
 from monarch_kernel.dap.rank_requests import ask, look
 from monarch_kernel.dap.sources import Sources, source_of
+from monarch_kernel.debug.spawned import title
 
 _GONE = "the rank has continued, so the requested value is gone"
 _HERE = "locals", "globals"
@@ -153,11 +154,13 @@ class Frames:
     async def source(self, number: object) -> Message:
         """Answer ``source`` for a file that only a rank can read."""
         known = self._ids.source(number)
-        if known is None or current_node().peers.get(known[0]).dead is not None:
-            raise Refused("source unavailable")
+        if known is None:
+            raise Refused("the source of this file is no longer known; pause the rank again")
+        if current_node().peers.get(known[0]).dead is not None:
+            raise Refused(f"{title(known[0])}, which has the source of this file, is dead")
         text: str = await ask(known[0], request(source_here, known[1]))
         if not text:
-            raise Refused("source unavailable")
+            raise Refused(f"{title(known[0])} cannot read the source of {known[1]}")
         return {"content": text}
 
     def frame(self, number: object) -> FrameRef:

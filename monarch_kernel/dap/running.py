@@ -38,14 +38,14 @@ class Running:
         """Answer ``next``, ``stepIn`` and ``stepOut`` for one rank."""
         stand = self._standing.now.get(proc)
         if stand is None:
-            raise Refused(f"{title(proc)} is not paused")
+            raise Refused(f"{title(proc)} is not paused; pause it before you step")
         if stand.parked:
             raise Refused(
                 f"{title(proc)} cannot step: it is held while another rank is at a breakpoint; continue that rank first"
             )
         self._standing.step(proc)
         if not await ask(proc, request(go_here, how, 0)):
-            raise Refused(f"{title(proc)} is not paused")
+            raise Refused(f"{title(proc)} did not step: it is no longer paused")
         return {}
 
     def go_on(self, arguments: Message) -> Message | None:

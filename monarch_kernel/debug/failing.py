@@ -85,7 +85,7 @@ def take_debug(shell: Any, debug: Callable[[], None], meshes: Meshes) -> None:
         if not isinstance(error, MeshCellError) or not meshes.by_name:
             before(force)
             return
-        print("the cell has failed on ranks, so this is %mesh debug")
+        print("the last cell failed on ranks; starting %mesh debug")
         debug()
 
     set_debugger(shell, debugger)

@@ -99,7 +99,7 @@ class InFrame:
         if stopped:
             ended = [rank for rank, each in results.items() if each.error is not None and each.error.interrupted]
             text = f"{describe_ranks(ended)} stopped in the frame" if ended else "the cell had ended"
-            raise CellStopped(f"{text}; still paused (%mesh resume continues)")
+            raise CellStopped(f"{text}; the ranks are still paused: %mesh resume continues them")
         errors: dict[int, CellError] = {rank: each.error for rank, each in results.items() if each.error is not None}
         if errors:
             failure = MeshCellError(name, errors, len(mesh.procs))

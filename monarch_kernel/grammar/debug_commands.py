@@ -74,7 +74,7 @@ def _watch() -> Parser:
     parser.add_argument("name", nargs="?", metavar="NAME", help=name, offers=(Offer.REMOTE,))
     parser.add_argument("--every", type=whole, default=10, metavar="N", help="steps between comparisons (default: 10)")
     parser.add_argument("--on", metavar="MESH[SLICE]", default="", help="the ranks to compare", offers=(Offer.MESH,))
-    parser.add_argument("--off", action="store_true", help="end this watch, or all of them")
+    parser.add_argument("--off", action="store_true", help="stop watching NAME, or everything if it is omitted")
     return parser
 
 

@@ -21,7 +21,12 @@ def _up() -> Parser:
     add("count", nargs="?", type=whole, metavar="N", help="the same as --procs N")
     add("--procs", type=whole, metavar="N", help="ranks per host, on an axis named procs")
     add("--gpus", type=whole, metavar="N", help="ranks per host, on an axis named gpus")
-    add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
+    add(
+        "--hosts",
+        default="",
+        metavar="HOSTS",
+        help="simulated hosts to start here, worker addresses, or a variable with a host mesh",
+    )
     add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
     add("--on", default="", metavar="WHERE", help="hosts from ssh:node[1-4], slurm, ray, kubernetes:IMAGE or process:2")
     add("--opt", action="append", default=[], metavar="K=V", help="option of the launcher, as in partition=gpu")

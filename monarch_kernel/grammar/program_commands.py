@@ -55,7 +55,9 @@ def _log() -> Parser:
     ranks = "the output of these ranks only, such as 2 or 0-3,7"
     parser.add_argument("--rank", default="", metavar="RANKS", help=ranks, offers=(Offer.RANK,))
     parser.add_argument("--cell", type=whole, metavar="N", help="what cell [N] printed")
-    parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead", offers=(Offer.PATH,))
+    parser.add_argument(
+        "--save", default="", metavar="FILE", help="write the log to FILE instead of showing it", offers=(Offer.PATH,)
+    )
     return parser
 
 

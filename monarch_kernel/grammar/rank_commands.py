@@ -84,7 +84,9 @@ def _pull() -> Parser:
     parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the ranks", offers=(Offer.REMOTE,))
     from_one = "from this rank only; from all if omitted"
     parser.add_argument("--rank", type=whole, metavar="RANK", help=from_one, offers=(Offer.RANK,))
-    parser.add_argument("--as", dest="target", metavar="NAME", help="name in the notebook, for a single variable")
+    parser.add_argument(
+        "--as", dest="target", metavar="NAME", help="name of the copy in the notebook; only with one variable"
+    )
     return parser
 
 

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     # The static type of a class's endpoints.
     from monarch._actors.endpoint import EndpointLike as Endpoint
     from monarch._debug.debug_controller import debug_controller
+    from monarch._session.jobs.current_job import hosts_from_config
     from monarch._session.returning import returns_future
     from monarch._session.torchmonarch.transport import ChannelTransport, enable_transport
     from monarch._session.workers import (
         attach_to_workers,
-        hosts_from_config,
         new_key_file,
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
@@ -68,7 +68,7 @@ _LATER = {
     "enable_transport": "monarch._session.torchmonarch.transport",
     "get_meter": "monarch._telemetry.meters",
     "heal_mesh": "monarch._state.heal",
-    "hosts_from_config": "monarch._session.workers",
+    "hosts_from_config": "monarch._session.jobs.current_job",
     "new_key_file": "monarch._session.workers",
     "restore": "monarch._state.checkpoint.api",
     "returns_future": "monarch._session.returning",

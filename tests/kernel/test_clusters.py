@@ -103,7 +103,7 @@ def test_mesh_grows_when_a_missing_host_comes(hosts: sshd.SSHHosts, notebook: No
 def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) -> None:
     for line, what in {
         "--on ssh:node1": "--gpus N or --procs N",
-        "--on abacus --gpus 1": "no launcher is named 'abacus'",
+        "--on abacus --gpus 1": "unknown launcher 'abacus'",
         "--on ssh:node1 --gpus 1 --opt colour=red": "launcher 'ssh' has no option 'colour'",
         "--on slurm --gpus 1 --opt partitions=low": "no option 'partitions'; did you mean 'partition'?",
         "--on process:2 --gpus 1 --reverse": "launcher 'process' has no option 'reverse'",

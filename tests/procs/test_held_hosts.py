@@ -244,7 +244,7 @@ def test_kill_at_any_moment_leaves_nothing_after_the_lease(run: Callable[..., Pr
 
 
 def test_errors_of_launchers_are_told(run: Callable[..., Program], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no launcher is named 'nowhere'"):
+    with pytest.raises(ArgumentError, match="unknown launcher 'nowhere'"):
         keep("mine", 60, on="nowhere")
     with pytest.raises(ArgumentError, match="colour"):
         keep("mine", 60, on="process:2", options={"colour": "green"})

@@ -24,6 +24,7 @@ from monarch.job import (
     ProcessJob,
     TelemetryConfig,
     exec_command,
+    hosts_from_config,
     job_load,
     job_loads,
     load_current_job,
@@ -170,6 +171,10 @@ def test_current_job_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.M
         load_current_job()
     set_current_job(f"{__name__}.CURRENT")
     assert load_current_job() is CURRENT
+    with CURRENT:
+        assert hosts_from_config("trainers").extent.sizes == this_host().extent.sizes
+        with pytest.raises(ArgumentError, match="no mesh 'hosts'; it has trainers"):
+            hosts_from_config("hosts")
     # As torchmonarch does for another context.
     (tmp_path / ".monarch" / "job_state.pkl").symlink_to(Path("other") / "state.pkl")
     with pytest.raises(FileNotFoundError, match="other"):

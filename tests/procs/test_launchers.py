@@ -65,7 +65,7 @@ def test_launchers_are_made_by_name() -> None:
     launcher = make_launcher("ssh:n[1-4]", 2, {"reverse": True})
     assert isinstance(launcher, SSHLauncher) and launcher.reverse
     assert [each.name for each in launcher.hosts] == ["n1", "n2"]
-    with pytest.raises(ArgumentError, match=r"no launcher is named 'abacus'; expected one of .*ssh"):
+    with pytest.raises(ArgumentError, match=r"unknown launcher 'abacus'; expected one of .*ssh"):
         make_launcher("abacus:3")
     with pytest.raises(ArgumentError, match=r"launcher 'ssh' has no option 'colour'"):
         make_launcher("ssh:n1", 0, {"colour": "red"})

@@ -233,8 +233,8 @@ class Future(Generic[R]):
                 return True
             if self._maker == ident:
                 raise DeadlockError(
-                    f"the result of {self.label or 'the call'} is being unpickled in this thread, and that code "
-                    f"reads the same result; a __setstate__ or module must not read the result that contains it"
+                    f"the result of {self.label or 'the call'} is read while this thread unpickles it: its get() "
+                    f"cannot be called in a __setstate__ of the result, or in a module that unpickling imports"
                 )
             if self._maker:
                 return False

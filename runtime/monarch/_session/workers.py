@@ -60,11 +60,6 @@ class WorkerHosts:
         self.keys, self.hosts, self.mesh = hosts.keys, hosts.ids, hosts.mesh
 
 
-def hosts_from_config(name: str) -> HostMesh:
-    """Return the hosts of a configuration. Not implemented: always two hosts on this machine, along ``hosts``."""
-    return WorkerHosts(2).mesh
-
-
 def attach_to_workers(
     *,
     ca: str,

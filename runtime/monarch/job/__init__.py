@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from monarch._session.commands.shells import shell
     from monarch._session.draining import HostNotice
     from monarch._session.jobs.cluster_jobs import SSHJob
-    from monarch._session.jobs.current_job import load_current_job, set_current_job
+    from monarch._session.jobs.current_job import hosts_from_config, load_current_job, set_current_job
     from monarch._session.jobs.job_telemetry import MeshAdminConfig, TelemetryConfig
     from monarch._session.jobs.jobs import (
         DEFAULT_JOB_PATH,
@@ -28,20 +28,18 @@ if TYPE_CHECKING:
         job_loads,
     )
     from monarch._session.jobs.scheduler_jobs import KubernetesJob, RayJob, SlurmJob
-    from monarch._session.workers import hosts_from_config
     from monarch._state.drain import drain
 
 _LATER = {
     "monarch._session.jobs.cluster_jobs": "SSHJob",
     "monarch._session.commands.execution": "exec_command",
-    "monarch._session.jobs.current_job": "load_current_job set_current_job",
+    "monarch._session.jobs.current_job": "hosts_from_config load_current_job set_current_job",
     "monarch._session.draining": "HostNotice",
     "monarch._session.jobs.scheduler_jobs": "KubernetesJob RayJob SlurmJob",
     "monarch._session.commands.forwarding": "PortForwarder",
     "monarch._session.jobs.job_telemetry": "MeshAdminConfig TelemetryConfig",
     "monarch._session.jobs.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
     "monarch._session.commands.shells": "shell",
-    "monarch._session.workers": "hosts_from_config",
     "monarch._state.drain": "drain",
 }
 _HOME = {name: module for module, names in _LATER.items() for name in names.split()}

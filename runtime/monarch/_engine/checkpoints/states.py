@@ -94,6 +94,6 @@ def check_real(meshes: list[TensorMesh], what: str) -> None:
             raise ArgumentError(f"{what}: a simulated mesh has no values; leave checkpoints out of a simulation")
     if len({state_of(mesh.procs).procs.uid for mesh in meshes}) > 1:
         raise ArgumentError(
-            f"{what}: the tensors are on different meshes of processes, {', '.join(map(repr, meshes))}; use a "
-            f"separate path for each"
+            f"{what}: the tensors are on different process meshes, {', '.join(map(repr, meshes))}; save each "
+            f"mesh to a path of its own"
         )

@@ -50,7 +50,10 @@ def to_local(tensor: Tensor) -> RankTensor:
 def assembled(tensor: Any, mesh: TensorMesh, spec: Spec) -> Tensor:
     """Return the tensor that has a rank-local one as its shards."""
     if not isinstance(tensor, RankTensor):
-        raise ArgumentError("from_local: expected a function or a rank-local tensor; use monarch.distribute for others")
+        raise ArgumentError(
+            f"from_local: expected a function or a rank-local tensor, got {type(tensor).__name__}; "
+            f"monarch.distribute() takes other values"
+        )
     check_input("from_local", tensor)
     if tensor.monarch_layout.mesh is not mesh:
         raise MeshOpError(f"from_local: the tensor is on {tensor.monarch_layout.mesh!r}, not on {mesh!r}")

@@ -25,7 +25,7 @@ from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import node_of, region_of, state_of, view_at
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.node import Node
-from monarch.exceptions import MonarchError
+from monarch.exceptions import CallTimeoutError, MonarchError
 
 _WAIT_S = 600.0
 """Seconds to wait for the ranks, which import torch and make process groups."""
@@ -73,6 +73,7 @@ class TensorMesh:
         self.rank_layouts: dict[Any, Any] = {}
         """Layouts of rank-local tensors: see layouts/rank_layout.py. Single operations of a dict, from any thread."""
         self._templates: dict[Any, int] = {}
+        """Templates of operations. Single operations of a dict, from any thread."""
 
     def __repr__(self) -> str:
         return f"<mesh {self.procs.name}: {axes_text(self.region.extent)}>"
@@ -122,6 +123,8 @@ class TensorMeshes:
         self._lock = threading.RLock()
         self._actors: dict[str, tuple[Any, str, Order]] = {}
         """Executors, device and order of ops by uid of the mesh of processes. Lock: ``_lock``."""
+        self._starting: dict[str, threading.Event] = {}
+        """By uid, set when the start of its executors has ended. Lock: ``_lock``."""
         self.known: dict[tuple[str, Region], TensorMesh] = {}
         """Lock for writing: ``_lock``."""
         self._node = node
@@ -135,10 +138,10 @@ class TensorMeshes:
         found = self.known.get((shared.uid, region))
         if found is not None:
             return found
+        actors, device, order = self._executors(procs)
         with self._lock:
             found = self.known.get((shared.uid, region))
             if found is None:
-                actors, device, order = self._executors(procs)
                 heal = partial(self._heal, shared.uid)
                 found = TensorMesh(procs, actors, device, order, heal)
                 for other in self.of_uid(shared.uid)[:1]:
@@ -147,15 +150,31 @@ class TensorMeshes:
             return found
 
     def _executors(self, procs: ProcMesh) -> tuple[Any, str, Order]:
+        """Return those of a mesh of processes; one thread starts them, and others wait for it without a lock."""
         shared = state_of(procs).procs
-        found = self._actors.get(shared.uid)
-        if found is None:
-            # Errors name the mesh of the program, and calls by their titles.
-            actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
-            devices = set(actors.prepare.call().get(_WAIT_S).values())
-            device = "cuda" if devices == {"cuda"} else "cpu"
-            found = self._actors[shared.uid] = actors, device, Order()
-        return found
+        while True:
+            with self._lock:
+                found = self._actors.get(shared.uid)
+                if found is not None:
+                    return found
+                begun = self._starting.get(shared.uid)
+                mine = self._starting.setdefault(shared.uid, threading.Event())
+            if begun is not None:
+                if not begun.wait(_WAIT_S):
+                    raise CallTimeoutError(f"the executors of {shared.name} have not started within {_WAIT_S:g} s")
+                continue
+            try:
+                # Errors name the mesh of the program, and calls by their titles.
+                actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
+                devices = set(actors.prepare.call().get(_WAIT_S).values())
+                started = actors, "cuda" if devices == {"cuda"} else "cpu", Order()
+                with self._lock:
+                    self._actors[shared.uid] = started
+                return started
+            finally:
+                with self._lock:
+                    del self._starting[shared.uid]
+                mine.set()
 
     def _healed(self, uid: str, replaced: list[int]) -> None:
         meshes = self.of_uid(uid)

@@ -105,9 +105,9 @@ def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: s
     silence = node_of(mesh).find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
-        f"{title_of(mesh, method)} was not sent to any rank: {receiver} is {behind:,} messages behind and has "
-        f"finished none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, "
-        f"or raise {VARIABLE} (seconds)",
+        f"{title_of(mesh, method)} was not sent to any rank: {receiver} is {behind:,} messages behind "
+        f"(large ones count several times) and has finished none for {ROOM_S:g} s{f' (it {why})' if why else ''}; "
+        f"wait for answers before you send more, or raise {VARIABLE} (seconds)",
         mesh=state_of(mesh).name,
         rank=position,
         behind=behind,

@@ -154,7 +154,7 @@ class LeasedAgent(Agent):
                 f"ended or lost its connection"
             )
         if self.router.owner_monitor is not None and not self.router.own():
-            raise MonarchError(f"the connection of {ask.src} to detached mesh {name!r} has ended")
+            raise MonarchError(f"{ask.src} is no longer connected to detached mesh {name!r}; attach it again")
         self.owner = ask.src
         self._address = self.router.address_of(ask.src)
         self.former.discard(ask.src)

@@ -61,6 +61,6 @@ class Forwards:
             why = done.stderr.strip() or f"code {done.returncode}"
             raise SpawnError(
                 f"host {self._host}: ssh cannot forward {kind} {forward}: {why}; set AllowTcpForwarding yes in its "
-                f"sshd_config, or omit 'reverse' where its ports can be reached"
+                f"sshd_config, or omit 'reverse' if this machine can reach its ports directly"
             )
         return done.stdout

@@ -49,7 +49,7 @@ def make_launcher(where: str, count: int = 0, options: Mapping[str, Any] | None 
     else:
         plugins = [each for each in entry_points(group=GROUP) if each.name == name]
         if not plugins:
-            raise ArgumentError(f"no launcher is named {name!r}; expected one of {', '.join(launcher_names())}")
+            raise ArgumentError(f"unknown launcher {name!r}; expected one of {', '.join(launcher_names())}")
         make = cast(Make, plugins[0].load())
     try:
         return make(rest, count, dict(options or {}))

@@ -66,7 +66,7 @@ def shell(host_mesh: HostMesh, *, env: Mapping[str, str] | None = None, workdir:
         )
     if not (_has_terminal(0) and _has_terminal(1)):
         raise ArgumentError(
-            "shell: this program has no terminal; run !COMMAND in a %%mesh cell of a notebook, or exec_command()"
+            "shell: this program has no terminal; use !COMMAND in a %%mesh cell of a notebook, or call exec_command()"
         )
     procs = host_mesh.spawn_procs(name="shell")
     try:

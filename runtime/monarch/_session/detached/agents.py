@@ -82,7 +82,7 @@ class _Answer(Future[Any]):
 
     def _make(self) -> Any:
         if self._reply is None:
-            raise NoDetachedMeshError("the detached mesh has ended in the meantime")
+            raise NoDetachedMeshError("the detached mesh ended before it was attached; start a new one")
         if self._reply.status == m.RESULT:
             return m.unpack(self._reply.body)
         failure = unpack_failure(self._reply.body)

@@ -224,7 +224,8 @@ def _connect_alone(
 ) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     if any(host.id in session.detached for host in record.hosts):
         raise DetachedMeshInUseError(
-            f"this process has already attached the detached mesh {record.name!r}; use the mesh that it has got"
+            f"detached mesh {record.name!r} is attached to this process already; use the mesh that the first attach "
+            f"returned"
         )
     if not record.holder:
         return _connect(session, record, None, ends)

@@ -6,6 +6,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
+from monarch._meshes.host_mesh import HostMesh
 from monarch._session.jobs.jobs import DEFAULT_JOB_PATH, JobTrait
 from monarch.exceptions import ArgumentError
 
@@ -52,6 +53,24 @@ def load_current_job() -> JobTrait:
     if not isinstance(job, JobTrait):
         raise ArgumentError(f"{module_path}: expected a job, got {type(job).__name__}; {file} names it")
     return job
+
+
+def hosts_from_config(name: str) -> HostMesh:
+    """Return a host mesh of the current job of this folder, which is started unless it runs.
+
+    Args:
+        name: the name of the host mesh in the job.
+
+    Raises:
+        FileNotFoundError: no job was set in this folder.
+        ArgumentError: the current job does not exist, is not a job, or has no host mesh of this name.
+        SpawnError: a host could not be started.
+    """
+    state = load_current_job().state()
+    try:
+        return getattr(state, name)
+    except AttributeError as error:
+        raise ArgumentError(f"hosts_from_config: {error}") from None
 
 
 def _split(module_path: str) -> tuple[str, str]:
