@@ -49,7 +49,7 @@ def hold_server(preload: list[str]) -> socket.socket:
     To the server it is a session that asks for no agent.
     """
     from monarch._procs.agent.main import AgentConfig
-    from monarch._procs.launch.shared import _connect, _start_server
+    from monarch._procs.launch.fork_client import _connect, _start_server
     from monarch._procs.session_folder import base_folder
     from monarch._procs.zygote.fork_server import READY
     from monarch._procs.zygote.identity import session_key

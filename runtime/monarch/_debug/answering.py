@@ -174,7 +174,7 @@ class Answering:
         before = {proc: self._stops.turns.get(proc, 0) for proc in procs if proc in standing | stepping}
         answers = ask_soon(procs, request(resume_here), PATIENCE)
         were = [proc for proc in procs if answers.get(proc) is True]
-        other = [(split_proc(proc)[1], str(answers.get(proc, SILENT))) for proc in procs if proc not in were]
+        other = [(split_proc(proc)[1], _not_resumed(answers.get(proc, SILENT))) for proc in procs if proc not in were]
         if not were and all(answers.get(proc) is False for proc in procs):
             raise ArgumentError(
                 f"continue: {_named(procs)} {_are(procs)} not paused, so {_they(procs)} cannot continue"
@@ -182,7 +182,7 @@ class Answering:
         # So that the next prompt is not for ranks that are about to continue.
         self.until(lambda: all(self._stops.turns.get(proc, 0) != turn for proc, turn in before.items()), _STEP_S)
         lines = [f"resumed {_named(were)}"] if were else []
-        return "\n".join(lines + [grouped_lines(other).replace("False", "not paused")] * bool(other))
+        return "\n".join(lines + [grouped_lines(other)] * bool(other))
 
     def stack(self, position: Position) -> str:
         """Return a stack as text, with a mark at the selected frame if it is not the innermost one."""
@@ -294,6 +294,10 @@ class Answering:
         _check(source, VALUE)
         answers = answers_of(procs, request(evaluate_here, source, self.level), _VALUE_S)
         return {rank: _text(each) for rank, each in answers.items()}
+
+
+def _not_resumed(answer: object) -> str:
+    return "not paused" if answer is False else str(answer)
 
 
 def answers_of(procs: list[str], asked: Request, patience: float = PATIENCE) -> dict[int, Any]:

@@ -15,7 +15,7 @@ from io import BufferedReader
 import msgspec
 
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.launch.shared import ForkServer, hand_over
+from monarch._procs.launch.fork_client import ForkServerClient, hand_over
 from monarch._procs.os.starting import start_process
 from monarch.exceptions import SpawnError
 
@@ -74,12 +74,12 @@ class HostAgent:
         """Its standard output. Set before ``_begun``."""
         self._out = -1
         """The other end of that."""
-        self._server: ForkServer | None = None
+        self._server: ForkServerClient | None = None
         try:
             self._open()
             if not prefix:
                 file = _STDERR if errors is None else errors
-                self._server = ForkServer.reach(config, module, self._out, file, self._env, stays)
+                self._server = ForkServerClient.reach(config, module, self._out, file, self._env, stays)
             if self._server is None:
                 self._start()
         except BaseException:
@@ -204,7 +204,7 @@ class HostAgent:
             # The agent continues in a child of it.
             self._process.wait()
 
-    def _await_fork(self, server: ForkServer) -> None:
+    def _await_fork(self, server: ForkServerClient) -> None:
         # The server may be stuck or dead although it has forked the agent already.
         pid = server.answer(self._closing) or server.take_back()
         if pid is None:

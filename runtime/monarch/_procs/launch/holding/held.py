@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from monarch._procs.launch.fork_client import hand_over
 from monarch._procs.launch.holding import messages as h
 from monarch._procs.launch.interface import Joined, News, Route
-from monarch._procs.launch.shared import hand_over
 from monarch._procs.os.posix import memfd, outlives, proc_start_time
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail

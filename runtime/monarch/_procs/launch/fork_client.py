@@ -54,7 +54,7 @@ _TICK = 0.05
 _PACKET = 1 << 16
 
 
-class ForkServer:
+class ForkServerClient:
     """A connection to a fork server that was asked for an agent.
 
     Args:
@@ -77,7 +77,7 @@ class ForkServer:
     @classmethod
     def reach(
         cls, config: AgentConfig, module: str, out: int, errors: int, env: Mapping[str, str], stays: bool
-    ) -> ForkServer | None:
+    ) -> ForkServerClient | None:
         """Return a connection to a fork server that was asked for an agent, starting one if needed.
 
         Args:
