@@ -41,9 +41,13 @@ class Delivery:
         node = current_node()
         self.hosts -= {host for host in list(self.hosts) if host in node.hosts.lost}
         delivered = node.receive_loop.wait(self, _PATIENCE)
+        self.close()
+        return delivered
+
+    def close(self) -> None:
+        """Take no more answers."""
         for each in self._answers:
             each.close()
-        return delivered
 
 
 _under_way: list[Delivery] = []
@@ -57,7 +61,11 @@ def deliver(procs: Collection[str], number: int) -> None:
 
 def await_delivery() -> list[str]:
     """Wait for signals in transit; return the hosts whose agents do not confirm delivery."""
-    deliveries: list[Delivery] = []
+    late: set[str] = set()
     while _under_way:
-        deliveries.append(_under_way.pop(0))
-    return sorted({host for each in deliveries if not each.wait() for host in each.hosts})
+        each = _under_way[0]
+        # It stays for the next cell if a Stop ends this wait.
+        if not each.wait():
+            late |= each.hosts
+        _under_way.remove(each)
+    return sorted(late)

@@ -143,23 +143,30 @@ class Outcomes:
         """Return the handle of a cell that the notebook does not wait for."""
 
         streams = self._streams()
-        once = Lock()
+        once, closing = Lock(), Lock()
+        is_closed = False
 
         def settle() -> bool:
+            nonlocal is_closed
             if not run.done:
                 return False
             results = run.results()
             with once:
                 # No user code runs under this lock.
                 if not handle.recorded:
-                    handle.recorded = True
-                    displays.close()
                     for future in run.futures:
                         streams.hidden.pop(future.port, None)
                     if run.missing():
                         # A rank died, so the cell has failed; the others need not continue.
                         run.interrupt()
                     _record(mesh, header, run, results, total)
+                    # Last, since a Stop may end this at any point.
+                    handle.recorded = True
+            with closing:
+                # Apart, since this may wait for seconds.
+                if not is_closed:
+                    displays.close()
+                    is_closed = True
             return True
 
         def finish() -> ValueMesh[Any]:

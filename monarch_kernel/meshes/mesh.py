@@ -84,10 +84,11 @@ class Mesh:
         self._bare: set[int] = set()
         """New ranks, or ranks about to be made, that lack the definitions. Any thread, in single set operations."""
         self.unfinished: list[Run] = []
-        """Stopped cells with ranks still inside C calls, or cleaning up; they end when that is done."""
+        """Stopped cells with ranks still inside C calls, or cleaning up; they end when that is done. Any thread, single
+        operations."""
         self.unrecorded: list[Callable[[], bool]] = []
         """For cells that the notebook does not wait for: each records the definitions of one once it has ended, and
-        returns whether it has. Threads that run cells; an entry that two lose is harmless, as a cell records too."""
+        returns whether it has. Threads that run cells, in single operations."""
         self._unchecked = False
         """Whether a stop has left the check of the groups for later."""
 
@@ -102,8 +103,11 @@ class Mesh:
 
     def finishing(self) -> list[int]:
         """Return the ranks that have not ended a stopped cell: they are inside a C call or clean up."""
-        self.unfinished = [run for run in self.unfinished if not run.done]
-        return sorted({rank for run in self.unfinished for rank in run.missing()})
+        # In place: another thread may add one meanwhile, or remove the same.
+        for run in [run for run in self.unfinished if run.done]:
+            with contextlib.suppress(ValueError):
+                self.unfinished.remove(run)
+        return sorted({rank for run in list(self.unfinished) for rank in run.missing()})
 
     def check_groups_later(self) -> None:
         """Check the groups once the stopped ranks have cleaned up, for which they may need them."""
@@ -156,8 +160,10 @@ class Mesh:
 
     def dead(self) -> list[int]:
         """Return the dead ranks."""
-        procs, node = state_of(self.procs).procs, current_node()
-        return [rank for rank in range(len(self.procs)) if node.peers.get(procs.proc(rank)).dead is not None]
+        return [rank for rank in range(len(self.procs)) if self._is_dead(rank)]
+
+    def _is_dead(self, rank: int) -> bool:
+        return current_node().peers.get(state_of(self.procs).procs.proc(rank)).dead is not None
 
     def heal(self, define: bool) -> list[tuple[int, int]]:
         """Replace the processes of dead ranks.
@@ -234,7 +240,11 @@ class Mesh:
 
     def record_ended(self) -> None:
         """Record the definitions of cells that have ended and were not waited for."""
-        self.unrecorded = [record for record in self.unrecorded if not _has_recorded(record)]
+        # In place: another thread may add one meanwhile, or remove the same.
+        for record in list(self.unrecorded):
+            if _has_recorded(record):
+                with contextlib.suppress(ValueError):
+                    self.unrecorded.remove(record)
 
     def lack(self, ranks: list[int]) -> None:
         """Note that new ranks lack the definitions; from any thread."""
@@ -247,8 +257,11 @@ class Mesh:
 
     def define(self) -> None:
         """Run the definitions on ranks that lack them."""
-        # A dead rank lacks them again once it is replaced.
-        self._bare.difference_update(self.dead() if self._bare else ())
+        for rank in self._bare.intersection(self.dead()) if self._bare else ():
+            # A dead rank lacks them again once it is replaced, which may have happened before it was discarded.
+            self._bare.discard(rank)
+            if not self._is_dead(rank):
+                self._bare.add(rank)
         if self._bare:
             self._fill(True)
 

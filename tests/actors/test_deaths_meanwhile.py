@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from monarch._meshes.procs.replace import Arrival
 from monarch._meshes.procs.state import Ended
 from monarch._node.current import current_node
 from monarch._node.peers.port_table import PortTable
+from monarch._supervision.watch import Watch
 from monarch.actor import Actor, endpoint, heal_mesh
-from monarch.exceptions import DeviceMeshError
+from monarch.exceptions import ActorError, DeviceMeshError
 
 SOON = 20
 
@@ -109,3 +112,72 @@ def test_heal_takes_another_process_for_a_spare_one_that_dies(procs: Any, monkey
     before_port_of(Arrival, die, monkeypatch)
     heal_mesh(mesh)
     assert actors.say.call_one("alive").get(timeout=SOON) == "alive"
+
+
+class Reduces(Actor):
+    @endpoint
+    def reduce(self) -> None:
+        import torch
+        from torch import distributed
+
+        distributed.all_reduce(torch.ones(1))
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("bad sample")
+
+
+def test_call_made_while_another_fails_is_freed(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    actors = procs(2).spawn("reduces", Reduces)
+    actors.reduce.call().get(timeout=60)
+    under_way, begun, made = Watch._under_way, threading.Event(), threading.Event()
+
+    def late(self: Watch, uid: str) -> Any:
+        found = list(under_way(self, uid))
+        begun.set()
+        made.wait(SOON)
+        return iter(found)
+
+    monkeypatch.setattr(Watch, "_under_way", late)
+    failing = actors.slice(gpus=0).fail.call_one()
+    assert begun.wait(SOON)
+    waiting = actors.slice(gpus=1).reduce.call_one()
+    made.set()
+    with pytest.raises(ActorError, match="rank 0 failed before joining it"):
+        waiting.get(timeout=SOON)
+    assert isinstance(failing.exception(timeout=SOON), ActorError)
+
+
+class Big(Actor):
+    @endpoint
+    def big(self, begun: Path | None) -> bytes:
+        if begun is not None:
+            begun.touch()
+            while not any(peer.dead for peer in list(current_node().peers.known.values())):
+                time.sleep(0.01)
+        return bytes(4 << 20)
+
+    @endpoint
+    def live(self) -> int:
+        return current_node().bulk.segments.stats().live
+
+
+class Caller(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def ask(self, big: Any, begun: Path | None) -> int:
+        return len(big.big.call_one(begun).get())
+
+
+def test_answer_to_a_dead_caller_takes_no_shared_memory(procs: Any, tmp_path: Path) -> None:
+    big, caller = procs(1).spawn("big", Big), procs(1).spawn("caller", Caller)
+    pid = caller.pid.call_one().get(timeout=SOON)
+    caller.ask.call_one(big, None).get(timeout=SOON)
+    asking = caller.ask.call_one(big, tmp_path / "begun")
+    assert wait_until((tmp_path / "begun").exists)
+    os.kill(pid, signal.SIGKILL)
+    assert isinstance(asking.exception(timeout=SOON), DeviceMeshError)
+    assert big.live.call_one().get(timeout=SOON) == 0

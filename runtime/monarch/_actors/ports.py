@@ -137,6 +137,12 @@ class ChannelEntry:
         if receiver is not None:
             receiver.reply(reply, frames)
 
+    def end_session(self) -> None:
+        """Let waiting ``recv`` calls fail."""
+        receiver = self._receiver()
+        if receiver is not None:
+            receiver.end_session()
+
 
 class PortReceiver(Generic[T]):
     """The receiving end of a channel. Dropping it closes the channel, unless a ``recv`` waits."""
@@ -151,6 +157,7 @@ class PortReceiver(Generic[T]):
         """Why nothing more arrives; empty while values may. Lock: ``peers.lock``."""
         self._entry = ChannelEntry(self)
         self.port: int = node.ports.open(self._entry)
+        node.part(OpenReceivers)
 
     def __del__(self) -> None:
         if not self._closed and hasattr(self, "port"):
@@ -181,6 +188,8 @@ class PortReceiver(Generic[T]):
         promise: Promise[Any] = Promise(self._node, "recv()")
         with self._node.peers.lock:
             arrived = self._arrived.popleft() if self._arrived else None
+            if arrived is None and not self._closed and self._node.closed:
+                self._closed = "is of a session that was shut down"
             if arrived is None and not self._closed:
                 self._waiting.append(promise)
                 self._entry.waited_for = self
@@ -190,6 +199,10 @@ class PortReceiver(Generic[T]):
         elif self._closed:
             promise.complete(self._fail)
         return promise
+
+    def end_session(self) -> None:
+        """Let waiting ``recv`` calls fail, as nothing more arrives."""
+        self._end("is of a session that was shut down")
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
         """Return the same receiver, but with pairs of the sender's rank and the value."""
@@ -220,6 +233,19 @@ class PortReceiver(Generic[T]):
             raise exception_of(failure) or ActorError(f"{reason}\n{failure.trace}", reason=reason)
         value = self._node.bulk.load(reply, frames)
         return (reply.rank, value) if self._ranked else value
+
+
+class OpenReceivers:
+    """Ends the receivers of a process with its session."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        node.events.closing.subscribe(self._end)
+
+    def _end(self) -> None:
+        for entry in list(self._node.ports.sinks.values()):
+            if isinstance(entry, ChannelEntry):
+                entry.end_session()
 
 
 class Channel(Generic[T]):

@@ -201,11 +201,19 @@ class Liveness:
                     continue
                 if pid := node.peers.pids.get(proc, 0):
                     self._shares[proc] = now, *cpu_shares(pid)
+                if peer.dead is not None:
+                    # Its death may have been told before it was in these tables.
+                    self.forget(proc)
+                    continue
                 peer.send(ask_frame(node, request(here), self._port))
         for peers in far.values():
             # One message to all: there may be thousands.
             each = _Round(self, node, peers)
             self.rounds.add(each)
+            for peer in peers.values():
+                if peer.dead is not None:
+                    # Its death may have been told before the round was known.
+                    self.forget(peer.proc)
             each.send()
 
     def _listens(self, proc: str) -> bool:
@@ -225,6 +233,10 @@ class Liveness:
         for proc in waiting.left():
             if proc not in self.since:
                 self.since[proc] = self._asked.get(proc, begun)
+                if not self.asks(proc):
+                    # It has answered or died meanwhile, and nobody removes this later.
+                    self.since.pop(proc, None)
+                    continue
                 self.changed.tell(proc, self.text(proc))
 
     _looks: _Answers | None = None

@@ -288,10 +288,7 @@ class AttachedHosts:
 
     def forget_peers(self, host: str) -> None:
         """Drop the state of a host's processes."""
-        peers = self.node.peers.known
-        with self.node.peers.lock:
-            for proc in [proc for proc, peer in peers.items() if peer.host == host]:
-                del peers[proc]
+        self.node.peers.forget(host)
 
     def release(self, hosts: Sequence[str], orderly: bool = True) -> None:
         """Release an attachment of hosts, and end the agents that nobody uses any more.

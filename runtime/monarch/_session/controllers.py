@@ -39,15 +39,16 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     node = open_node()
     if node.config is None:
         return in_thread(node, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
+    body, buffers = dumps(((name, cls, args, kwargs), {}))
     # The program has a directory for this, with the same key in every process.
     gather: Gather[Any] = Gather(
         node, [node.peers.get(node.root)], Extent((), ()), "controllers", "get", lambda _, values: values[0]
     )
-    body, buffers = dumps(((name, cls, args, kwargs), {}))
     bulk = node.bulk.put(buffers, [node.root]) if buffers else None
     frames = 0 if bulk else len(buffers)
     call = m.Call(node.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk, frames)
     node.peers.get(node.root).send(m.encode(call), () if bulk else buffers)
+    gather.check()
     return cast("Future[A]", gather)
 
 

@@ -42,14 +42,21 @@ class HostWatch:
         """Started under ``_lock`` by the first thread that attaches hosts."""
 
     def watch(self, host: str) -> None:
-        """Watch the connection to a host, unless it is watched or has none."""
+        """Watch the connection to a host, unless it is watched, or has none any more."""
         gateway = self._node.hosts.gateway(host)
         link = gateway.link
         with self._lock:
-            if host in self._watched or not isinstance(link, Link):
+            if host in self._watched or not isinstance(link, Link) or gateway.closed.is_set():
                 return
+            try:
+                monitor = link.monitor()
+            except zmq.ZMQError:
+                # The host was lost meanwhile.
+                if link.closed:
+                    return
+                raise
             self._watched.add(host)
-            self._monitors.append((host, gateway, link, link.monitor()))
+            self._monitors.append((host, gateway, link, monitor))
             if self._watcher is None:
                 self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._watcher = new_thread("monarch-hosts", self._run)

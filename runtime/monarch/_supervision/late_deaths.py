@@ -44,6 +44,8 @@ def _with_ended(node: NodeLike, agents: list[str], procs: Sequence[str], until: 
             all_answered.set()
 
     answers = Answers(node, agents, ended(sorted(procs)), heard)
-    all_answered.wait(max(0.0, until - time.monotonic()))
-    answers.close()
+    try:
+        all_answered.wait(max(0.0, until - time.monotonic()))
+    finally:
+        answers.close()
     return behind

@@ -46,9 +46,10 @@ class Watch:
         self._node.part(Failures).hear(call.port, self._node.ports.last)
         if call.party is None and call.actor and call.watched:
             uid = _uid_of(call)
-            others = [call, *self._under_way(uid)] if call.waits_for() else list(self._under_way(uid))
+            # First, so that a call which is made now is under way, or sees this one.
             with self._lock:
                 self._unread.setdefault(uid, {})[call.targets[position].proc] = ref(call)
+            others = [call, *self._under_way(uid)] if call.waits_for() else list(self._under_way(uid))
             if others:
                 self._join(uid, [call, *(each for each in others if each is not call)])
                 return

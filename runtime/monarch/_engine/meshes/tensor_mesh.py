@@ -158,23 +158,36 @@ class TensorMeshes:
                 if found is not None:
                     return found
                 begun = self._starting.get(shared.uid)
-                mine = self._starting.setdefault(shared.uid, threading.Event())
             if begun is not None:
                 if not begun.wait(_WAIT_S):
                     raise CallTimeoutError(f"the executors of {shared.name} have not started within {_WAIT_S:g} s")
                 continue
+            mine = threading.Event()
             try:
-                # Errors name the mesh of the program, and calls by their titles.
-                actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
-                devices = set(actors.prepare.call().get(_WAIT_S).values())
-                started = actors, "cuda" if devices == {"cuda"} else "cpu", Order()
                 with self._lock:
-                    self._actors[shared.uid] = started
-                return started
+                    is_first = self._starting.setdefault(shared.uid, mine) is mine
+                if is_first:
+                    return self._start(procs)
             finally:
                 with self._lock:
-                    del self._starting[shared.uid]
+                    if self._starting.get(shared.uid) is mine:
+                        del self._starting[shared.uid]
                 mine.set()
+
+    def _start(self, procs: ProcMesh) -> tuple[Any, str, Order]:
+        shared = state_of(procs).procs
+        # Errors name the mesh of the program, and calls by their titles.
+        actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
+        try:
+            devices = set(actors.prepare.call().get(_WAIT_S).values())
+        except BaseException:
+            # The next use starts others.
+            actors.stop()
+            raise
+        started = actors, "cuda" if devices == {"cuda"} else "cpu", Order()
+        with self._lock:
+            self._actors[shared.uid] = started
+        return started
 
     def _healed(self, uid: str, replaced: list[int]) -> None:
         meshes = self.of_uid(uid)

@@ -78,6 +78,10 @@ def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence
     near = [peer for peer in targets.near if peer.dead is None]
     if near:
         bulk = node.bulk.put(buffers, [peer.proc for peer in near]) if buffers else None
+        for peer in near:
+            if bulk is not None and peer.dead is not None:
+                # It has died meanwhile, and will release nothing.
+                node.bulk.forget_holder(peer.proc)
         inline = () if bulk else buffers
         frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, bulk, len(inline)))
         for peer in near:

@@ -14,6 +14,7 @@ from monarch._meshes.actors.creation import Creation
 from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on
+from monarch._meshes.procs.stopping import end_if_stopped
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future
 from monarch._node.node import Node
@@ -66,8 +67,9 @@ def replace(
         if host not in (hosts or ()):
             node.peers.to_agent(host, m.Stop(node.proc, names, 0.0))
     node.hosts.hurry(old)
-    spares = {rank: starting.take_spare(rank) for rank in ranks}
     with shared.lock:
+        shared.check_runs("healed")
+        spares = {rank: starting.take_spare(rank) for rank in ranks}
         roster = procs.replaced(spares, hosts or {})
         # Before anybody can look up the new processes and ask an agent that does not know them yet.
         new = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
@@ -83,6 +85,7 @@ def replace(
     tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
         tell_proc(node, procs.proc(rank), assume, procs, rank, arrival.port)
+    end_if_stopped(node, shared, new)
     made: list[Future[Any]] = [arrival]
     for actor in actors:
         made.extend(create(actor, rank) for rank in ranks if state_of(actor).region.position_of(rank) is not None)

@@ -23,6 +23,7 @@ from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.procs.replace import Arrival, create
 from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.stopping import end_if_stopped
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
 from monarch._node.node import Node
@@ -131,6 +132,7 @@ def _resize(
         come = range(before, count)
         check_room(node, Counter(hosts[rank // per_host] for rank in come))
         with shared.lock:
+            shared.check_runs("resized")
             roster = procs.resized(hosts, per_host, tuple(new.values()))
             # Before anybody can look up the new processes and ask an agent that does not know them yet.
             peers = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in come]
@@ -248,6 +250,7 @@ def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorM
     if shared.procs.host_axes:
         shared.starting.repeat(ranks)
     shared.starting.start(ranks, arrival.port)
+    end_if_stopped(node, shared, new)
     shared.starting.fill()
     return [arrival, *(create(actor, rank) for actor in actors for rank in ranks)]
 

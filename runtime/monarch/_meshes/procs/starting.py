@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import TypeAlias
 
 from monarch._core.causes import NotReady
@@ -17,6 +18,7 @@ from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole
+from monarch.exceptions import StoppedError
 
 _Extra: TypeAlias = tuple[tuple[str, str | None], ...]
 """Variables of some ranks besides those of all."""
@@ -54,7 +56,11 @@ class Starting:
     cwd: str
     want_spares: int = 0
     spares: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The names of spare processes, by host."""
+    """The names of spare processes, by host; under the lock."""
+    _lock: RLock = field(default_factory=RLock)
+    """Held while the table of spare processes changes; taken with that of the mesh held, never the other way round."""
+    _ended: bool = False
+    """Whether the mesh was stopped, so that spare processes are added no more; under the lock."""
 
     def start(self, ranks: Sequence[int], port: int) -> None:
         """Start the processes of some ranks, which reply to the port when they are set up."""
@@ -76,17 +82,36 @@ class Starting:
                 self._spawn(host, names[host], each, config, variables)
 
     def fill(self) -> None:
-        """Start the missing spare processes."""
+        """Start the missing spare processes.
+
+        Raises:
+            StoppedError: the mesh was stopped.
+        """
         for host in dict.fromkeys(self.procs.hosts) if self.want_spares else ():
+            names = self._add_spares(host)
+            if not names:
+                continue
+            self._spawn(host, names, [SPARE] * len(names), self._config(0, self.variables), self.variables)
+            if self._ended:
+                # The stop may have told the agent before these processes were started.
+                self.node.peers.to_agent(host, m.Stop(self.node.proc, names, 0.0))
+
+    def _add_spares(self, host: str) -> list[str]:
+        """Add the missing spare processes of a host to the table, and return their proc ids."""
+        peers = self.node.peers
+        with self._lock:
+            if self._ended:
+                raise StoppedError(
+                    f"{self.procs.name} was stopped, so it gets no more spare processes", mesh=self.procs.name
+                )
             waiting = self.spares.setdefault(host, [])
-            waiting[:] = [name for name in waiting if self.node.peers.get(f"{host}/{name}").dead is None]
+            waiting[:] = [name for name in waiting if peers.get(f"{host}/{name}").dead is None]
             new = [f"{self.procs.uid}.s{secrets.token_hex(3)}" for _ in range(self.want_spares - len(waiting))]
-            for name in new:
-                self.node.peers.get(f"{host}/{name}", starting=True)
-            if new:
-                names = [f"{host}/{name}" for name in new]
-                self._spawn(host, names, [SPARE] * len(new), self._config(0, self.variables), self.variables)
+            names = [f"{host}/{name}" for name in new]
+            for name in names:
+                peers.get(name, starting=True)
             waiting.extend(new)
+        return names
 
     def take_spare(self, rank: int) -> str:
         """Return the name of a spare process on the host of a rank, or an empty string."""
@@ -94,11 +119,12 @@ class Starting:
             # Spares have a different environment.
             return ""
         host = self.procs.host(rank)
-        waiting = self.spares.get(host, [])
-        while waiting:
-            name = waiting.pop(0)
-            if self.node.peers.get(f"{host}/{name}").dead is None:
-                return name
+        with self._lock:
+            waiting = self.spares.get(host, [])
+            while waiting:
+                name = waiting.pop(0)
+                if self.node.peers.get(f"{host}/{name}").dead is None:
+                    return name
         return ""
 
     def repeat(self, ranks: Sequence[int]) -> None:
@@ -109,14 +135,22 @@ class Starting:
 
     def leave(self, host: str) -> None:
         """End the spares of a host that the mesh has left."""
-        waiting = self.spares.pop(host, [])
+        with self._lock:
+            waiting = self.spares.pop(host, [])
         if waiting and self.node.peers.get(f"{host}/{waiting[0]}").dead is None:
             names = [f"{host}/{name}" for name in waiting]
             self.node.peers.to_agent(host, m.Stop(self.node.proc, names, 0.0))
 
+    def end(self) -> list[str]:
+        """Add no more spare processes, and return the proc ids of all that there are."""
+        with self._lock:
+            self._ended = True
+            return self.waiting()
+
     def waiting(self) -> list[str]:
         """Return the proc ids of all spare processes."""
-        return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
+        with self._lock:
+            return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
 
     def _config(self, port: int, variables: dict[str, str | None]) -> bytes:
         """Return the packed configuration of all processes that have these variables."""

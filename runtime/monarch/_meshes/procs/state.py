@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 from monarch._core.changes import Changes
@@ -16,6 +16,7 @@ from monarch._node.future import Future, Promise
 from monarch._node.node import Node
 from monarch._node.peers.peer import Peer
 from monarch._wire import messages as m
+from monarch.exceptions import StoppedError
 
 
 class ProcsState:
@@ -42,6 +43,7 @@ class ProcsState:
         self.procs = procs
         self.owned = owned
         self.stopped: str | None = None
+        """Why the processes were told to end; written under ``lock``, which a change of the processes holds as well."""
         self.ended: Event[[]] = Event()
         """Fires when the processes have ended after a stop."""
         self.stopping: Future[None] | None = None
@@ -58,9 +60,18 @@ class ProcsState:
         """The processes of each host with a role, by its name."""
         self.changes: Changes[Promise[None]] = Changes()
         """The running heal or resize."""
-        self.lock = Lock()
+        self.lock = RLock()
         """Held for a short step that changes the processes, or the actor meshes on them; never while waiting or while
-        user code runs."""
+        user code runs. A ``__del__`` or a signal handler may stop the mesh in the middle of one."""
+
+    def check_runs(self, wish: str) -> None:
+        """Raise StoppedError if the mesh was stopped.
+
+        Args:
+            wish: what the caller does to it, such as ``resized``.
+        """
+        if self.stopped is not None:
+            raise StoppedError(f"{self.procs.name} was stopped before it was {wish}", mesh=self.procs.name)
 
 
 class Ended(Future[None]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from monarch._core.causes import Cause, Refused
+from monarch._core.causes import Cause, Refused, Stopped
 from monarch._node.events import NodeEvents
 from monarch._node.peers.hosts import Hosts
 from monarch._node.peers.peer import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
@@ -52,7 +52,7 @@ class PeerTable:
         self.known: dict[str, Peer] = {}
         """By proc id; written under ``lock``, read without it."""
         self.deaths = 0
-        """How many peers have died. Leader only writes."""
+        """How many peers have died. Written under ``lock``, after the peer is marked as dead."""
         self.pids: dict[str, int] = {}
         """Of processes of this host that were started from here. Leader only writes."""
         self.root = root
@@ -86,19 +86,51 @@ class PeerTable:
             peer.starting = starting
             peer = only_peer(self.known, peer)
         if peer.dead is None and host in hosts.lost and (why := hosts.out_of_reach(host)):
-            # The host was lost meanwhile, and its loss was reported without this peer.
-            peer.end(m.Dead(proc, why.cause, why.expected, []))
+            self._end_now(peer, why)
         # The loss of a host covers its agent, and this process ends with the root.
         if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which also hears of lost hosts.
             self.to_agent(hosts.host if hosts.in_rank else host, m.Watch(self.proc, proc))
+            agent = self.known.get(f"{hosts.host}/agent") if host == hosts.host else None
+            if agent is not None and agent.dead is not None and peer.dead is None:
+                self._end_now(peer, agent.dead)
         return peer
+
+    def _end_now(self, peer: Peer, why: m.Dead) -> None:
+        """End a new peer whose host was lost meanwhile: the loss was reported without it."""
+        dead = m.Dead(peer.proc, why.cause, why.expected, [])
+        peer.end(dead)
+        with self.lock:
+            self.deaths += 1
+        # Another thread may have found it alive, and wait for it.
+        self.receive_loop.post(lambda: self._lose(peer, dead))
+
+    def _lose(self, peer: Peer, dead: m.Dead) -> None:
+        self._ports.lose(peer, dead)
 
     def gone(self, proc: str, why: m.Dead | None = None) -> Peer:
         """Return a peer that is unreachable, or died before anything was sent to it."""
         dead = m.Dead(proc, why.cause, why.expected, []) if why is not None else None
         with self.lock:
+            self.deaths += dead is not None
             return self.known.setdefault(proc, GonePeer(self, proc, dead))
+
+    def forget(self, host: str) -> None:
+        """Forget the processes of a host that this process has left; calls that wait for them fail."""
+        with self.lock:
+            gone = [self.known.pop(proc) for proc, peer in list(self.known.items()) if peer.host == host]
+        ended = [(peer, m.Dead(peer.proc, Stopped(), True, [])) for peer in gone if peer.dead is None]
+        # References to them keep the peers.
+        for peer, dead in ended:
+            peer.end(dead)
+        with self.lock:
+            self.deaths += len(ended)
+
+        def lose() -> None:
+            for peer, dead in ended:
+                self._lose(peer, dead)
+
+        self.receive_loop.post(lose)
 
     def to_agent(self, host: str, message: m.AnyMessage) -> None:
         """Send to the agent of a host."""
@@ -113,7 +145,8 @@ class PeerTable:
         # First, so that whoever sees the death also sees its open verdict.
         events.dying.tell(dead)
         peer.end(dead)
-        self.deaths += 1
+        with self.lock:
+            self.deaths += 1
         calls = self._ports.lose(peer, dead)
         if not dead.expected:
             events.lost.tell(dead)
@@ -126,9 +159,14 @@ class PeerTable:
     def lose_host(self, host: str, cause: Cause, expected: bool = False) -> None:
         """Mark a host, with all of its processes, as lost or shut down."""
         self._hosts.lose(host, cause, expected)
-        for proc, peer in list(self.known.items()):
-            if peer.host == host and peer.dead is None and proc != self.proc:
+        # Again, for those that another thread adds before it can see the death of the agent.
+        while procs := self._alive_on(host):
+            for proc in procs:
                 self.end(m.Dead(proc, cause, expected, []))
+
+    def _alive_on(self, host: str) -> list[str]:
+        known = list(self.known.items())
+        return [proc for proc, peer in known if peer.host == host and peer.dead is None and proc != self.proc]
 
     def ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
         """Note that a process started from here listens."""

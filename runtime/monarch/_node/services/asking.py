@@ -112,9 +112,11 @@ def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: floa
             all_answered.set()
 
     asking = Answers(current_node(), procs, asked, heard, urgent=True)
-    if procs and not all_answered.wait(patience):
-        answered.wait(_ONE)
-    asking.close()
+    try:
+        if procs and not all_answered.wait(patience):
+            answered.wait(_ONE)
+    finally:
+        asking.close()
     return dict(answers)
 
 

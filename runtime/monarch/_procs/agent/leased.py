@@ -7,6 +7,7 @@ ranks keep running, their output is kept, and any program with the mesh's key ma
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,17 @@ class LeasedAgent(Agent):
         self.uplink.reset()
         self.router.forget(self._others)
         self._part_from(owner)
-        frame = m.encode(m.Dead(owner, Detached(self.config.name), False, []))
-        for proc in list(self.children.by_proc):
-            # Callers that wait for its answer must not wait until the next controller comes.
-            self.router.send(proc, [frame])
+        # Callers that wait for its answer must not wait until the next controller comes.
+        self._tell_of_former(list(self.children.by_proc))
         self._lease(self.config.seconds)
         for seconds in _TIDY:
             self._later(seconds, self._tidy)
+
+    def _tell_of_former(self, procs: Sequence[str]) -> None:
+        for owner in self.former:
+            frame = m.encode(m.Dead(owner, Detached(self.config.name), False, []))
+            for proc in procs:
+                self.router.send(proc, [frame])
 
     def _part_from(self, owner: str) -> None:
         """If it is alive, for example after a long suspension, it must learn that nobody listens to it here."""
@@ -245,6 +250,9 @@ class LeasedAgent(Agent):
             for proc in spawn.procs:
                 self.orders[_uid(proc)] = spawn
         super()._on_spawn(spawn, _)
+        if not self.owner:
+            # A rank that has begun after the end of its program may not have heard of it.
+            self._tell_of_former(spawn.procs)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         # A late message from a lost controller was an error there.

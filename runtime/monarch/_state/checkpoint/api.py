@@ -192,13 +192,18 @@ class Save:
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
         node = node_of(mesh)
-        self._copies = send(mesh, "checkpoint", worker.stage, node.proc, self._token, state, args)
-        with _lock:
-            self._before = _last.get(path)
-            self.future: Promise[str] = in_thread(node, "checkpoint", self._run)
-            """Done when the version is complete; its path."""
-            _last[path] = self.future
-        when_done(self.future, self._leave)
+        try:
+            self._copies = send(mesh, "checkpoint", worker.stage, node.proc, self._token, state, args)
+            with _lock:
+                self._before = _last.get(path)
+                self.future: Promise[str] = in_thread(node, "checkpoint", self._run)
+                """Done when the version is complete; its path."""
+                _last[path] = self.future
+            when_done(self.future, self._leave)
+        except BaseException:
+            # An interrupt comes once the ranks have been asked.
+            self._end(None)
+            raise
 
     def wait_for_copies(self) -> None:
         """Wait until all actors have copied their state; errors are those of the future."""
@@ -225,7 +230,7 @@ class Save:
             raise
         finally:
             progress(self._mesh, "checkpoint", self._steps_done, _STEPS, "steps", True)
-            # After the copies, since copies made after the end would stay.
+            # After the copies, so that a rank still copies one that others wait for; a later one drops its own.
             when_done(self._copies, self._end)
 
     def _get(self, future: Future[Any]) -> Any:

@@ -13,6 +13,7 @@ from monarch._node.services.registry import function_of, service
 from monarch._procs.os.helpers import be_helper
 from monarch._python.threads import spawn_thread
 from monarch._state.contract import call_method
+from monarch._state.ended import has_ended, note_end
 from monarch._tensors.checkpoints.versions import NewVersion, find_version
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -62,7 +63,7 @@ def _open() -> dict[str, _Saving]:
 
 @service("checkpoint.stage", "actor")
 def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, ...]) -> Any:
-    """Copy the state of an actor, keep it until ``abandon``, and return its top-level names.
+    """Copy the state of an actor, keep it until ``abandon`` unless that came first, and return its top-level names.
 
     Args:
         actor: the actor.
@@ -85,6 +86,10 @@ def _keep(state: Any, conductor: str, token: str) -> list[str]:
     from monarch._tensors.checkpoints.files import Copy
 
     _open()[token] = _Saving(conductor, Copy(state))
+    peer = current_node().peers.known.get(conductor)
+    if has_ended(token) or (peer is not None and peer.dead is not None):
+        # The end, or the death of the coordinator, came while the actor was busy.
+        abandon(token)
     return [str(key) for key in state]
 
 
@@ -199,6 +204,7 @@ def _saving(token: str) -> _Saving:
 @service("checkpoint.abandon", "quick")
 def abandon(token: str) -> None:
     """Service: end a checkpoint: release the copy and remove incomplete files."""
+    note_end(token)
     if token in _open():
         # Removal may be slow, and this thread receives messages.
         spawn_thread("monarch-checkpoint", _give_up, token)

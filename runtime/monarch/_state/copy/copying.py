@@ -149,7 +149,7 @@ class _Copy:
         if isinstance(self._source, Mapping):
             end(self._there)
         for mesh, token, answer in self._sharing:
-            # After the exports, however long they take, since later exports would stay.
+            # After the exports, however long they take; those after a death, which ends this wait, end themselves.
             with contextlib.suppress(CallTimeoutError):
                 answer.exception(self._seconds)
             when_done(answer, partial(_tell_end, mesh, token))

@@ -13,6 +13,7 @@ from monarch._core.reshard import Fetch
 from monarch._core.shapes.boxes import Box, runs
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
+from monarch._state.ended import has_ended, note_end
 from monarch._state.rdma.plane import plane
 from monarch._tensors.checkpoints.states import Local, locals_of
 from monarch._tensors.memory.registry import Remote
@@ -60,7 +61,7 @@ async def _share_awaited(state: Any, token: str) -> CopyEndpoint:
 
 
 def share_state(state: Any, token: str) -> CopyEndpoint:
-    """Export the tensors of a state until ``end``."""
+    """Export the tensors of a state until ``end``, unless that came first."""
     tensors = locals_of(state)
     here = plane()
     shared: dict[str, Shared] = {}
@@ -68,6 +69,9 @@ def share_state(state: Any, token: str) -> CopyEndpoint:
         memory = memory_of(local.tensor, repr(name))
         shared[name] = Shared(here.share(memory), local.box, local.dtype, local.tensor.element_size())
     _open[token] = (tensors, [each.remote.key for each in shared.values()])
+    if has_ended(token):
+        # The end came while the actor was busy.
+        end(token)
     return CopyEndpoint(current_node().host, shared)
 
 
@@ -94,6 +98,7 @@ def _move(part: Box, remote: Remote, remote_box: Box, memory: Memory, local_box:
 @service("copy.end", "threaded")
 def end(token: str) -> None:
     """Service: end the exports of a copy."""
+    note_end(token)
     _, keys = _open.pop(token, ({}, []))
     drop: Callable[[int], bool] = plane().drop
     for key in keys:

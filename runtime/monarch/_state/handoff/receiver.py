@@ -12,6 +12,7 @@ from typing import Any
 from monarch._core.kinds import class_of
 from monarch._node.services.registry import function_of, service
 from monarch._state.contract import Pair, call_method, copied_by
+from monarch._state.ended import has_ended, note_end
 from monarch._wire.pickling import dumps, loads
 
 Packed = tuple[bytes, list[tuple[Any, ...]]]
@@ -40,7 +41,7 @@ async def _with_nothing(state: Any) -> tuple[Any, None]:
 
 @service("handoff.pack", "actor")
 def pack(actor: Any, token: str, give: str, args: tuple[Any, ...]) -> Any:
-    """Return the state of an actor, with large buffers exported until ``end``."""
+    """Return the state of an actor, with large buffers exported until ``end``, unless that came first."""
     result = function_of(give)(actor, *args)
     return _pack_awaited(result, token) if inspect.isawaitable(result) else _pack(result, token)
 
@@ -58,6 +59,9 @@ def _pack(result: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
     here = plane()
     remotes = [here.share(memory_of(buffer, "a part of the state")) for buffer in buffers]
     _given[token] = buffers, [remote.key for remote in remotes]
+    if has_ended(token):
+        # The end came while the actor was busy.
+        end(token)
     return (body, [tuple(remote) for remote in remotes]), report
 
 
@@ -66,6 +70,7 @@ def end(token: str) -> None:
     """Service: end the exports of a transfer."""
     from monarch._state.rdma.plane import plane
 
+    note_end(token)
     _, keys = _given.pop(token, ([], []))
     drop: Callable[[int], object] = plane().drop
     for key in keys:
