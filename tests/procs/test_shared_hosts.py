@@ -19,7 +19,7 @@ import pytest
 from leaks import pids_named, processes, session_folders, wait_until
 from light import LIGHT
 from monarch._procs.agent.request import AgentConfig, Launch, launch
-from monarch._procs.launch import shared
+from monarch._procs.launch import fork_client
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import parent
 from monarch._procs.os.posix import proc_start_time
@@ -474,7 +474,7 @@ def test_agent_that_dies_before_its_claim_is_started_again(config: AgentConfig, 
         wanted.claim = f"{wanted.ticket}/no-folder/"
         return wanted
 
-    monkeypatch.setattr(shared, "launch", unclaimable)
+    monkeypatch.setattr(fork_client, "launch", unclaimable)
     before = processes()
     agent = HostAgent(config, announces=True)
     serves_as_its_own(agent, before)
