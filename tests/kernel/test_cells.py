@@ -234,7 +234,7 @@ def test_push_and_pull_copy_variables(notebook: Notebook) -> None:
     assert "2" in notebook.run("%mesh pull mine --rank 2 --as yours\nprint(yours)").ok().stream()
     notebook.mesh("first, second = rank, 10 * rank").ok()
     assert "30 3" in notebook.run("%mesh pull second first --rank 3\nprint(second, first)").ok().stream()
-    assert "--as names one variable, not 2" in notebook.run("%mesh pull first second --as one").text
+    assert "--as: expected one variable, got 2" in notebook.run("%mesh pull first second --as one").text
     cell = notebook.run("%mesh pull nothing")
     assert cell.status == "error" and "nothing" in cell.text and "mine" in cell.text
     for line, words in {

@@ -276,7 +276,7 @@ def test_statements_run_in_further_actors(notebook: Notebook) -> None:
     cell = notebook.send("%%mesh --in-frame\nprint('begun')\nwhile True: time.sleep(0.01)")
     cell.until(lambda: cell.said().get("begun") == ALL)
     notebook.interrupt()
-    assert "ranks 0-3 stopped in the frame; still paused" in cell.wait().text
+    assert "ranks 0-3 stopped in the frame; the ranks are still paused" in cell.wait().text
     said(notebook, "%mesh resume")
     assert notebook.run("call.get(timeout=20).values()").ok().shown == "[1, 11, 1, 1]"
 
@@ -322,7 +322,7 @@ def test_stop_ends_statements_and_not_the_pause(notebook: Notebook, loop: Cell) 
     cell = notebook.send("%%mesh --in-frame\nprint('begun')\nimport time\ntime.sleep(1000)")
     cell.until(lambda: cell.said().get("begun") == ALL)
     notebook.interrupt()
-    assert "ranks 0-3 stopped in the frame; still paused" in cell.wait().text
+    assert "ranks 0-3 stopped in the frame; the ranks are still paused" in cell.wait().text
     assert said(notebook, "%mesh print n") == "ranks 0-3: 0\n"
     assert notebook.mesh("until = 0", "--in-frame").ok().shown == ""
     said(notebook, "%mesh resume")

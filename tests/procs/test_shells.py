@@ -94,5 +94,5 @@ def test_shell_that_does_not_answer_can_be_left(terminal: Terminal) -> None:
 
 
 def test_shell_is_refused_without_a_terminal_and_on_several_hosts(host: object) -> None:
-    with pytest.raises(ArgumentError, match="no terminal; run !COMMAND in a %%mesh cell"):
+    with pytest.raises(ArgumentError, match="no terminal; use !COMMAND in a %%mesh cell"):
         shell(this_host())
