@@ -100,8 +100,9 @@ def test_stop_of_a_process_that_dies_as_it_begins_ends(procs: Any, monkeypatch: 
 def test_heal_takes_another_process_for_a_spare_one_that_dies(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = procs(1, spares=1)
     actors = mesh.spawn("echo", Echo)
+    node, starting = current_node(), mesh._state.starting
+    assert starting is not None and wait_until(lambda: set(starting.waiting()) <= node.peers.pids.keys())
     kill(actors, actors.pid.call_one().get(timeout=SOON))
-    node = current_node()
 
     def die() -> None:
         # The spare has the rank by now.
