@@ -66,7 +66,7 @@ if __name__ == "__main__":
         session = session_of(current_node())
         ranks = hosts.spawn_procs({"gpus": 1}).spawn("ranks", Rank)
         pids = list(ranks.pids.call().get(60).values())
-        vias = lambda: [via for gateway, via in session._uplinks._ways.values() if not gateway.closed.is_set()]
+        vias = lambda: [via for gateway, via in session._uplinks._routes.values() if not gateway.closed.is_set()]
         until(lambda: len(vias()) == 9)
         lines, merged = {}, []
         left = (2, 4, 5, 6, 7, 8)
