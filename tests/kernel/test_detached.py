@@ -150,7 +150,7 @@ print('done')"""
     assert wait_until(lambda: book.run("%mesh").ok().text.count("for an earlier notebook") == 2)
     end.touch()
     assert book.mesh("step > 0").ok().shown == "[ranks 0-1] True"
-    assert "done" in book.run("%mesh log").ok().text
+    assert wait_until(lambda: "done" in book.run("%mesh log").ok().text)
     # A Stop while no kernel ends is one.
     cell = book.send("%%mesh\nprint('waits')\nwhile True: time.sleep(0.01)")
     cell.until(lambda: "waits" in cell.stream())
