@@ -41,13 +41,9 @@ class Delivery:
         node = current_node()
         self.hosts -= {host for host in list(self.hosts) if host in node.hosts.lost}
         delivered = node.receive_loop.wait(self, _PATIENCE)
-        self.close()
-        return delivered
-
-    def close(self) -> None:
-        """Take no more answers."""
         for each in self._answers:
             each.close()
+        return delivered
 
 
 _under_way: list[Delivery] = []

@@ -94,7 +94,7 @@ def test_stop_of_a_process_that_dies_as_it_begins_ends(procs: Any, monkeypatch: 
     actors = mesh.spawn("echo", Echo)
     pid = actors.pid.call_one().get(timeout=SOON)
     before_port_of(Ended, lambda: kill(actors, pid), monkeypatch)
-    mesh.stop().get(timeout=SOON)
+    assert mesh.stop().get(timeout=SOON) is None
 
 
 def test_heal_takes_another_process_for_a_spare_one_that_dies(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

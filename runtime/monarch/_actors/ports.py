@@ -144,6 +144,10 @@ class ChannelEntry:
             receiver.end_session()
 
 
+_SESSION_OVER = "is of a session that was shut down"
+"""Why a receiver is closed."""
+
+
 class PortReceiver(Generic[T]):
     """The receiving end of a channel. Dropping it closes the channel, unless a ``recv`` waits."""
 
@@ -189,7 +193,7 @@ class PortReceiver(Generic[T]):
         with self._node.peers.lock:
             arrived = self._arrived.popleft() if self._arrived else None
             if arrived is None and not self._closed and self._node.closed:
-                self._closed = "is of a session that was shut down"
+                self._closed = _SESSION_OVER
             if arrived is None and not self._closed:
                 self._waiting.append(promise)
                 self._entry.waited_for = self
@@ -202,7 +206,7 @@ class PortReceiver(Generic[T]):
 
     def end_session(self) -> None:
         """Let waiting ``recv`` calls fail, as nothing more arrives."""
-        self._end("is of a session that was shut down")
+        self._end(_SESSION_OVER)
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
         """Return the same receiver, but with pairs of the sender's rank and the value."""

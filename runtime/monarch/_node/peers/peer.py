@@ -51,7 +51,7 @@ class Peer:
         self.table = table
         self.proc = proc
         self.host = host_of(proc)
-        # Set once, by the receiving thread; any thread reads it.
+        # Set once, by the receiving thread or a thread that makes or forgets this peer; any thread reads it.
         self.dead: Dead | None = None
         # Has a lock of its own.
         self.window = Window()

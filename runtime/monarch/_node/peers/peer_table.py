@@ -103,10 +103,16 @@ class PeerTable:
         with self.lock:
             self.deaths += 1
         # Another thread may have found it alive, and wait for it.
-        self.receive_loop.post(lambda: self._lose(peer, dead))
+        self._post_loss([(peer, dead)])
 
-    def _lose(self, peer: Peer, dead: m.Dead) -> None:
-        self._ports.lose(peer, dead)
+    def _post_loss(self, ended: Sequence[tuple[Peer, m.Dead]]) -> None:
+        """Fail the calls that wait for peers, soon, in the receiving thread."""
+
+        def lose() -> None:
+            for peer, dead in ended:
+                self._ports.lose(peer, dead)
+
+        self.receive_loop.post(lose)
 
     def gone(self, proc: str, why: m.Dead | None = None) -> Peer:
         """Return a peer that is unreachable, or died before anything was sent to it."""
@@ -125,12 +131,7 @@ class PeerTable:
             peer.end(dead)
         with self.lock:
             self.deaths += len(ended)
-
-        def lose() -> None:
-            for peer, dead in ended:
-                self._lose(peer, dead)
-
-        self.receive_loop.post(lose)
+        self._post_loss(ended)
 
     def to_agent(self, host: str, message: m.AnyMessage) -> None:
         """Send to the agent of a host."""
