@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from monarch._core.telemetry.events import CallStarted, Figures, MeshStarted, RankReport, RankStarted, RankState
+from monarch._core.telemetry.events import CallStarted, MeshStarted, RankReport, RankStarted, RankState, ResourceUsage
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
 EVERY_S = 0.1
@@ -42,5 +42,5 @@ class Changing(MeshTelemetry):
         for rank in range(self.ranks):
             state = (RankState.RUNNING, RankState.COLLECTIVE)[(self.changes * self.states + rank) % 2]
             place = f"cell [3] line {(self.changes + rank) % 9}"
-            figures = Figures(0.5 + (self.changes + rank) % 9 / 20, 3 << 30, 20 << 30, -1.0)
+            figures = ResourceUsage(0.5 + (self.changes + rank) % 9 / 20, 3 << 30, 20 << 30, -1.0)
             self.add(RankReport(rank, state, place, time.time(), 0, "cuda:0", figures))

@@ -28,7 +28,7 @@ from monarch._core.causes import Exited
 from monarch._core.roster import split_proc
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.os.posix import set_pdeathsig
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
@@ -85,7 +85,7 @@ class StandIn:
         own = os.path.join(folder, host)
         os.mkdir(own)
         self._router = Router(context, f"{host}/agent", own, keys, LEASE)
-        self._uplink = Uplink(self._router, timers.later)
+        self._uplink = AgentUplink(self._router, timers.later)
         self._spreading = Spreading(
             self._router, self._uplink, timers.later, self._handle, self._failed, lambda _: None
         )

@@ -7,7 +7,7 @@ import time
 from harness import OURS, Measure, Options, Target, calm
 
 from monarch._core.roster import Procs, Roster
-from monarch._core.telemetry.events import CallStarted, Figures, Metrics, RankReport, RankState
+from monarch._core.telemetry.events import CallStarted, Metrics, RankReport, RankState, ResourceUsage
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 from monarch._wire import messages as m
@@ -150,7 +150,7 @@ def _frame(host: int, at: int, changes: bool) -> bytes:
     parts: list[tuple[str, bytes, list[bytes]]] = []
     for rank in range(host * RANKS_OF_HOST, (host + 1) * RANKS_OF_HOST):
         state = RankState.COLLECTIVE if changes and (at + rank) % 2 else RankState.RUNNING
-        figures = Figures(round(0.5 + at % 9 / 20, 2), 3 << 30, 20 << 30, 0.9)
+        figures = ResourceUsage(round(0.5 + at % 9 / 20, 2), 3 << 30, 20 << 30, 0.9)
         tensors = {"model": 1 << 30, "optimizer": 2 << 30}
         report = RankReport(rank, state, f"cell [3] line {at % 7}", at / RATE, 0, "cuda:0", figures, None, tensors)
         more = [m.encode(Metrics(rank, "loss", (at // RATE,), (1.0 / (at + 1),)))] if at % RATE == 0 else []

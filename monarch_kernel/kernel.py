@@ -21,7 +21,7 @@ from monarch._kernel_api import is_ours, leave_if_forked, spawn_thread, watch_fo
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import cancels_awaits, group_skipped_files, publish_status, runs_cell
 from monarch_kernel.dap.filters import patterns_of
-from monarch_kernel.dap.session import Session
+from monarch_kernel.dap.session import DebugSession
 from monarch_kernel.magics.typing_help import TypingHelp
 from monarch_kernel.views.lane import Lane
 
@@ -85,7 +85,7 @@ class MonarchKernel(IPythonKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._session: Session | None = None
+        self._session: DebugSession | None = None
         """The debugger of the front end. Control thread only."""
         self.lane = Lane(self)
         """The way of messages of views around the running cell."""
@@ -296,14 +296,14 @@ class MonarchKernel(IPythonKernel):
             return await super().do_debug_request(msg)
         return await session.handle(msg, super().do_debug_request)
 
-    def _debugging(self) -> Session | None:
+    def _debugging(self) -> DebugSession | None:
         """Return the debugger of the front end, from its first request on; None without debugpy or the magics."""
         debugger: Any = getattr(self, "debugger", None)
         if _magics(self) is None:
             return None
         if self._session is None and debugger is not None:
             group_skipped_files(debugger, lambda files: patterns_of(files, sys.path))
-            self._session = Session(lambda: _magics(self), debugger, debugger.event_callback)
+            self._session = DebugSession(lambda: _magics(self), debugger, debugger.event_callback)
             debugger.event_callback = self._session.notebook_event
         return self._session
 

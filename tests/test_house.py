@@ -369,6 +369,31 @@ def test_cycles_are_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
+TWICE = {
+    # A message between processes, or with a view, beside what handles it.
+    *("Level", "Probe", "Refused", "Taken", "Targets", "Watch"),
+    # The same command of two state machines.
+    *("Free", "Interrupt", "Look"),
+    # The names of a public API and of a peer's.
+    *("KubernetesJob", "Mesh"),
+    # What ``wiring.py`` sets in a file below.
+    "Above",
+}
+"""The only names that two classes have. Take out what is renamed; add nothing."""
+
+
+def test_a_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in [*FILES, *KERNEL]:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    several = {name: where for name, where in places.items() if len(where) > 1}
+    wrong = [f"{name}: {', '.join(where)}" for name, where in several.items() if name not in TWICE or len(where) > 2]
+    assert not wrong, "\n".join(wrong)
+    assert not TWICE - set(several), f"no longer needed: {TWICE - set(several)}"
+
+
 def test_no_room_has_too_many_files() -> None:
     rooms = Counter(path.parent for path in [*FILES, *KERNEL] if path.stem != "__init__")
     wrong = [f"{room.relative_to(ROOT)}: {count} files" for room, count in rooms.items() if count > MOST_FILES]

@@ -18,7 +18,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from monarch._core.causes import Cause, HostLost
-from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.hosts import HostConnections
 from monarch._node.spreads import arrivals, gateway_like, outgoing
 from monarch._node.spreads import hurrying as hurrying_module
 from monarch._node.spreads import spreads as spreads_module
@@ -30,7 +30,7 @@ from monarch._procs.agent.routes.forwarding import Forwarding
 from monarch._procs.agent.routes.refusing import Refusing
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.session_folder import host_of
 from monarch._session.partition import Partitions
 from monarch._session.routes import tree as tree_module
@@ -174,7 +174,7 @@ def make_agent(world: World, proc: str) -> Any:
     )
     agent.closing, agent.listening = False, None
     agent.refusing = Refusing(agent.router, agent._later)
-    agent.uplink = Uplink(agent.router, agent._later, agent._owner_died)
+    agent.uplink = AgentUplink(agent.router, agent._later, agent._owner_died)
 
     def failed(frames: list[Any], error: Exception) -> None:
         raise error
@@ -231,7 +231,7 @@ class World:
         self._make_program(least)
 
     def _make_program(self, least: int) -> None:
-        self.hosts = hosts = Hosts("c", "", b"", SimpleNamespace())  # pyright: ignore[reportArgumentType]
+        self.hosts = hosts = HostConnections("c", "", b"", SimpleNamespace())  # pyright: ignore[reportArgumentType]
         hosts.keys = SimpleNamespace()  # pyright: ignore[reportAttributeAccessIssue]
         hosts.lease = LEASE
         hosts.spreads = spreads = Spreads(PROGRAM, hosts.gateways)

@@ -28,8 +28,8 @@ from monarch._kernel_api import (
 from monarch.exceptions import ActorError, DeviceMeshError, MonarchError
 from monarch_kernel.calls.caused_errors import followed, freed
 from monarch_kernel.calls.delivery import await_delivery
-from monarch_kernel.calls.running import Running
-from monarch_kernel.source.cell import Source
+from monarch_kernel.calls.running import RunningCalls
+from monarch_kernel.source.cell import CellSource
 
 
 def _reason(error: BaseException) -> str:
@@ -45,14 +45,14 @@ def _drop(future: Gather[Any]) -> None:
         tell_proc(node, peer.proc, drop, future.actor, node.proc, future.port)
 
 
-def _take_back(running: Running) -> None:
+def _take_back(running: RunningCalls) -> None:
     """End calls that were sent to some of the ranks only."""
     for future in running.futures:
         _drop(future)
     running.interrupt()
 
 
-class Run(Running):
+class Run(RunningCalls):
     """One cell on some ranks.
 
     Args:
@@ -67,7 +67,7 @@ class Run(Running):
     def __init__(
         self,
         name: str,
-        source: Source,
+        source: CellSource,
         views: list[ActorMesh],
         port: Any,
         inside: bool = False,
@@ -92,7 +92,7 @@ class Run(Running):
                     futures.append(cast("Gather[Any]", endpoint.call(source.code, name, port, source.shown)))
         except BaseException:
             # The ranks of the other views do not run it.
-            _take_back(Running(name, futures))
+            _take_back(RunningCalls(name, futures))
             raise
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
         # As sent: a resize changes the views.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from monarch._kernel_api import Answers, current_node, host_of, send_signal, states
+from monarch._kernel_api import ServiceAnswers, current_node, host_of, send_signal, states
 
 _PATIENCE = 5.0
 """Seconds that a cell waits for a silent agent."""
@@ -25,7 +25,7 @@ class Delivery:
         self.thread: Any = None
         """See Waiter."""
         # Agents handle messages in order.
-        self._answers = [Answers(node, [f"{host}/agent"], states(), self._heard) for host in list(self.hosts)]
+        self._answers = [ServiceAnswers(node, [f"{host}/agent"], states(), self._heard) for host in list(self.hosts)]
 
     @property
     def done(self) -> bool:

@@ -11,7 +11,7 @@ from monarch._kernel_api import Gather, Node, is_gather, meshes_of, methods_of, 
 _REMEMBERED = 2_000
 
 
-class Ahead(NamedTuple):
+class EarlierCall(NamedTuple):
     """An earlier unanswered call that later ones to the same actors wait for."""
 
     call: Gather[Any]
@@ -23,7 +23,7 @@ class Ahead(NamedTuple):
         return sorted(split_proc(proc)[1] for proc in self.procs)
 
 
-def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
+def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[EarlierCall]:
     """Return the calls that others wait for, oldest first: an actor handles calls of one sender in order.
 
     Args:
@@ -36,14 +36,14 @@ def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
         if call.actor and not _is_concurrent(call):
             last[call.actor] = max(last.get(call.actor, 0), call.port)
             waiting.setdefault(call.actor, set()).update(peer.proc for peer in call.waits_for())
-    ahead: list[Ahead] = []
+    ahead: list[EarlierCall] = []
     for each in list(node.ports.gathers.values()) if last else ():
         # Other gathers wait for deaths, or ask processes rather than actors.
         if not is_gather(each) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
             continue
         procs = waiting[each.actor].intersection(peer.proc for peer in each.waits_for())
         if procs:
-            ahead.append(Ahead(each, frozenset(procs)))
+            ahead.append(EarlierCall(each, frozenset(procs)))
     return ahead
 
 
@@ -53,7 +53,7 @@ def _is_concurrent(call: Gather[Any]) -> bool:
     return method is not None and method.concurrent
 
 
-class Calls:
+class CallRecord:
     """The notebook's record of its calls, by the port that awaits the answer.
 
     Args:
@@ -120,7 +120,7 @@ class Calls:
         """Return whether a call is a cell rather than a call of an endpoint."""
         return call.port in self._names
 
-    def ahead(self, calls: Iterable[Gather[Any]]) -> list[Ahead]:
+    def ahead(self, calls: Iterable[Gather[Any]]) -> list[EarlierCall]:
         """Return the other calls that these wait for."""
         calls = list(calls)
         ports = {call.port for call in calls}
@@ -176,7 +176,7 @@ class Calls:
         """Return whether a stop did not end a call in a process, so that the next one replaces the process."""
         return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
 
-    def has_left(self, each: Ahead) -> bool:
+    def has_left(self, each: EarlierCall) -> bool:
         """Return whether a stop did not end a call that others wait for."""
         return any(self.is_left(each.call.port, proc) for proc in each.procs)
 
@@ -189,10 +189,10 @@ class Calls:
         """Return the calls that can be stopped."""
         return [call for call in calls if call.actor and not _is_special(call)]
 
-    def unended(self) -> list[Ahead]:
+    def unended(self) -> list[EarlierCall]:
         """Return the calls that ranks have not answered, oldest first."""
         gathers = [each for each in list(self._node.ports.gathers.values()) if is_gather(each)]
-        unanswered = [Ahead(each, frozenset(peer.proc for peer in each.waits_for())) for each in gathers]
+        unanswered = [EarlierCall(each, frozenset(peer.proc for peer in each.waits_for())) for each in gathers]
         return [each for each in unanswered if each.procs]
 
 

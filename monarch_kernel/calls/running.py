@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from monarch._kernel_api import (
-    Answers,
     Gather,
+    ServiceAnswers,
     current_node,
     host_of,
     interrupt,
@@ -24,7 +24,7 @@ from monarch_kernel.calls.record import ahead_of
 STOPPED = "a stop aborted a collective; the next use of the group recreates it"
 
 
-class Task(NamedTuple):
+class PendingCall(NamedTuple):
     """An unanswered call of one rank."""
 
     rank: int
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     """The port that awaits the answer."""
 
 
-class Running:
+class RunningCalls:
     """Calls that may still run, to be awaited or stopped.
 
     Args:
@@ -58,16 +58,16 @@ class Running:
                 return False
         return True
 
-    def tasks(self) -> dict[int, Task]:
+    def tasks(self) -> dict[int, PendingCall]:
         """Return the unanswered calls, by a number that each call of a rank keeps."""
-        tasks: dict[int, Task] = {}
+        tasks: dict[int, PendingCall] = {}
         first = 0
         for future in self.futures:
             waiting = {peer.proc for peer in future.waits_for()}
             for position, peer in enumerate(future.targets if waiting else ()):
                 if peer.proc in waiting:
                     rank = future.base_rank(position)
-                    tasks[first + position] = Task(rank, peer.proc, future.actor, future.port)
+                    tasks[first + position] = PendingCall(rank, peer.proc, future.actor, future.port)
             first += len(future.targets)
         return tasks
 
@@ -81,11 +81,11 @@ class Running:
 
     def ask(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[PendingCall],
         service: Callable[..., Any],
         args: tuple[Any, ...] = (),
         heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
-    ) -> list[Answers]:
+    ) -> list[ServiceAnswers]:
         """Ask the processes of some calls for a service, in one message for all ranks of a call.
 
         Args:
@@ -99,7 +99,7 @@ class Running:
         for task in tasks:
             calls.setdefault((task.key, task.port), []).append(task.proc)
         return [
-            Answers(
+            ServiceAnswers(
                 node,
                 procs,
                 request(service, key, node.proc, port, *args),
@@ -109,7 +109,9 @@ class Running:
             for (key, port), procs in calls.items()
         ]
 
-    def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int, float, float], None]) -> list[Answers]:
+    def states(
+        self, tasks: Iterable[PendingCall], heard: Callable[[str, str, int, float, float], None]
+    ) -> list[ServiceAnswers]:
         """Ask the host agents for the states of processes.
 
         Args:
@@ -127,11 +129,13 @@ class Running:
                     heard(proc, *state)
 
         node = current_node()
-        answers = [Answers(node, [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()]
+        answers = [
+            ServiceAnswers(node, [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()
+        ]
         node.hosts.hurry(hosts)
         return answers
 
-    def interrupt(self, tasks: Collection[Task] | None = None) -> None:
+    def interrupt(self, tasks: Collection[PendingCall] | None = None) -> None:
         """Raise KeyboardInterrupt in these calls, but not in earlier calls that they wait for."""
         meant = list(self.tasks().values() if tasks is None else tasks)
         node = current_node()

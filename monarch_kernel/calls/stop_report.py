@@ -19,7 +19,7 @@ _REPLACED = (
 _OF_SEVERAL: dict[str, str] = {one: several for one, several in (_REPLACED, _IN_COLLECTIVE, _CONNECTING)}
 
 
-class Stopped:
+class StopReport:
     """How each rank was stopped, by its rank in the mesh.
 
     Args:
@@ -60,7 +60,7 @@ class Stopped:
             self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
             self._freed[rank] = freed
 
-    def add(self, other: Stopped) -> None:
+    def add(self, other: StopReport) -> None:
         """Add another stop of the same cell."""
         self._endings.update(other._endings)
         self._freed.update(other._freed)

@@ -14,7 +14,6 @@ from typing import Any
 from monarch._kernel_api import (
     Activity,
     Announce,
-    Answers,
     Command,
     Ending,
     Free,
@@ -23,6 +22,7 @@ from monarch._kernel_api import (
     Interrupt,
     Look,
     Replace,
+    ServiceAnswers,
     StopLadder,
     ThreadState,
     current_node,
@@ -38,9 +38,9 @@ from monarch._kernel_api import (
     starves,
     thread_state,
 )
-from monarch_kernel.calls.record import Calls
-from monarch_kernel.calls.running import STOPPED, Running, Task
-from monarch_kernel.calls.stop_report import Stopped, activity_of_left
+from monarch_kernel.calls.record import CallRecord
+from monarch_kernel.calls.running import STOPPED, PendingCall, RunningCalls
+from monarch_kernel.calls.stop_report import StopReport, activity_of_left
 
 _COST = (
     "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
@@ -58,12 +58,12 @@ _STATES = {**dict.fromkeys(SUSPENDED, Activity.SUSPENDED), "D": Activity.DEVICE}
 
 
 def stop_ranks(
-    run: Running,
-    calls: Calls,
+    run: RunningCalls,
+    calls: CallRecord,
     restartable: bool = False,
     say: Callable[[str], object] = lambda text: None,
     spared: frozenset[str] = frozenset(),
-) -> Stopped:
+) -> StopReport:
     """Stop a cell on the ranks where it still runs, within about 1.5 s for any number of them.
 
     Ranks that get no CPU have up to 3 s more.
@@ -95,7 +95,12 @@ class _StopRun:
     """One stop. It waits for news of all ranks at once, which come from the receiving thread."""
 
     def __init__(
-        self, running: Running, calls: Calls, restartable: bool, say: Callable[[str], object], spared: frozenset[str]
+        self,
+        running: RunningCalls,
+        calls: CallRecord,
+        restartable: bool,
+        say: Callable[[str], object],
+        spared: frozenset[str],
     ) -> None:
         self._running = running
         self._spared = spared
@@ -121,7 +126,7 @@ class _StopRun:
         self._freed: dict[int, Freed] = {}
         self._shares: dict[str, tuple[float, float, float]] = {}
         """By process: a time, and its seconds with and without a CPU by then. Receiving thread only."""
-        self._answers: list[Answers] = []
+        self._answers: list[ServiceAnswers] = []
         self._events: deque[Callable[[float], list[Command]]] = deque()
         """News of ranks, from the receiving thread to the stopping thread."""
         self._asked_to_free: set[int] = set()
@@ -137,7 +142,7 @@ class _StopRun:
         """Whether there is news."""
         return bool(self._events) or self._running.count() != self._count
 
-    def run(self) -> Stopped:
+    def run(self) -> StopReport:
         """Run the ladder to its end."""
         receive_loop = current_node().receive_loop
         for future in self._running.futures:
@@ -206,7 +211,7 @@ class _StopRun:
             tasks = [self._tasks[number] for number in numbers if (number not in self._breaking) is spare]
             self._answers += self._running.ask(tasks, service, (*args, spare), heard)
 
-    def _begin_to_free(self, tasks: list[Task]) -> None:
+    def _begin_to_free(self, tasks: list[PendingCall]) -> None:
         """Ask ranks for the generation of their groups, so that no newer one is aborted, and agents for states.
 
         A rank that does not answer is in no collective, since a collective releases the GIL. On a busy machine the
@@ -214,7 +219,7 @@ class _StopRun:
         """
         procs = sorted({task.proc for task in tasks})
         self._answers.append(
-            Answers(current_node(), procs, request(generation_now), self._heard_generation, urgent=True)
+            ServiceAnswers(current_node(), procs, request(generation_now), self._heard_generation, urgent=True)
         )
         self._answers += self._running.states(tasks, self._glimpse)
 
@@ -277,7 +282,7 @@ class _StopRun:
 
     # The end
 
-    def _outcome(self) -> Stopped:
+    def _outcome(self) -> StopReport:
         endings: dict[int, Ending] = {}
         left: dict[int, str] = {}
         doomed: list[str] = []
@@ -304,7 +309,7 @@ class _StopRun:
                 # Its code may have replaced the handler of SIGINT, or its program, by os.exec.
                 dead = current_node().peers.get(task.proc).dead
                 died.update({task.rank: describe(dead.cause).removeprefix("was ")} if dead is not None else {})
-        stopped = Stopped(endings, left, doomed)
+        stopped = StopReport(endings, left, doomed)
         stopped.died = died
         stopped.cleaning = cleaning
         for number, freed in self._freed.items():
@@ -314,7 +319,7 @@ class _StopRun:
         self._spoil_cut(stopped)
         return stopped
 
-    def _spoil_cut(self, stopped: Stopped) -> None:
+    def _spoil_cut(self, stopped: StopReport) -> None:
         """Tell all ranks which groups were cut, before they get the next call."""
         # Ranks that waited for an interrupted rank may have been freed for that, before the stop reached them.
         parties = [future.party.cut_generation for future in self._running.futures if future.party is not None]

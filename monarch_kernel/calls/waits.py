@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
 from monarch._kernel_api import describe_ranks, duration_text, format_ranks
-from monarch_kernel.calls.record import Ahead, Calls
+from monarch_kernel.calls.record import CallRecord, EarlierCall
 
 _NAMED = 3
 """The most calls that a line names."""
@@ -24,22 +24,22 @@ class _Kind(Enum):
     OTHER = auto()
 
 
-def wait_lines(calls: Calls, ahead: Iterable[Ahead]) -> list[str]:
+def wait_lines(calls: CallRecord, ahead: Iterable[EarlierCall]) -> list[str]:
     """Describe why a cell waits, and what a Stop does about it: one line for each kind of earlier call.
 
     Args:
         calls: the calls of the notebook.
         ahead: the earlier calls, oldest first.
     """
-    kinds: dict[_Kind, list[Ahead]] = {}
+    kinds: dict[_Kind, list[EarlierCall]] = {}
     for each in ahead:
         kinds.setdefault(_kind(calls, each), []).append(each)
     return [_line(calls, kind, group) for kind, group in kinds.items()]
 
 
-def unended_lines(calls: Calls) -> list[str]:
+def unended_lines(calls: CallRecord) -> list[str]:
     """Describe the calls that still run though no notebook cell waits for them."""
-    kinds: dict[tuple[_Kind, frozenset[str]], list[Ahead]] = {}
+    kinds: dict[tuple[_Kind, frozenset[str]], list[EarlierCall]] = {}
     for each in calls.unended():
         kinds.setdefault((_kind(calls, each), each.procs), []).append(each)
     lines: list[str] = []
@@ -63,7 +63,7 @@ def unended_lines(calls: Calls) -> list[str]:
     return lines
 
 
-def titles_text(calls: Calls, ahead: Sequence[Ahead]) -> str:
+def titles_text(calls: CallRecord, ahead: Sequence[EarlierCall]) -> str:
     """Name earlier calls: the first ones, and of many the cells and the count of the others."""
     titles = dict.fromkeys(calls.title(each.call) for each in ahead)
     if len(titles) <= _NAMED:
@@ -75,7 +75,7 @@ def titles_text(calls: Calls, ahead: Sequence[Ahead]) -> str:
     return f"{first} and {len(titles) - 1} more{of}"
 
 
-def _kind(calls: Calls, each: Ahead) -> _Kind:
+def _kind(calls: CallRecord, each: EarlierCall) -> _Kind:
     if calls.handle(each.call):
         return _Kind.HANDLE
     if calls.has_left(each):
@@ -85,7 +85,7 @@ def _kind(calls: Calls, each: Ahead) -> _Kind:
     return _Kind.STOPPABLE if calls.is_stoppable(each.call) else _Kind.OTHER
 
 
-def _line(calls: Calls, kind: _Kind, group: Sequence[Ahead]) -> str:
+def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
     ranks = {rank for each in group for rank in each.ranks}
     waits = f"{describe_ranks(ranks)}: waiting for {titles_text(calls, group)}"
     one = len({calls.title(each.call) for each in group}) == 1
@@ -111,6 +111,6 @@ def _line(calls: Calls, kind: _Kind, group: Sequence[Ahead]) -> str:
             return f"{waits}, which {have} not ended{since}{stop}"
 
 
-def _handles(calls: Calls, group: Sequence[Ahead]) -> str:
+def _handles(calls: CallRecord, group: Sequence[EarlierCall]) -> str:
     handles = [calls.handle(each.call) for each in group]
     return ", ".join(handles) if len(handles) <= _NAMED else f"{handles[0]}, ..., {handles[-1]}"

@@ -11,7 +11,7 @@ from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
 from monarch_kernel.grammar.ranks import slice_text
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _FILE = re.compile(r"(?P<file>[^\s\"'(]*ipykernel_\d+/\d+\.py|<ipython-input-[^>]+>)(?::(?P<line>\d+))?")
 
@@ -24,7 +24,7 @@ class NotebookAdvice(Advice):
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
 

@@ -10,7 +10,7 @@ from monarch._kernel_api import (
     DEVICES,
     Packed,
     Rehearsal,
-    World,
+    SimulatedWorld,
     endpoint_of,
     forecast_here,
     member_at,
@@ -18,12 +18,12 @@ from monarch._kernel_api import (
 )
 from monarch.actor import this_host
 from monarch_kernel.grammar.header import Header, HeaderError
-from monarch_kernel.source.cell import Source
+from monarch_kernel.source.cell import CellSource
 
 _WORLD = re.compile(r"(?P<hosts>[1-9][0-9]{0,5})x(?P<gpus>[1-9][0-9]{0,5})(?::(?P<device>\w+))?")
 _START_S = 60.0
 """Seconds for the process of a simulation to start."""
-WITHOUT_MESH = World(1, 8, "h100")
+WITHOUT_MESH = SimulatedWorld(1, 8, "h100")
 """Devices without a mesh and ``--world``."""
 
 
@@ -31,7 +31,7 @@ class NotSimulatedError(HeaderError):
     """The cell cannot be simulated, or raises; the text says where."""
 
 
-def world_of(header: Header, mesh_ranks: int | None, device: str) -> World:
+def world_of(header: Header, mesh_ranks: int | None, device: str) -> SimulatedWorld:
     """Return the devices of a simulation.
 
     Args:
@@ -43,17 +43,17 @@ def world_of(header: Header, mesh_ranks: int | None, device: str) -> World:
         HeaderError: ``--world`` is invalid.
     """
     if header.world is None:
-        return WITHOUT_MESH if mesh_ranks is None else World(1, mesh_ranks, device)
+        return WITHOUT_MESH if mesh_ranks is None else SimulatedWorld(1, mesh_ranks, device)
     found = _WORLD.fullmatch(header.world)
     if found is None:
         raise HeaderError(f"--world: expected hosts, GPUs and a device, as in 16x8:h100, got {header.world!r}")
     name = found["device"] or (device if device in DEVICES and device != "cpu" else WITHOUT_MESH.device)
     if name not in DEVICES:
         raise HeaderError(f"--world: expected a device of {', '.join(DEVICES)}, got {name!r}")
-    return World(int(found["hosts"]), int(found["gpus"]), name)
+    return SimulatedWorld(int(found["hosts"]), int(found["gpus"]), name)
 
 
-def dry_run(shell: Any, views: list[Any], header: Header, name: str, source: Source) -> None:
+def dry_run(shell: Any, views: list[Any], header: Header, name: str, source: CellSource) -> None:
     """Simulate a cell, and show its forecast.
 
     Args:
@@ -91,7 +91,7 @@ def dry_run(shell: Any, views: list[Any], header: Header, name: str, source: Sou
         shell.display_pub.publish({"text/plain": repr(forecast), "text/html": forecast.as_html()})
 
 
-def _sentence(failure: Any, packed: Packed, name: str, source: Source) -> str:
+def _sentence(failure: Any, packed: Packed, name: str, source: CellSource) -> str:
     where, text = name, ""
     if failure.line is not None:
         lines = source.typed.splitlines()

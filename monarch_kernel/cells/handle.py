@@ -15,15 +15,15 @@ from monarch._kernel_api import ValueMesh, current_node, describe_ranks, duratio
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.calls.caused_errors import ended_from_outside
 from monarch_kernel.calls.cell_run import Run
-from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.running import RunningCalls
+from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.compat import display
 from monarch_kernel.meshes.rank_vitals import places_of
 from monarch_kernel.output.cell_errors import MeshCellError
-from monarch_kernel.output.streams import Place
+from monarch_kernel.output.streams import CellOutput
 
 
-class Handle:
+class CellHandle:
     """The handle of a running cell: ``done``, ``result()``, ``cancel()``, and ``await``.
 
     Args:
@@ -35,10 +35,15 @@ class Handle:
     """
 
     def __init__(
-        self, run: Run, finish: Callable[[], ValueMesh[Any]], stop: Callable[[], Stopped], name: str, place: Place
+        self,
+        run: Run,
+        finish: Callable[[], ValueMesh[Any]],
+        stop: Callable[[], StopReport],
+        name: str,
+        place: CellOutput,
     ) -> None:
         # Replaced by what is small when the cell has ended: IPython keeps a thousand results. Any thread reads them.
-        self._run: Running = run
+        self._run: RunningCalls = run
         self._finish = finish
         self._stop = stop
         self._name = name
@@ -77,7 +82,7 @@ class Handle:
         except (MeshCellError, MonarchError) as error:
             failure = error.with_traceback(None)
         self._finish = partial(_outcome_of, values, failure)
-        self._run, self._stop = Running(self._run.name, []), partial(Stopped, {}, {}, [])
+        self._run, self._stop = RunningCalls(self._run.name, []), partial(StopReport, {}, {}, [])
         # Jupyter keeps a socket for each thread that has sent something, for ten seconds; this is the thread of all.
         current_node().lanes.post("handles", lambda: self._tell(failure))
 

@@ -11,7 +11,7 @@ from monarch._kernel_api import CellError, ask_soon, defines, describe_ranks, re
 from monarch.exceptions import ActorError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import missing_name
 
 _LOST_GPU = re.compile(
@@ -55,7 +55,7 @@ class Hints:
         variables: the variables of the notebook.
     """
 
-    def __init__(self, meshes: Meshes, variables: Mapping[str, Any]) -> None:
+    def __init__(self, meshes: NotebookMeshes, variables: Mapping[str, Any]) -> None:
         self._meshes = meshes
         self._variables = variables
 
@@ -200,6 +200,6 @@ def holders_of(mesh: Mesh, name: str) -> list[int]:
     return sorted(split_proc(proc)[1] for proc, answer in answers.items() if answer is True)
 
 
-def magic(command: str, mesh: Mesh | None, meshes: Meshes) -> str:
+def magic(command: str, mesh: Mesh | None, meshes: NotebookMeshes) -> str:
     """Return ``%mesh COMMAND``, with the name of the mesh unless it is in use."""
     return f"%mesh {command}" if mesh is None or mesh.name == meshes.used else f"%mesh {command} {mesh.name}"

@@ -20,8 +20,8 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import CallTimeoutError
 from monarch_kernel.calls.cell_run import Run
-from monarch_kernel.calls.stop_report import Stopped
-from monarch_kernel.cells.handle import Handle
+from monarch_kernel.calls.stop_report import StopReport
+from monarch_kernel.cells.handle import CellHandle
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.grammar.header import Header
@@ -50,7 +50,7 @@ class Outcomes:
         self._streams = streams
 
     def finish(
-        self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None, shown: bool
+        self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: StopReport | None, shown: bool
     ) -> None:
         """Show the outcome of a cell, and raise its errors.
 
@@ -139,7 +139,7 @@ class Outcomes:
         # Called by the receiving thread, which must not wait.
         return lambda run: (in_thread(open_node(), "preview", lambda: show(run)), None)[1]
 
-    def handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
+    def handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> CellHandle:
         """Return the handle of a cell that the notebook does not wait for."""
 
         streams = self._streams()
@@ -180,7 +180,7 @@ class Outcomes:
             return values
 
         name = header.out or f"Out[{self._shell.displayhook.prompt_count}]"
-        handle = Handle(run, finish, lambda: self._stopping.stop_cell(mesh, run), name, streams.place())
+        handle = CellHandle(run, finish, lambda: self._stopping.stop_cell(mesh, run), name, streams.place())
         streams.calls.name(run.futures, run.name, name)
         self._shell.user_ns["_mesh"] = handle
         if header.out:
@@ -205,7 +205,7 @@ def _value(result: CellResult | None) -> Any:
     return Deferred(sealed.open) if sealed is not None else None
 
 
-def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: Stopped) -> str:
+def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: StopReport) -> str:
     interrupts = {
         rank: result.error
         for rank, result in sorted(results.items())

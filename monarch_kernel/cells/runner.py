@@ -11,7 +11,7 @@ from typing import Any
 from monarch._kernel_api import ActorMesh
 from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.held_stop import HeldStop
-from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import run_nested
@@ -23,7 +23,7 @@ from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.source.cell import Source, read
+from monarch_kernel.source.cell import CellSource, read
 from monarch_kernel.source.gutter import lines_above
 
 
@@ -136,7 +136,7 @@ class CellRunner:
             mesh.replaced.last_cell = name
         return run, displays
 
-    def _wait(self, mesh: Mesh | None, run: Run, timeout: float | None, held: HeldStop) -> Stopped | None:
+    def _wait(self, mesh: Mesh | None, run: Run, timeout: float | None, held: HeldStop) -> StopReport | None:
         """Wait for a cell; return how it was stopped, or None if it has ended by itself."""
         try:
             held.release()
@@ -154,7 +154,7 @@ class CellRunner:
             return self._stopping.stop_cell(mesh, run)
 
 
-def named(shell: Any, cell: str) -> tuple[str, Source]:
+def named(shell: Any, cell: str) -> tuple[str, CellSource]:
     """Return the name of the cell that runs, and its text as Python."""
     # The number that the notebook shows; the shell's own counter may be at the next cell already.
     name = f"cell [{shell.displayhook.prompt_count}]"

@@ -25,14 +25,14 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.calls.caused_errors import ended_from_outside, has_waited
 from monarch_kernel.calls.cell_run import Run
-from monarch_kernel.calls.record import Ahead, Calls
-from monarch_kernel.calls.running import STOPPED, Running, Task
-from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.record import CallRecord, EarlierCall
+from monarch_kernel.calls.running import STOPPED, PendingCall, RunningCalls
+from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.calls.stop_run import SUSPENDED, stop_ranks, uninterrupted
 from monarch_kernel.calls.waits import titles_text
 from monarch_kernel.meshes.detached import outlives_kernel
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.output.streams import Streams
 
@@ -54,7 +54,7 @@ class ByHand:
     def __init__(self, ports: set[int]) -> None:
         self.ports = ports
         self.over = Event()
-        self.stopped: Stopped | None = None
+        self.stopped: StopReport | None = None
         """Its outcome; set before ``over`` is."""
 
 
@@ -68,7 +68,10 @@ class Stopping:
     """
 
     def __init__(
-        self, meshes: Meshes, streams: Callable[[], Streams], ends: Callable[[float], bool] = lambda seconds: False
+        self,
+        meshes: NotebookMeshes,
+        streams: Callable[[], Streams],
+        ends: Callable[[float], bool] = lambda seconds: False,
     ) -> None:
         self._meshes = meshes
         self._ends = ends
@@ -77,7 +80,7 @@ class Stopping:
         """The last interrupts by hand, for the cells that wait for their calls. Appended by the threads of interrupts,
         read by that of the cell."""
 
-    def stop_cell(self, mesh: Mesh | None, run: Run) -> Stopped:
+    def stop_cell(self, mesh: Mesh | None, run: Run) -> StopReport:
         """Stop a cell.
 
         Args:
@@ -113,7 +116,7 @@ class Stopping:
         """Return whether an interrupt is that of Jupyter before it ends a kernel with meshes that are kept."""
         return any(map(outlives_kernel, self._meshes.by_name.values())) and self._ends(_ENDS_S)
 
-    def stop_by_hand(self, run: Running, say: Callable[[str], object]) -> Stopped:
+    def stop_by_hand(self, run: RunningCalls, say: Callable[[str], object]) -> StopReport:
         """Stop calls for a person who has not pressed Stop; the cell that waits for them says the same as after a Stop.
 
         Args:
@@ -128,12 +131,12 @@ class Stopping:
         finally:
             begun.over.set()
 
-    def is_interrupted(self, run: Running) -> bool:
+    def is_interrupted(self, run: RunningCalls) -> bool:
         """Return whether a cell is or was interrupted by hand."""
         ports = {call.port for call in run.futures}
         return any(each.ports & ports for each in list(self._by_hand))
 
-    def outcome_by_hand(self, run: Run) -> Stopped | None:
+    def outcome_by_hand(self, run: Run) -> StopReport | None:
         """Return how interrupts by hand have ended a cell, which has ended; None if it ended otherwise."""
         ports = {call.port for call in run.futures}
         mine = [each for each in list(self._by_hand) if each.ports & ports]
@@ -147,7 +150,7 @@ class Stopping:
         ended = [rank for rank, error in sorted(errors.items()) if ended_from_outside(error)]
         if not stops or not ended:
             return None
-        stopped = Stopped({}, {}, [])
+        stopped = StopReport({}, {}, [])
         for each in stops:
             stopped.add(each)
         stopped.end_also([rank for rank in ended if has_waited(errors[rank])])
@@ -155,8 +158,8 @@ class Stopping:
         return stopped
 
     def stop_calls(
-        self, run: Running, restartable: bool, say: Callable[[str], object] | None = None, kills: bool = False
-    ) -> Stopped:
+        self, run: RunningCalls, restartable: bool, say: Callable[[str], object] | None = None, kills: bool = False
+    ) -> StopReport:
         """Stop calls, and the earlier calls that they wait for.
 
         Args:
@@ -168,7 +171,9 @@ class Stopping:
         with uninterrupted():
             return self._stop_calls(run, restartable, say or _say, kills)
 
-    def _stop_calls(self, run: Running, restartable: bool, say: Callable[[str], object], kills: bool) -> Stopped:
+    def _stop_calls(
+        self, run: RunningCalls, restartable: bool, say: Callable[[str], object], kills: bool
+    ) -> StopReport:
         calls = self._streams().calls
         stuck = self._streams().waits.stuck(run.futures)
         # Ranks wait for stopped ones, which is no news.
@@ -179,7 +184,7 @@ class Stopping:
         kept = [each for each in ahead if calls.handle(each.call) or (not kills and calls.has_left(each))]
         self.stop_functions([each.call for each in ahead])
         others = [each for each in ahead if each not in kept and calls.is_stoppable(each.call)]
-        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main) if others else run
+        every = RunningCalls(run.name, [*(each.call for each in others), *run.futures], run.main) if others else run
         # The user decides when a cell with a handle ends, and whether a rank that does not stop is killed.
         spared = frozenset(proc for each in kept for proc in each.procs)
         stopped = stop_ranks(every, calls, restartable, say, spared)
@@ -200,7 +205,7 @@ class Stopping:
 
     def stop_functions(self, calls: Iterable[Gather[Any]]) -> None:
         """Interrupt the functions of the user that run among ops on tensors; the ops end by themselves."""
-        ops = Running("", [each for each in calls if self._streams().calls.runs_ops(each)])
+        ops = RunningCalls("", [each for each in calls if self._streams().calls.runs_ops(each)])
         if ops.futures:
             # Imports torch, which a program with ops has done.
             from monarch._kernel_api import stop_function
@@ -215,7 +220,7 @@ class Stopping:
             mesh.lack([rank for proc in procs for of, rank in [split_proc(proc)] if of == uid])
 
     @staticmethod
-    def _end_of(each: Ahead, calls: Calls) -> str:
+    def _end_of(each: EarlierCall, calls: CallRecord) -> str:
         """Return how to end a call that a Stop has spared."""
         handle = calls.handle(each.call)
         return f"{handle}.cancel() ends it" if handle else "%mesh kill kills its ranks"
@@ -226,9 +231,9 @@ class Stopping:
         Cleanup is broken off, and ranks that did not stop are killed, as that Stop has announced.
         """
         calls, write = self._streams().calls, self._streams().place().write
-        runs: list[Running] = [run for mesh in self._meshes.by_name.values() for run in list(mesh.unfinished)]
+        runs: list[RunningCalls] = [run for mesh in self._meshes.by_name.values() for run in list(mesh.unfinished)]
         known = {future.port for run in runs for future in run.futures}
-        runs += [Running("", [call]) for call in calls.left() if call.port not in known]
+        runs += [RunningCalls("", [call]) for call in calls.left() if call.port not in known]
         has_stopped = False
         for run in runs:
             tasks = run.tasks().values()
@@ -274,7 +279,7 @@ class Stopping:
             return
         self.say_finishing(mesh)
         calls = [call for each in mesh.unfinished for call in each.futures]
-        run = Running("", calls, frozenset(call.actor for call in calls))
+        run = RunningCalls("", calls, frozenset(call.actor for call in calls))
         try:
             run.wait()
         except KeyboardInterrupt:
@@ -293,7 +298,7 @@ def _ends(ranks: Collection[int]) -> str:
     return f"Stop ends only this wait; %mesh kill kills {_them(ranks)} ({whose} variables are lost)"
 
 
-def suspended_pids(tasks: Iterable[Task]) -> dict[int, int]:
+def suspended_pids(tasks: Iterable[PendingCall]) -> dict[int, int]:
     """Return the ranks whose processes are suspended, with their pids; of those whose agents answer soon."""
     ranks = {task.proc: task.rank for task in tasks}
     found: dict[int, int] = {}

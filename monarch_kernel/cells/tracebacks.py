@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from monarch._kernel_api import is_ours
 from monarch.exceptions import ActorError, ArgumentError, AxisError, MonarchError, PointError, ShapeError
-from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.running import RunningCalls
+from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.calls.stop_run import uninterrupted
 from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.stopping import Stopping
@@ -25,13 +25,13 @@ from monarch_kernel.compat import cell_number, missing_magic, show_traceback, sy
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import most_similar
 from monarch_kernel.kernel_like import kernel_of, own_kernel, request_of
-from monarch_kernel.meshes.registry import NoMesh
+from monarch_kernel.meshes.registry import NoMeshError
 from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.source.cell import CellSyntaxError
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>%?\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in <module>)?')
-_MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError, ShapeError)
+_MISTAKES = (HeaderError, NoMeshError, ArgumentError, AxisError, PointError, ShapeError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -248,7 +248,7 @@ def _is_internal(name: str) -> bool:
     return is_ours(name) or name.startswith(_HERE)
 
 
-def stop_calls(notebook: Notebook, shell: Any) -> Stopped | None:
+def stop_calls(notebook: Notebook, shell: Any) -> StopReport | None:
     """Stop the calls of the running cell; None if it has none."""
     kernel = kernel_of(shell)
     if kernel is None:
@@ -260,7 +260,7 @@ def stop_calls(notebook: Notebook, shell: Any) -> Stopped | None:
     if not futures:
         notebook.stopping.stop_functions(notebook.ops_of(cell))
         return None
-    return notebook.stopping.stop_calls(Running("", futures), False)
+    return notebook.stopping.stop_calls(RunningCalls("", futures), False)
 
 
 def _as_typed(line: str) -> str:

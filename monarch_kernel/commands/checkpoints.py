@@ -26,7 +26,7 @@ from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import death_error
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import explain, lacking, one_line, reason, variables
 
 _KEEP = 2
@@ -43,7 +43,7 @@ class Saving:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
         self._newest: dict[str, Save] = {}

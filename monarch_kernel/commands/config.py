@@ -13,7 +13,7 @@ from monarch_kernel.grammar.header import OPTIONS, VALUED, Defaults, HeaderError
 from monarch_kernel.grammar.mesh_commands import CELL_SETTINGS, UP_SETTINGS
 from monarch_kernel.grammar.parsers import PARSERS, parse
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _TRUE, _FALSE = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _NONE = ("", "none")
@@ -22,7 +22,7 @@ _MESH = "the mesh of cells that name none, like %mesh use"
 _RANKS = "the ranks of cells that name neither a mesh nor ranks, such as 0:2 or gpus=0:2"
 
 
-class Row(NamedTuple):
+class ConfigRow(NamedTuple):
     """A line of the table."""
 
     key: str
@@ -38,7 +38,7 @@ class Config:
         meshes: the meshes of the notebook, which hold the defaults.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: NotebookMeshes) -> None:
         self._meshes = meshes
 
     def command(self, words: list[str]) -> None:
@@ -84,11 +84,14 @@ class Config:
             }
         )
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[ConfigRow]:
         value = {**self._meshes.settings, "mesh": self._meshes.used or ""}
-        rows = [Row("mesh", value["mesh"], "cells", _MESH), Row("ranks", value.get("ranks", ""), "cells", _RANKS)]
-        rows += [Row(key, value.get(key, ""), "cells", OPTIONS[f"--{key}"]) for key in CELL_SETTINGS[2:]]
-        return rows + [Row(key, value.get(key, ""), "%mesh up", _help_of(key)) for key in UP_SETTINGS]
+        rows = [
+            ConfigRow("mesh", value["mesh"], "cells", _MESH),
+            ConfigRow("ranks", value.get("ranks", ""), "cells", _RANKS),
+        ]
+        rows += [ConfigRow(key, value.get(key, ""), "cells", OPTIONS[f"--{key}"]) for key in CELL_SETTINGS[2:]]
+        return rows + [ConfigRow(key, value.get(key, ""), "%mesh up", _help_of(key)) for key in UP_SETTINGS]
 
 
 def header_defaults(settings: Mapping[str, str]) -> Defaults:

@@ -28,7 +28,7 @@ from monarch_kernel.meshes.activity import vitals_of
 from monarch_kernel.meshes.detached import DetachedRecipe, Notes, fields_of, is_lost
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 
 class Detaching:
@@ -44,7 +44,7 @@ class Detaching:
     def __init__(
         self,
         shell: Any,
-        meshes: Meshes,
+        meshes: NotebookMeshes,
         down: Callable[[list[str]], Any],
         tell: Callable[[], Callable[[str], None]],
     ) -> None:

@@ -11,7 +11,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import leave_lost
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
@@ -26,7 +26,7 @@ class Elastic:
         names: the variables of the notebook.
     """
 
-    def __init__(self, meshes: Meshes, names: Mapping[str, Any]) -> None:
+    def __init__(self, meshes: NotebookMeshes, names: Mapping[str, Any]) -> None:
         self._meshes = meshes
         self._names = names
 

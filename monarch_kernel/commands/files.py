@@ -24,7 +24,7 @@ from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _PIECE = 8 << 20
 """Bytes of one message."""
@@ -43,7 +43,7 @@ class Files:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: NotebookMeshes) -> None:
         self._meshes = meshes
 
     def commands(self) -> dict[str, Callable[[list[str]], None]]:

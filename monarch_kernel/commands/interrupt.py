@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch._kernel_api import Ending, describe_ranks, is_gather, open_node, split_proc, state_of
-from monarch_kernel.calls.running import Running, Task
+from monarch_kernel.calls.running import PendingCall, RunningCalls
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 
-class _OnRanks(Running):
+class _OnRanks(RunningCalls):
     """The calls of a mesh that have not ended, on some of its ranks."""
 
     def __init__(self, mesh: Mesh, ranks: set[int]) -> None:
@@ -24,7 +24,7 @@ class _OnRanks(Running):
         super().__init__("", mine, frozenset({state_of(mesh.cells).key}))
         self._ranks = ranks
 
-    def tasks(self) -> dict[int, Task]:
+    def tasks(self) -> dict[int, PendingCall]:
         return {number: task for number, task in super().tasks().items() if task.rank in self._ranks}
 
 
@@ -36,7 +36,7 @@ class Interrupting:
         stopping: the Stops of the notebook.
     """
 
-    def __init__(self, meshes: Meshes, stopping: Stopping) -> None:
+    def __init__(self, meshes: NotebookMeshes, stopping: Stopping) -> None:
         self._meshes = meshes
         self._stopping = stopping
 

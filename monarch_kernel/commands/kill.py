@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monarch._kernel_api import describe_ranks
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.commands.elastic import new_lines
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.activity import busy_ranks
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import variables
 
 _NAMED = 8
@@ -27,7 +27,7 @@ class Killing:
         calls: returns the calls of the notebook.
     """
 
-    def __init__(self, meshes: Meshes, calls: Callable[[], Calls]) -> None:
+    def __init__(self, meshes: NotebookMeshes, calls: Callable[[], CallRecord]) -> None:
         self._meshes = meshes
         self._calls = calls
 

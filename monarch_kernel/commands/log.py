@@ -11,7 +11,7 @@ from monarch._kernel_api import describe_ranks, parse_ranks, state_of
 from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.log import ending
 from monarch_kernel.output.streams import Streams
 
@@ -36,7 +36,7 @@ class Log:
         streams: returns the streams that show the output of ranks.
     """
 
-    def __init__(self, meshes: Meshes, streams: Callable[[], Streams]) -> None:
+    def __init__(self, meshes: NotebookMeshes, streams: Callable[[], Streams]) -> None:
         self._meshes = meshes
         self._streams = streams
 

@@ -22,7 +22,7 @@ _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
 
 
 @dataclass
-class Program:
+class RunCommand:
     """A parsed ``%mesh run`` line."""
 
     place: str
@@ -34,7 +34,7 @@ class Program:
         return " ".join([self.script.path, *self.script.arguments])
 
 
-def parse_run(words: list[str]) -> Program:
+def parse_run(words: list[str]) -> RunCommand:
     """Parse what follows ``%mesh run``.
 
     Raises:
@@ -49,10 +49,10 @@ def parse_run(words: list[str]) -> Program:
         place = place if equals else words.pop(0)
     if not words or (words[0].startswith("-") and words[0] != "-m"):
         raise HeaderError(f"%mesh run needs a script; {_USAGE}")
-    return Program(place, script_of(words, read=True))
+    return RunCommand(place, script_of(words, read=True))
 
 
-def hand_out(program: Program, actors: ActorMesh, views: list[ActorMesh]) -> str:
+def hand_out(program: RunCommand, actors: ActorMesh, views: list[ActorMesh]) -> str:
     """Send the program to its ranks; return the text of the cell that runs it there."""
     ranks = [region_of(view).base_rank(position) for view in views for position in range(len(view))]
     meeting = arrange(state_of(actors).procs, ranks)

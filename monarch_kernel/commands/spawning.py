@@ -23,14 +23,14 @@ from monarch._kernel_api import (
     state_of,
     targets_of,
 )
-from monarch_kernel.calls.record import Calls
-from monarch_kernel.calls.running import Running
-from monarch_kernel.calls.stop_report import Stopped
+from monarch_kernel.calls.record import CallRecord
+from monarch_kernel.calls.running import RunningCalls
+from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.calls.stop_run import stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.grammar.header import HERE, HeaderError, parse, ranks_of
-from monarch_kernel.grammar.spawn import Order
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.grammar.spawn import SpawnLine
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.source.gutter import lines_above, typed
 
 
@@ -44,7 +44,7 @@ class Spawning:
         calls: returns the calls of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, editor: Editor, calls: Callable[[], Calls]) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes, editor: Editor, calls: Callable[[], CallRecord]) -> None:
         self._shell = shell
         self._meshes = meshes
         self._editor = editor
@@ -52,7 +52,7 @@ class Spawning:
         self._arguments_of: dict[str, str] = {}
         """The spawn arguments of meshes of actors, by key."""
 
-    def run(self, order: Order, cell: str) -> None:
+    def run(self, order: SpawnLine, cell: str) -> None:
         """Run the cell in the notebook, and spawn actors of the last class that it defines."""
         # IPython hides frames that have this.
         __tracebackhide__ = True
@@ -70,7 +70,7 @@ class Spawning:
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
         print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
 
-    def _class_of(self, order: Order, cell: str) -> type[Any]:
+    def _class_of(self, order: SpawnLine, cell: str) -> type[Any]:
         """Run the cell in the notebook, and return the last class of actors that it defines."""
         __tracebackhide__ = True
         shell = self._shell
@@ -91,7 +91,7 @@ class Spawning:
             )
         return new[-1]
 
-    def _update(self, order: Order, living: ActorMesh, cls: type[Any]) -> None:
+    def _update(self, order: SpawnLine, living: ActorMesh, cls: type[Any]) -> None:
         """Give live actors the new version of their class.
 
         Raises:
@@ -110,7 +110,7 @@ class Spawning:
                 file=sys.stderr,
             )
 
-    def _spawn(self, order: Order, cls: type[Any]) -> ActorMesh:
+    def _spawn(self, order: SpawnLine, cls: type[Any]) -> ActorMesh:
         """Spawn the actors, and wait for their constructors."""
         __tracebackhide__ = True
         args, kwargs = self._arguments(order)
@@ -141,16 +141,16 @@ class Spawning:
                 if left:
                     print(f"{name}: some constructors are still running; {stopped.text()}", file=sys.stderr)
 
-    def _arguments(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, order: SpawnLine) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             return eval(f"(lambda *args, **kwargs: (args, kwargs))({order.arguments})", self._shell.user_ns)
         except SyntaxError as error:
             raise HeaderError(f"%%mesh spawn {order.name}({order.arguments}): {error.msg}") from None
 
-    def _where(self, order: Order) -> str:
+    def _where(self, order: SpawnLine) -> str:
         return f"mesh {order.place or self._meshes.get(None).name}"
 
-    def _place(self, order: Order) -> ProcMesh:
+    def _place(self, order: SpawnLine) -> ProcMesh:
         """Return the processes for the actors."""
         header = parse(order.place)
         variable = self._shell.user_ns.get(header.name) if header.name else None
@@ -201,13 +201,13 @@ def _spawned(name: str, before: set[str]) -> list[ActorMesh]:
     ]
 
 
-def _stop_creation(actors: ActorMesh, calls: Calls) -> Stopped:
+def _stop_creation(actors: ActorMesh, calls: CallRecord) -> StopReport:
     """Carry out the stop ladder for constructors; it restarts no rank."""
     creation: Any = state_of(actors).creation
     # The person who stops them needs no report of the interrupts as failures.
     creation.add_done_callback(_read)
     spared = frozenset(peer.proc for peer in creation.targets)
-    return stop_ranks(Running("", [creation]), calls, spared=spared)
+    return stop_ranks(RunningCalls("", [creation]), calls, spared=spared)
 
 
 def _read(_: Future[Any]) -> None:

@@ -19,12 +19,12 @@ from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.preempting import check_rule
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.output.progress import Progress
+from monarch_kernel.meshes.registry import NotebookMeshes
+from monarch_kernel.output.progress import ProgressLine
 from monarch_kernel.output.streams import Streams
 
 
-class Starting:
+class StartCommands:
     """The commands that start, choose and show meshes.
 
     Args:
@@ -33,7 +33,7 @@ class Starting:
         streams: returns the streams that show the output of ranks.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, streams: Callable[[], Streams]) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes, streams: Callable[[], Streams]) -> None:
         self._shell = shell
         self._meshes = meshes
         self._streams = streams
@@ -58,7 +58,7 @@ class Starting:
         self._up(recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
-        progress = Progress(self._shell)
+        progress = ProgressLine(self._shell)
         progress.show(f"starting mesh {recipe.name!r}")
         tell = self._tell()
 
@@ -101,7 +101,7 @@ class Starting:
                 self._told.add(told)
                 print(f"note: the Python files of this folder were not copied to the hosts: {error}")
 
-    def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:
+    def _ready(self, mesh: Mesh, what: str, progress: ProgressLine) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
         if isinstance(mesh.recipe, DetachedRecipe):
@@ -136,7 +136,7 @@ class Starting:
     def restart(self, words: list[str]) -> None:
         """End a mesh and start it again, empty."""
         name = self._meshes.get(parse("restart", words).name).name
-        progress = Progress(self._shell)
+        progress = ProgressLine(self._shell)
         progress.show(f"restarting mesh {name!r}")
         mesh = self._meshes.restart(name, self._shell.user_ns, self._tell())
         self._ready(mesh, "restarted (variables cleared)", progress)

@@ -14,7 +14,7 @@ from monarch._kernel_api import (
     state_of,
     text_table,
 )
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.meshes.activity import Busy, busy_ranks, dead_text, vitals_of
 from monarch_kernel.meshes.detached import DetachedRecipe
 from monarch_kernel.meshes.mesh import Mesh
@@ -26,7 +26,7 @@ _NOTHING = ("", "cpu", 0)
 """Values of a column that says nothing."""
 
 
-def bundle_of(meshes: list[Mesh], calls: Calls, used: str | None) -> dict[str, str]:
+def bundle_of(meshes: list[Mesh], calls: CallRecord, used: str | None) -> dict[str, str]:
     """Return the tables of meshes as a MIME bundle."""
     texts: list[str] = []
     pages: list[str] = []
@@ -51,7 +51,7 @@ def _actors_text(actors: ActorMesh) -> str:
     return f"actors {state_of(actors).name!r}: {state_of(actors).cls.__name__} on {len(actors)} ranks"
 
 
-def table_of(mesh: Mesh, calls: Calls) -> tuple[list[str], list[list[object]]]:
+def table_of(mesh: Mesh, calls: CallRecord) -> tuple[list[str], list[list[object]]]:
     """Return the headers and rows of a mesh, without columns that say nothing."""
     rows = _rows(mesh, calls)
     headers = [name for name in rows[0] if name in _ALWAYS or _says_something([row[name] for row in rows], name)]
@@ -68,7 +68,7 @@ def _busy_text(busy: Busy, known: Vitals | None) -> str:
     return busy.text(known.place, known.is_paused) if known is not None else busy.text()
 
 
-def _rows(mesh: Mesh, calls: Calls) -> list[dict[str, object]]:
+def _rows(mesh: Mesh, calls: CallRecord) -> list[dict[str, object]]:
     procs, extent = state_of(mesh.procs).procs, mesh.procs.extent
     vitals, busy = vitals_of(mesh), busy_ranks(mesh, calls)
     # The only axis has the same numbers as the ranks.

@@ -14,7 +14,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import one_line
 
 
@@ -26,7 +26,7 @@ class Transfers:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
         self.pushed = Pushed(shell, meshes)

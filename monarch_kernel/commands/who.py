@@ -10,7 +10,7 @@ from typing import NamedTuple
 from monarch._kernel_api import (
     MOST_VARIABLES,
     Failure,
-    Listing,
+    RankListing,
     Variable,
     ask_soon,
     current_node,
@@ -23,7 +23,7 @@ from monarch._kernel_api import (
     text_table,
     variables_here,
 )
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.commands.who_actors import HEADERS as ACTORS
 from monarch_kernel.commands.who_actors import actors_on
 from monarch_kernel.commands.who_lines import lines_of
@@ -36,7 +36,7 @@ from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.activity import busy_ranks, dead_text
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import variables
 
 PATIENCE = 2.0
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
 
     mesh: Mesh
     ranks: list[int]
-    answers: dict[int, Listing]
+    answers: dict[int, RankListing]
     refused: dict[int, str]
     """The errors of ranks that could not list their variables."""
 
@@ -63,7 +63,7 @@ class Who:
         calls: returns the calls of the notebook.
     """
 
-    def __init__(self, meshes: Meshes, calls: Callable[[], Calls]) -> None:
+    def __init__(self, meshes: NotebookMeshes, calls: Callable[[], CallRecord]) -> None:
         self._meshes = meshes
         self._calls = calls
 
@@ -99,7 +99,7 @@ def _ask(mesh: Mesh, header: Header, patterns: list[str]) -> Asked:
     living = [proc for proc in map(procs.proc, ranks) if node.peers.get(proc).dead is None]
     replies = ask_soon(living, request(variables_here, patterns), PATIENCE)
     answers = {split_proc(proc)[1]: each for proc, each in replies.items() if is_tuple(each)}
-    listings = {rank: Listing(total, [Variable(*each) for each in some]) for rank, (total, some) in answers.items()}
+    listings = {rank: RankListing(total, [Variable(*each) for each in some]) for rank, (total, some) in answers.items()}
     refused = {split_proc(proc)[1]: each.text for proc, each in replies.items() if isinstance(each, Failure)}
     return Asked(mesh, ranks, listings, refused)
 
@@ -119,7 +119,7 @@ def _nothing(asked: Asked, patterns: list[str]) -> str:
     raise Usage(f"%mesh who: no variable on {where} matches {asked_for}{guess or '; %mesh who lists all'}")
 
 
-def _silent(asked: Asked, calls: Calls) -> list[str]:
+def _silent(asked: Asked, calls: CallRecord) -> list[str]:
     """Return lines about ranks that are dead, that did not answer, or whose variables may be changing."""
     busy = busy_ranks(asked.mesh, calls)
     ranks_of: dict[tuple[str, str], list[int]] = {}

@@ -14,7 +14,7 @@ _DEFINITIONS = ("class", "function", "module", "builtin_function_or_method")
 EQUAL, DIFFER, UNKNOWN = "equal", "differ", "not compared"
 
 
-class Line(NamedTuple):
+class WhoLine(NamedTuple):
     """A variable on some ranks; the name is empty for lines after its first."""
 
     name: str
@@ -37,7 +37,7 @@ class _Group(NamedTuple):
         return self.variable.kind, self.variable.text
 
 
-def lines_of(listings: Mapping[int, list[Variable]], most: int) -> list[Line]:
+def lines_of(listings: Mapping[int, list[Variable]], most: int) -> list[WhoLine]:
     """Return the lines for the variables of ranks, by name.
 
     Args:
@@ -49,17 +49,17 @@ def lines_of(listings: Mapping[int, list[Variable]], most: int) -> list[Line]:
         for each in variables:
             key = (each.kind, each.text, each.mark)
             groups.setdefault(each.name, {}).setdefault(key, _Group(each, [])).ranks.append(rank)
-    lines: list[Line] = []
+    lines: list[WhoLine] = []
     for name in sorted(groups)[:most]:
         lines += _lines(name, list(groups[name].values()))
     return lines
 
 
-def _lines(name: str, groups: list[_Group]) -> list[Line]:
+def _lines(name: str, groups: list[_Group]) -> list[WhoLine]:
     alike: dict[tuple[str, str], list[_Group]] = {}
     for group in groups:
         alike.setdefault(group.shown, []).append(group)
-    lines: list[Line] = []
+    lines: list[WhoLine] = []
     for same in alike.values():
         if len(same) > 1 and all(len(each.ranks) == 1 for each in same):
             # Lines that look the same would say no more.
@@ -70,18 +70,18 @@ def _lines(name: str, groups: list[_Group]) -> list[Line]:
     return [line._replace(name=name if at == 0 else "") for at, line in enumerate(_cut(lines, groups))]
 
 
-def _cut(lines: list[Line], groups: list[_Group]) -> list[Line]:
+def _cut(lines: list[WhoLine], groups: list[_Group]) -> list[WhoLine]:
     if len(lines) <= _MOST:
         return lines
     shown = lines[: _MOST - 1]
     rest = [rank for group in groups[_MOST - 1 :] for rank in group.ranks]
     more = f"… {len(lines) - len(shown)} more values"
-    return [*shown, Line("", "", more, "", format_ranks(rest), DIFFER)]
+    return [*shown, WhoLine("", "", more, "", format_ranks(rest), DIFFER)]
 
 
-def _line(name: str, variable: Variable, ranks: list[int], contents: str) -> Line:
+def _line(name: str, variable: Variable, ranks: list[int], contents: str) -> WhoLine:
     size = f"{'' if variable.complete else '> '}{size_text(variable.size)}"
-    return Line(name, variable.kind, variable.text, size, format_ranks(ranks), contents)
+    return WhoLine(name, variable.kind, variable.text, size, format_ranks(ranks), contents)
 
 
 def _contents(group: _Group, count: int) -> str:

@@ -14,7 +14,7 @@ FILTERS = {"raised": "raised", "uncaught": "uncaught", "userUnhandled": "uncaugh
 """The exceptions that a front end may ask to stop at, and what they are on ranks."""
 
 
-class Wanted(NamedTuple):
+class WantedBreakpoint(NamedTuple):
     """A breakpoint in a line."""
 
     line: int
@@ -33,7 +33,7 @@ class Breakpoints:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         # Replaced as a whole, since threads of cells read them.
-        self._lines: dict[str, list[Wanted]] = {}
+        self._lines: dict[str, list[WantedBreakpoint]] = {}
         self._functions: list[tuple[str, str, str]] = []
         self._filters: list[str] = []
 
@@ -43,7 +43,7 @@ class Breakpoints:
         wanted: list[Message] = arguments.get("breakpoints") or []
         on_ranks = self._sources.runs_on_ranks(path)
         answers: list[Message] = []
-        taken: list[Wanted] = []
+        taken: list[WantedBreakpoint] = []
         for number, each in enumerate(wanted):
             asked = int(each["line"])
             line = self._sources.moved(path, asked) if on_ranks else asked
@@ -52,7 +52,7 @@ class Breakpoints:
             answers.append({**answer, "message": wrong} if wrong else answer)
             if line is not None and not wrong:
                 rest = (each.get(name) or "" for name in ("condition", "hitCondition", "logMessage"))
-                taken.append(Wanted(line, *rest))
+                taken.append(WantedBreakpoint(line, *rest))
         lines = {file: some for file, some in self._lines.items() if file != path}
         self._lines = {**lines, path: taken} if taken else lines
         return answers

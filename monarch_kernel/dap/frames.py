@@ -24,7 +24,7 @@ from monarch._kernel_api import (
     where_here,
 )
 from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
-from monarch_kernel.dap.protocol import Message, Refused
+from monarch_kernel.dap.protocol import Message, RequestError
 from monarch_kernel.dap.rank_requests import ask, look
 from monarch_kernel.dap.sources import Sources, source_of
 from monarch_kernel.debug.spawned import title
@@ -34,7 +34,7 @@ _HERE = "locals", "globals"
 _COLLECTIVE = "{} would wait for other ranks, which are running other code"
 
 
-class Frames:
+class FrameRequests:
     """Answers the requests of a front end about frames of ranks.
 
     Args:
@@ -79,7 +79,7 @@ class Frames:
         """Answer ``variables``: the variables of a frame, or the parts of a value."""
         value = self._ids.value(arguments.get("variablesReference"))
         if value is None:
-            raise Refused(_GONE)
+            raise RequestError(_GONE)
         return {"variables": await self.children(value, arguments)}
 
     async def children(self, value: ValueRef, arguments: Message) -> list[Message]:
@@ -105,7 +105,7 @@ class Frames:
         """Answer ``setVariable``."""
         whole = self._ids.value(arguments.get("variablesReference"))
         if whole is None:
-            raise Refused(_GONE)
+            raise RequestError(_GONE)
         source, name = str(arguments["value"]), str(arguments["name"])
         _check(source)
         asked = request(set_in_frame, whole.frame.level, whole.root, whole.key, list(whole.path), name, source)
@@ -139,14 +139,14 @@ class Frames:
         frame = self.frame(arguments.get("srcFrameId"))
         names = str(arguments["srcVariableName"]), str(arguments["dstVariableName"])
         if not all(name.isidentifier() for name in names):
-            raise Refused("srcVariableName and dstVariableName must be valid identifiers")
+            raise RequestError("srcVariableName and dstVariableName must be valid identifiers")
         await look(frame.proc, request(share_in_frame, frame.level, *names))
 
     async def error(self, proc: str) -> Message:
         """Answer ``exceptionInfo``."""
         found = await ask(proc, request(error_here))
         if found is None:
-            raise Refused("the rank is not stopped at an exception")
+            raise RequestError("the rank is not stopped at an exception")
         kind, text, trace = found
         details = {"typeName": kind, "message": text, "stackTrace": trace}
         return {"exceptionId": kind, "description": text, "breakMode": "always", "details": details}
@@ -155,12 +155,12 @@ class Frames:
         """Answer ``source`` for a file that only a rank can read."""
         known = self._ids.source(number)
         if known is None:
-            raise Refused("the source of this file is no longer known; pause the rank again")
+            raise RequestError("the source of this file is no longer known; pause the rank again")
         if current_node().peers.get(known[0]).dead is not None:
-            raise Refused(f"{title(known[0])}, which has the source of this file, is dead")
+            raise RequestError(f"{title(known[0])}, which has the source of this file, is dead")
         text: str = await ask(known[0], request(source_here, known[1]))
         if not text:
-            raise Refused(f"{title(known[0])} cannot read the source of {known[1]}")
+            raise RequestError(f"{title(known[0])} cannot read the source of {known[1]}")
         return {"content": text}
 
     def frame(self, number: object) -> FrameRef:
@@ -171,7 +171,7 @@ class Frames:
         """
         frame = self._ids.frame(number)
         if frame is None:
-            raise Refused(_GONE)
+            raise RequestError(_GONE)
         return frame
 
     def _variable(self, whole: ValueRef, row: Any) -> Message:
@@ -202,4 +202,4 @@ def _check(source: str) -> None:
         # The rank says what is wrong with it.
         return
     if waiting:
-        raise Refused(_COLLECTIVE.format(waiting))
+        raise RequestError(_COLLECTIVE.format(waiting))

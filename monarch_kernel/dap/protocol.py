@@ -18,7 +18,7 @@ FIRST = 1 << 30
 """Smallest id of a thread, frame or value of a rank; those of ipykernel's debugger are smaller, or larger by far."""
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that fails, with the reason for a person."""
 
 

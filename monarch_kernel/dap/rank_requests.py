@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from monarch._kernel_api import Answers, Failure, Request, current_node, split_proc
-from monarch_kernel.dap.protocol import Refused
+from monarch._kernel_api import Failure, ServiceAnswers, ServiceRequest, current_node, split_proc
+from monarch_kernel.dap.protocol import RequestError
 
 PATIENCE = 7.0
 """Seconds for an answer; what runs in a frame has 5 s."""
@@ -16,7 +16,7 @@ _LOOK = 0.25
 """Seconds between looks whether the rank has died meanwhile."""
 
 
-async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
+async def ask(proc: str, asked: ServiceRequest, patience: float = PATIENCE) -> Any:
     """Ask a rank, and return the answer.
 
     Raises:
@@ -25,7 +25,7 @@ async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
     node, loop = current_node(), asyncio.get_running_loop()
     rank = split_proc(proc)[1]
     if node.peers.get(proc).dead is not None:
-        raise Refused(f"rank {rank} is dead")
+        raise RequestError(f"rank {rank} is dead")
     answered: asyncio.Future[Any] = loop.create_future()
 
     def take(answer: Any) -> None:
@@ -37,23 +37,23 @@ async def ask(proc: str, asked: Request, patience: float = PATIENCE) -> Any:
             # The loop has been closed: the kernel ends.
             loop.call_soon_threadsafe(take, answer)
 
-    answers = Answers(node, [proc], asked, heard, urgent=True)
+    answers = ServiceAnswers(node, [proc], asked, heard, urgent=True)
     until = loop.time() + patience
     try:
         while not (await asyncio.wait({answered}, timeout=_LOOK))[0]:
             if node.peers.get(proc).dead is not None:
-                raise Refused(f"rank {rank} is dead")
+                raise RequestError(f"rank {rank} is dead")
             if loop.time() > until:
-                raise Refused(f"rank {rank} has not answered in {patience:g} s")
+                raise RequestError(f"rank {rank} has not answered in {patience:g} s")
         answer = answered.result()
     finally:
         answers.close()
     if isinstance(answer, Failure):
-        raise Refused(answer.text)
+        raise RequestError(answer.text)
     return answer
 
 
-async def look(proc: str, asked: Request) -> Any:
+async def look(proc: str, asked: ServiceRequest) -> Any:
     """Ask a rank for something in a frame, and return the value.
 
     Raises:
@@ -61,10 +61,10 @@ async def look(proc: str, asked: Request) -> Any:
     """
     ok, answer = await ask(proc, asked)
     if not ok:
-        raise Refused(str(answer))
+        raise RequestError(str(answer))
     return answer
 
 
-def tell(procs: Iterable[str], asked: Request) -> None:
+def tell(procs: Iterable[str], asked: ServiceRequest) -> None:
     """Ask ranks for something without waiting."""
-    Answers(current_node(), list(procs), asked, urgent=True).close()
+    ServiceAnswers(current_node(), list(procs), asked, urgent=True).close()

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from monarch._kernel_api import go_here, pause_here, request, resume_here, split_proc
 from monarch_kernel.dap.ids import Ids
-from monarch_kernel.dap.protocol import Message, Refused
+from monarch_kernel.dap.protocol import Message, RequestError
 from monarch_kernel.dap.rank_requests import ask, tell
-from monarch_kernel.dap.standing import Standing
+from monarch_kernel.dap.standing import StoppedRanks
 from monarch_kernel.debug.spawned import title
 
 STEPS = {"next": "next", "stepIn": "step", "stepOut": "out"}
@@ -20,7 +20,7 @@ _PAUSE_S = 3.0
 """Seconds for a rank to say whether it is paused; one in C code says so after half a second."""
 
 
-class Running:
+class RankControl:
     """Lets ranks continue, and pauses them.
 
     Args:
@@ -29,7 +29,7 @@ class Running:
         waited_for: returns the processes that the running cell of the notebook waits for.
     """
 
-    def __init__(self, ids: Ids, standing: Standing, waited_for: Callable[[], list[str]]) -> None:
+    def __init__(self, ids: Ids, standing: StoppedRanks, waited_for: Callable[[], list[str]]) -> None:
         self._ids = ids
         self._standing = standing
         self._waited_for = waited_for
@@ -38,14 +38,14 @@ class Running:
         """Answer ``next``, ``stepIn`` and ``stepOut`` for one rank."""
         stand = self._standing.now.get(proc)
         if stand is None:
-            raise Refused(f"{title(proc)} is not paused; pause it before you step")
+            raise RequestError(f"{title(proc)} is not paused; pause it before you step")
         if stand.parked:
-            raise Refused(
+            raise RequestError(
                 f"{title(proc)} cannot step: it is held while another rank is at a breakpoint; continue that rank first"
             )
         self._standing.step(proc)
         if not await ask(proc, request(go_here, how, 0)):
-            raise Refused(f"{title(proc)} did not step: it is no longer paused")
+            raise RequestError(f"{title(proc)} did not step: it is no longer paused")
         return {}
 
     def go_on(self, arguments: Message) -> Message | None:
@@ -87,6 +87,6 @@ class Running:
         """Answer ``monarch/show``: show another rank in a front end that shows one thread."""
         proc = self._ids.proc(thread)
         if proc is None or proc not in self._standing.now:
-            raise Refused("no rank is paused in that thread")
+            raise RequestError("no rank is paused in that thread")
         self._standing.show(proc)
         return {}

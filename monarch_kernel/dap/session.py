@@ -25,13 +25,13 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.compat import spare_threads
 from monarch_kernel.dap.breakpoints import Breakpoints
-from monarch_kernel.dap.frames import Frames
+from monarch_kernel.dap.frames import FrameRequests
 from monarch_kernel.dap.ids import FrameRef, Ids, ValueRef
-from monarch_kernel.dap.protocol import EXTRA, FIRST, SHOW, Message, Refused, arguments_of, failure, response
+from monarch_kernel.dap.protocol import EXTRA, FIRST, SHOW, Message, RequestError, arguments_of, failure, response
 from monarch_kernel.dap.rank_requests import tell
-from monarch_kernel.dap.running import STEPS, Running
+from monarch_kernel.dap.running import STEPS, RankControl
 from monarch_kernel.dap.sources import Sources
-from monarch_kernel.dap.standing import Standing
+from monarch_kernel.dap.standing import StoppedRanks
 from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.spawned import all_procs, extra, procs_of, title
 from monarch_kernel.meshes.mesh import Mesh
@@ -42,7 +42,7 @@ _USERS = ("monarch-callbacks", "monarch-service", "monarch-expression")
 """Threads of this package that run code of the user."""
 
 
-class Session:
+class DebugSession:
     """The debugger of the front end, beside ipykernel's.
 
     Args:
@@ -67,9 +67,9 @@ class Session:
         """For the time without magics, after they were unloaded."""
         self._sources = Sources(lambda: self._front_end)
         self._breakpoints = Breakpoints(self._sources)
-        self._frames = Frames(self._ids, self._sources, debugger.accept_variable)
-        self._standing = Standing(self._ids, self._emit, self._went_on)
-        self._running = Running(self._ids, self._standing, self._waited_for)
+        self._frames = FrameRequests(self._ids, self._sources, debugger.accept_variable)
+        self._standing = StoppedRanks(self._ids, self._emit, self._went_on)
+        self._running = RankControl(self._ids, self._standing, self._waited_for)
         self._handlers: dict[str, Callable[[Message, Forward], Awaitable[Any]]] = {
             "initialize": self._initialize,
             "attach": self._attach,
@@ -104,7 +104,7 @@ class Session:
             if handler is not None:
                 return await handler(message, forward)
             body = await self._of_rank(message)
-        except Refused as refused:
+        except RequestError as refused:
             return failure(message, str(refused))
         return await forward(message) if body is None else response(message, body)
 
@@ -298,7 +298,7 @@ class Session:
             case "next" | "stepIn" | "stepOut" if proc is not None:
                 return await self._running.step(proc, STEPS[command])
             case _:
-                raise Refused(f"{command or 'the request'} is not possible on ranks")
+                raise RequestError(f"{command or 'the request'} is not possible on ranks")
 
     async def _continue(self, message: Message, forward: Forward) -> Any:
         body = self._running.go_on(arguments_of(message))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from monarch._kernel_api import Stopped, split_proc, stops
+from monarch._kernel_api import StoppedRank, split_proc, stops
 from monarch_kernel.dap.ids import Ids
 from monarch_kernel.dap.protocol import EXTRA, Message
 from monarch_kernel.debug.spawned import extra, title
@@ -30,7 +30,7 @@ class Stand(NamedTuple):
     """Whether it only waits for another rank."""
 
 
-class Standing:
+class StoppedRanks:
     """The ranks that stand in a session.
 
     Args:
@@ -153,5 +153,5 @@ def _found() -> dict[str, Stand]:
     return found
 
 
-def _stand_of(stopped: Stopped) -> Stand:
+def _stand_of(stopped: StoppedRank) -> Stand:
     return Stand(stopped, _REASONS.get(stopped.kind, "breakpoint"), stopped.position.reason, False)

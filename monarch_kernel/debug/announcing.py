@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from monarch._kernel_api import PAUSE, Stopped, describe_ranks, is_gather, open_node, split_proc, stops
+from monarch._kernel_api import PAUSE, StoppedRank, describe_ranks, is_gather, open_node, split_proc, stops
 from monarch_kernel.debug.grouped import grouped_lines
 from monarch_kernel.debug.places import innermost
 from monarch_kernel.output.streams import Streams
@@ -25,13 +25,13 @@ class Announcing:
     """
 
     def __init__(
-        self, streams: Callable[[], Streams], is_shown: Callable[[Stopped], bool], ask: Callable[[str], str]
+        self, streams: Callable[[], Streams], is_shown: Callable[[StoppedRank], bool], ask: Callable[[str], str]
     ) -> None:
         self._streams = streams
         self._is_shown = is_shown
         self._ask = ask
         # Receiving thread only.
-        self._new: list[Stopped] = []
+        self._new: list[StoppedRank] = []
 
     def attach(self) -> None:
         """Show the stops of this session."""
@@ -39,7 +39,7 @@ class Announcing:
         if self._paused not in stops().on_pause:
             stops().on_pause.append(self._paused)
 
-    def _stopped(self, stopped: Stopped) -> None:
+    def _stopped(self, stopped: StoppedRank) -> None:
         if stopped.kind == "step":
             # The command for a step shows its end.
             return
@@ -55,7 +55,7 @@ class Announcing:
     def _show(self) -> None:
         new, self._new = self._new, []
         streams = self._streams()
-        by_uid: dict[str, list[Stopped]] = {}
+        by_uid: dict[str, list[StoppedRank]] = {}
         for each in new:
             if each in (stops().now.get(each.proc), stops().by_hand.get(each.proc)) and not self._is_shown(each):
                 by_uid.setdefault(each.uid, []).append(each)
@@ -71,7 +71,7 @@ class Announcing:
                 streams.tell(f"{advice}\n", port)
 
 
-def describe_stops(stopped: Iterable[Stopped], parked: Iterable[str]) -> str:
+def describe_stops(stopped: Iterable[StoppedRank], parked: Iterable[str]) -> str:
     """Return in lines where ranks have stopped, and who waits for them."""
     text = grouped_lines((each.rank, innermost(each.position)) for each in sorted(stopped, key=lambda each: each.rank))
     waiting = sorted(split_proc(proc)[1] for proc in parked)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from monarch._kernel_api import Answering, Position, state_of, stops
 from monarch_kernel.debug.places import placed
-from monarch_kernel.debug.waiting import Wait
+from monarch_kernel.debug.waiting import PauseWait
 from monarch_kernel.meshes.mesh import Mesh
 
 
@@ -46,4 +46,4 @@ class MeshAnswering(Answering):
 
     def until(self, is_over: Callable[[], bool], seconds: float) -> None:
         """Wait until something is so, which a change among the stopped ranks tells."""
-        Wait(is_over).wait(seconds)
+        PauseWait(is_over).wait(seconds)

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from monarch._kernel_api import (
-    Answers,
+    ServiceAnswers,
     advice,
     ask_ranks,
     break_here,
@@ -25,7 +25,7 @@ from monarch_kernel.debug.spawned import procs_of, uids
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _CELL = re.compile(r"(?:cell\s*)?\[?(\d+)\]?")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*")
@@ -68,7 +68,7 @@ class Breaks:
     """
 
     def __init__(
-        self, meshes: Meshes, pausing: Pausing, source: Callable[[int], tuple[str, str]], front_end: FrontEnd
+        self, meshes: NotebookMeshes, pausing: Pausing, source: Callable[[int], tuple[str, str]], front_end: FrontEnd
     ) -> None:
         self._meshes = meshes
         self._pausing = pausing
@@ -162,7 +162,7 @@ class Breaks:
         with self._sending:
             known = {state_of(mesh.procs).procs.uid for mesh in named}
             procs = [proc for uid in uids() if uid not in known for proc in procs_of(uid)]
-            Answers(current_node(), procs, request(break_here, list(self._front_end.points()))).close()
+            ServiceAnswers(current_node(), procs, request(break_here, list(self._front_end.points()))).close()
 
     def _send(self, mesh: Mesh) -> None:
         with self._sending:
@@ -177,7 +177,7 @@ class Breaks:
                 groups.setdefault((*own, *chosen), []).append(proc)
             for own, procs in groups.items():
                 # A cell that is sent after this finds them there.
-                Answers(current_node(), procs, request(break_here, list(own))).close()
+                ServiceAnswers(current_node(), procs, request(break_here, list(own))).close()
             self._told[mesh.name] = set(_procs(mesh))
 
     def _parsed(self, place: str) -> tuple[str, str, int]:

@@ -11,7 +11,7 @@ from monarch._kernel_api import frame_of, in_thread, open_node, split_proc, stat
 from monarch_kernel.compat import can_ask
 from monarch_kernel.debug.prompt import ELSEWHERE, Prompt
 from monarch_kernel.kernel_like import kernel_of, own_kernel
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.late import id_of
 from monarch_kernel.output.streams import Streams
 
@@ -30,7 +30,7 @@ class EndpointPrompt:
         streams: returns the streams of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, prompt: Prompt, streams: Callable[[], Streams]) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes, prompt: Prompt, streams: Callable[[], Streams]) -> None:
         self._shell = shell
         self._meshes = meshes
         self._prompt = prompt

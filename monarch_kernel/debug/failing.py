@@ -22,7 +22,7 @@ from monarch_kernel.debug.prompt import STANDING, Prompt
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.cell_errors import MeshCellError
 
 
@@ -76,7 +76,7 @@ def standing(mesh: Mesh, ranks: list[int]) -> list[int]:
     ]
 
 
-def take_debug(shell: Any, debug: Callable[[], None], meshes: Meshes) -> None:
+def take_debug(shell: Any, debug: Callable[[], None], meshes: NotebookMeshes) -> None:
     """Let ``%debug`` look into the ranks after a ``%%mesh`` cell has failed; ``set_debugger`` undoes it."""
     before = debugger_of(shell)
 

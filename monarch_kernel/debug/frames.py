@@ -13,7 +13,7 @@ from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
 
 
-class Frames:
+class FrameCommand:
     """The command that selects a frame; each mesh has one selection, until its ranks are resumed.
 
     Args:

@@ -9,10 +9,10 @@ from threading import Event
 from typing import Any
 
 from monarch._kernel_api import (
-    Answers,
     CellError,
     CellResult,
     Failure,
+    ServiceAnswers,
     break_off_here,
     collective_in,
     current_node,
@@ -30,7 +30,7 @@ from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.cell_errors import CellStopped, MeshCellError
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
-from monarch_kernel.source.cell import Source
+from monarch_kernel.source.cell import CellSource
 
 _LOOK = 0.5
 """Seconds between two looks whether a rank has died."""
@@ -52,7 +52,7 @@ class InFrame:
         self._streams = streams
         self._show = show
 
-    def run(self, mesh: Mesh, ranks: list[int], header: Header, name: str, source: Source) -> None:
+    def run(self, mesh: Mesh, ranks: list[int], header: Header, name: str, source: CellSource) -> None:
         """Run a cell in the selected frame of ranks, and show its results.
 
         Raises:
@@ -119,14 +119,14 @@ class _Asking:
         sink: the port of its displays.
     """
 
-    def __init__(self, mesh: Mesh, ranks: list[int], level: int, name: str, source: Source, sink: Any) -> None:
+    def __init__(self, mesh: Mesh, ranks: list[int], level: int, name: str, source: CellSource, sink: Any) -> None:
         self._node = current_node()
         self._procs = {state_of(mesh.procs).procs.proc(rank): rank for rank in ranks}
         self.answers: dict[int, Any] = {}
         """By rank; written by the receiving thread, in single operations."""
         self._all = Event()
         asked = request(run_in_frame, source.code, name, level, sink, self._node.proc, source.shown)
-        self._asked = Answers(self._node, list(self._procs), asked, self._heard, urgent=True)
+        self._asked = ServiceAnswers(self._node, list(self._procs), asked, self._heard, urgent=True)
 
     def _heard(self, proc: str, answer: Any) -> None:
         self.answers[split_proc(proc)[1]] = answer.text if isinstance(answer, Failure) else answer
@@ -147,7 +147,7 @@ class _Asking:
     def stop(self) -> None:
         """Interrupt the statements, and nothing else, and wait a little for their ends."""
         left = [proc for proc, rank in self._procs.items() if rank not in self.answers]
-        Answers(self._node, left, request(break_off_here), urgent=True).close()
+        ServiceAnswers(self._node, left, request(break_off_here), urgent=True).close()
         self.wait(_STOP_S)
         for proc in left:
             self.answers.setdefault(self._procs[proc], "does not stop; it is in C code, and stops when that returns")

@@ -25,7 +25,7 @@ from monarch_kernel.debug.places import placed
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _IDLE = "idle; pauses at the beginning of its next call"
 _PAUSING = "in a call; pauses when it returns,"
@@ -38,7 +38,7 @@ class Pausing:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: NotebookMeshes) -> None:
         self._meshes = meshes
 
     def commands(self) -> dict[str, Callable[[list[str]], None]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from monarch._kernel_api import PAUSE, Stopped, describe, describe_ranks, node_of, split_proc, state_of, stops
+from monarch._kernel_api import PAUSE, StoppedRank, describe, describe_ranks, node_of, split_proc, state_of, stops
 from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.compat import ask, can_ask
 from monarch_kernel.debug.announcing import describe_stops
@@ -18,7 +18,7 @@ from monarch_kernel.debug.commanding import Commands
 from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.pausing import positions, resumed, where
 from monarch_kernel.debug.stepping import STEPS
-from monarch_kernel.debug.waiting import Wait
+from monarch_kernel.debug.waiting import PauseWait
 from monarch_kernel.kernel_like import Kernel, kernel_of
 from monarch_kernel.meshes.mesh import Mesh
 
@@ -57,10 +57,10 @@ class Prompt:
         # Written by the thread of the notebook in single operations; read by the receiving thread.
         self.speaks_for: set[str] = set()
         """Uids of meshes whose stops this prompt shows."""
-        self._told: list[Stopped] = []
+        self._told: list[StoppedRank] = []
         """The stops that it has shown last."""
 
-    def shows(self, stopped: Stopped) -> bool:
+    def shows(self, stopped: StoppedRank) -> bool:
         """Return whether this prompt shows a stop, or has shown it."""
         return stopped.uid in self.speaks_for or any(each is stopped for each in self._told)
 
@@ -84,7 +84,7 @@ class Prompt:
         try:
             known = stops()
             # The first part is for each message that arrives.
-            pause = Wait(lambda: run.done or bool((known.now or known.by_hand) and _standing(uid)))
+            pause = PauseWait(lambda: run.done or bool((known.now or known.by_hand) and _standing(uid)))
             while not run.done:
                 left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
                 if left <= 0:
@@ -139,17 +139,17 @@ class Prompt:
         finally:
             self.speaks_for.discard(uid)
 
-    def _talk(self, mesh: Mesh, uid: str, is_over: Callable[[], bool], told: dict[str, Stopped]) -> None:
+    def _talk(self, mesh: Mesh, uid: str, is_over: Callable[[], bool], told: dict[str, StoppedRank]) -> None:
         """Show stops, and carry out commands, as long as ranks are stopped."""
         kernel = kernel_of(self._shell)
         commands, chosen = Commands(mesh, self._mesh_command), list[int]()
         while not is_over():
-            Wait(is_over).wait(_GRACE)
+            PauseWait(is_over).wait(_GRACE)
             now, held = _standing(uid), _held(uid)
             if not held or is_over():
                 return
             if self._front_end.active:
-                Wait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
+                PauseWait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
                 continue
             new = {proc: each for proc, each in now.items() if told.get(proc) is not each}
             told = now
@@ -161,7 +161,7 @@ class Prompt:
             if not can_ask(kernel):
                 if new:
                     print(ELSEWHERE, flush=True)
-                Wait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
+                PauseWait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
                 continue
             # Without a stopped rank, those in a step, so that they can continue.
             standing = sorted(each.rank for each in now.values()) or sorted(split_proc(proc)[1] for proc in held)
@@ -188,7 +188,7 @@ class Prompt:
     def _ask(self, kernel: Kernel | None, prompt: str, wanted: Callable[[], bool]) -> str | None:
         return ask(kernel, prompt, wanted, self._over)
 
-    def _may_ask(self, is_over: Callable[[], bool], uid: str, before: tuple[dict[str, Stopped], set[str]]) -> bool:
+    def _may_ask(self, is_over: Callable[[], bool], uid: str, before: tuple[dict[str, StoppedRank], set[str]]) -> bool:
         """Return whether a question about ranks that stood there is still of interest."""
         return not is_over() and not self._front_end.active and (_standing(uid), _held(uid)) == before
 
@@ -203,7 +203,7 @@ class Prompt:
         return f"({mesh.name} {describe_ranks(focus)}) "
 
 
-def _tell_deaths(mesh: Mesh, stood: dict[str, Stopped]) -> None:
+def _tell_deaths(mesh: Mesh, stood: dict[str, StoppedRank]) -> None:
     """Say which of the ranks that stood at a question have died since."""
     for proc, each in stood.items():
         dead = node_of(mesh.procs).peers.get(proc).dead
@@ -211,7 +211,7 @@ def _tell_deaths(mesh: Mesh, stood: dict[str, Stopped]) -> None:
             print(f"rank {each.rank} {describe(dead.cause, dead.at)}; ranks that waited for it continue", flush=True)
 
 
-def _standing(uid: str) -> dict[str, Stopped]:
+def _standing(uid: str) -> dict[str, StoppedRank]:
     """Return the ranks that have stopped, or that somebody has paused."""
     known = stops()
     found = [*known.by_hand.items(), *known.now.items()]

@@ -27,12 +27,12 @@ from monarch_kernel.debug.places import innermost
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _RANKS = re.compile(r"\[.*|[\d,:-]+")
 
 
-class Variables:
+class VariablesCommand:
     """The command that lists the variables of a frame.
 
     Args:
@@ -40,7 +40,7 @@ class Variables:
         pausing: the commands beside it, which find the ranks that are meant.
     """
 
-    def __init__(self, meshes: Meshes, pausing: Pausing) -> None:
+    def __init__(self, meshes: NotebookMeshes, pausing: Pausing) -> None:
         self._meshes = meshes
         self._pausing = pausing
 

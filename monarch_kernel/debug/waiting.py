@@ -8,7 +8,7 @@ from typing import Any
 from monarch._kernel_api import open_node, stops
 
 
-class Wait:
+class PauseWait:
     """A wait of this thread that changes among the stopped ranks may end.
 
     Args:

@@ -26,7 +26,7 @@ from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.suggest import did_you_mean
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 _MOMENT = 0.5
 """Seconds to wait for busy actors; they change after their current message."""
@@ -42,7 +42,7 @@ class Editor:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
         self._cells: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()

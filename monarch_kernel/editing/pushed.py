@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from monarch._kernel_api import is_alike
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 
 class Pushed:
@@ -20,7 +20,7 @@ class Pushed:
         meshes: the meshes of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
         self._copied: WeakKeyDictionary[Mesh, dict[str, Any]] = WeakKeyDictionary()

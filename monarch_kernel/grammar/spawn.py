@@ -15,7 +15,7 @@ _USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn 
 
 
 @dataclass
-class Order:
+class SpawnLine:
     """The parsed first line of a ``%%mesh spawn`` cell."""
 
     name: str
@@ -27,7 +27,7 @@ class Order:
     """Whether to stop live actors of that name and spawn new ones."""
 
 
-def parse_spawn(line: str) -> Order | None:
+def parse_spawn(line: str) -> SpawnLine | None:
     """Parse the first line of a cell; None if it spawns no actors.
 
     Raises:
@@ -41,4 +41,4 @@ def parse_spawn(line: str) -> Order | None:
         raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
     if not match["name"].isidentifier():
         raise HeaderError(f"invalid name {match['name']!r} for actors: must be a Python identifier; {_USAGE}")
-    return Order(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["new"]))
+    return SpawnLine(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["new"]))

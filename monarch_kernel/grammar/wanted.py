@@ -11,7 +11,7 @@ from monarch_kernel.grammar.offers import Offer, Offers
 _SEVERAL = ("*", "+")
 
 
-class Wanted(NamedTuple):
+class CompletionWords(NamedTuple):
     """The words that completion offers."""
 
     offers: Offers = ()
@@ -61,7 +61,7 @@ class _Line:
         return [name for each in left for name in each.option_strings]
 
 
-def wanted(parser: Parser, before: list[str], word: str) -> Wanted:
+def wanted(parser: Parser, before: list[str], word: str) -> CompletionWords:
     """Return the words that fit at the cursor.
 
     Args:
@@ -73,19 +73,19 @@ def wanted(parser: Parser, before: list[str], word: str) -> Wanted:
     for each in before:
         line.take(each)
     if line.open is not None and line.open.nargs != "?":
-        return Wanted(parser.offers_of(line.open), typed=word)
+        return CompletionWords(parser.offers_of(line.open), typed=word)
     if line.is_option(word):
         name, equals, value = word.partition("=")
         action = parser.option(name)
         if equals:
-            return Wanted(parser.offers_of(action) if action is not None else (), typed=value)
-        return Wanted(options=line.options(), typed=word)
+            return CompletionWords(parser.offers_of(action) if action is not None else (), typed=value)
+        return CompletionWords(options=line.options(), typed=word)
     offers = (
         _positional(parser, line.position)
         + line.more()
         + (parser.offers_of(line.open) if line.open is not None else ())
     )
-    return Wanted(offers, line.options(), word)
+    return CompletionWords(offers, line.options(), word)
 
 
 def _repeats(action: argparse.Action) -> bool:

@@ -36,7 +36,7 @@ from monarch_kernel.commands.kill import Killing
 from monarch_kernel.commands.log import Log
 from monarch_kernel.commands.programs import hand_out, parse_run
 from monarch_kernel.commands.spawning import Spawning
-from monarch_kernel.commands.starting import Starting
+from monarch_kernel.commands.starting import StartCommands
 from monarch_kernel.commands.transfers import Transfers
 from monarch_kernel.commands.who import Who
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, set_debugger
@@ -47,7 +47,7 @@ from monarch_kernel.debug.checking import Checking
 from monarch_kernel.debug.diffing import Diffing
 from monarch_kernel.debug.endpoint_prompt import EndpointPrompt
 from monarch_kernel.debug.failing import Failing, take_debug
-from monarch_kernel.debug.frames import Frames
+from monarch_kernel.debug.frames import FrameCommand
 from monarch_kernel.debug.front_end import FrontEnd
 from monarch_kernel.debug.in_frame import InFrame
 from monarch_kernel.debug.pausing import Pausing
@@ -55,7 +55,7 @@ from monarch_kernel.debug.printing import Printing
 from monarch_kernel.debug.prompt import Prompt
 from monarch_kernel.debug.reasons import Reasons
 from monarch_kernel.debug.stepping import Stepping
-from monarch_kernel.debug.variables import Variables
+from monarch_kernel.debug.variables import VariablesCommand
 from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.grammar.header import Header, HeaderError, parse
@@ -69,13 +69,13 @@ from monarch_kernel.magics.auto import Auto
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.preempting import Preempting
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.variables import provide_variables
 from monarch_kernel.output.imports import Importing, SlowImports
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.views.commands import Watching
-from monarch_kernel.views.shown import Shown
+from monarch_kernel.views.shown import ShownMeshes
 from monarch_kernel.views.views import Views
 
 _CALLER = 2
@@ -89,11 +89,11 @@ class MeshMagics(Magics):
     # IPython allows None.
     shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, shell: Any, meshes: Meshes | None = None, front_end: FrontEnd | None = None) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes | None = None, front_end: FrontEnd | None = None) -> None:
         super().__init__(shell)
         self.front_end = front_end or FrontEnd()
         """The debugger of the front end."""
-        self.meshes = meshes or Meshes(shell.user_ns)
+        self.meshes = meshes or NotebookMeshes(shell.user_ns)
         self._streams: Streams | None = None
         self._imports = SlowImports(self._importing)
         self._is_assigned = False
@@ -103,7 +103,7 @@ class MeshMagics(Magics):
         self.stopping = Stopping(self.meshes, self._attach_streams, self._kernel_ends)
         self._outcomes = Outcomes(shell, self.hints, self.stopping, self._attach_streams)
         self._commands = CommandTable()
-        self._starting = Starting(shell, self.meshes, self._attach_streams)
+        self._starting = StartCommands(shell, self.meshes, self._attach_streams)
         self._transfers = Transfers(shell, self.meshes)
         self._commands.actions.update(self._starting.commands() | self._transfers.commands())
         self._commands.actions.update(log=Log(self.meshes, self._attach_streams).log)
@@ -123,7 +123,9 @@ class MeshMagics(Magics):
         self._commands.actions.update(pausing.commands())
         self._commands.actions.update({**Checking(pausing).commands(), "why": Reasons(pausing).why})
         self._commands.raw.update(Printing(pausing).commands() | Diffing(pausing).commands())
-        self._commands.actions.update(Frames(pausing).commands() | Variables(self.meshes, pausing).commands())
+        self._commands.actions.update(
+            FrameCommand(pausing).commands() | VariablesCommand(self.meshes, pausing).commands()
+        )
         self._commands.actions.update(Watches(pausing, lambda: self._attach_streams().place().write).commands())
         self._prompt = Prompt(shell, self._commands.run, self.front_end, self.views.close_prompt)
         endpoint_prompt = EndpointPrompt(shell, self.meshes, self._prompt, self._attach_streams)
@@ -134,7 +136,7 @@ class MeshMagics(Magics):
         failing = Failing(pausing, self._prompt)
         self._commands.actions.update(failing.commands())
         take_debug(shell, lambda: failing.debug([]), self.meshes)
-        self.shown = Shown(shell, self.views)
+        self.shown = ShownMeshes(shell, self.views)
         self._commands.actions.update(Watching(shell, self.meshes, self.shown).commands())
         self._commands.actions.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
         self._preempting = Preempting(self.meshes, shell.user_ns, lambda: self._attach_streams().place().write)

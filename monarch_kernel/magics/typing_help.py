@@ -42,7 +42,7 @@ _LINE = re.compile(r"\s*(?:[\w\s,]+=\s*)?%mesh(?P<rest>[ \t].*)?")
 """A line, perhaps with an assignment of its value."""
 
 
-class Place(NamedTuple):
+class CursorPosition(NamedTuple):
     """The position of the cursor in a ``%%mesh`` cell."""
 
     header: str
@@ -59,13 +59,13 @@ class Completion(NamedTuple):
     end: int
 
 
-def place_of(code: str, cursor: int) -> Place | None:
+def place_of(code: str, cursor: int) -> CursorPosition | None:
     """Return the place of a cursor; None if the cell is no ``%%mesh`` cell."""
     match = _CELL.match(code)
     if match is None or cursor < match.end():
         return None
     header, newline, body = code[match.end() : cursor].partition("\n")
-    return Place(header, body if newline else None)
+    return CursorPosition(header, body if newline else None)
 
 
 def line_of(code: str, cursor: int) -> str | None:

@@ -12,7 +12,7 @@ from monarch._kernel_api import (
     split_proc,
     state_of,
 )
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.rank_vitals import ask_vitals
 
@@ -38,7 +38,7 @@ class Busy(NamedTuple):
         return f"{'stopped, but still in' if self.stopped else 'busy:'} {where}, {self.seconds:.0f} s"
 
 
-def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
+def busy_ranks(mesh: Mesh, calls: CallRecord) -> dict[int, Busy]:
     """Return the ranks that owe an answer to the notebook."""
     node, uid = current_node(), state_of(mesh.procs).procs.uid
     by_rank: dict[int, Busy] = {}

@@ -22,7 +22,7 @@ from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe
 
 
-class Hosts:
+class MeshHosts:
     """The hosts of one mesh.
 
     Args:

@@ -39,7 +39,7 @@ from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.running import STOPPED
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.meshes.choosing import choose
-from monarch_kernel.meshes.hosts import Hosts
+from monarch_kernel.meshes.hosts import MeshHosts
 from monarch_kernel.meshes.moves import Moves
 from monarch_kernel.meshes.python_files import Code, Synced
 from monarch_kernel.meshes.recipe import Recipe
@@ -62,7 +62,7 @@ class Mesh:
         self.name = recipe.name
         self.procs = procs
         self.cells = cells
-        self.hosts = Hosts(recipe, procs, release)
+        self.hosts = MeshHosts(recipe, procs, release)
         self.definitions = Definitions()
         self._code = Code(cells)
         self._asking: list[None] = []

@@ -29,7 +29,7 @@ from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import move
 from monarch_kernel.meshes.recipe import HEAL
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 
 SHRINK, CHECKPOINT = "shrink", "checkpoint"
 _MOVE_S = 3.0
@@ -98,7 +98,9 @@ class Preempting:
         tell: returns a function that shows a line in the current cell, even after its end.
     """
 
-    def __init__(self, meshes: Meshes, names: Mapping[str, Any], tell: Callable[[], Callable[[str], None]]) -> None:
+    def __init__(
+        self, meshes: NotebookMeshes, names: Mapping[str, Any], tell: Callable[[], Callable[[str], None]]
+    ) -> None:
         self._meshes = meshes
         self._names = names
         self._tell = tell

@@ -30,11 +30,11 @@ Stage = Callable[[str, Any], None]
 """Called with the name of each stage and the future that ends it."""
 
 
-class NoMesh(MonarchError):
+class NoMeshError(MonarchError):
     """No mesh is running, or none of that name."""
 
 
-class Meshes:
+class NotebookMeshes:
     """All meshes of the notebook, and the one in use.
 
     Args:
@@ -170,12 +170,12 @@ class Meshes:
             print(f"waiting for mesh {wanted!r}, which is being restarted", file=sys.stderr)
             return change.get()
         if wanted is None:
-            raise NoMesh("no mesh is running; start one with %mesh up --procs 4")
+            raise NoMeshError("no mesh is running; start one with %mesh up --procs 4")
         if wanted not in self.by_name:
             known = actors()
             others = f"; actors: {', '.join(known)}" if known else ""
             guess = did_you_mean(wanted, [*self.by_name, *known])
-            raise NoMesh(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
+            raise NoMeshError(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
         return self.by_name[wanted]
 
     def in_order(self) -> list[Mesh]:

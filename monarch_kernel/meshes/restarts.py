@@ -8,7 +8,7 @@ from threading import Lock
 
 from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import variables
 
 
@@ -20,7 +20,7 @@ class Restarts:
         tell: returns a function that shows a line in the current cell, even after its end.
     """
 
-    def __init__(self, meshes: Meshes, tell: Callable[[], Callable[[str], None]]) -> None:
+    def __init__(self, meshes: NotebookMeshes, tell: Callable[[], Callable[[str], None]]) -> None:
         self._meshes = meshes
         self._tell = tell
         self._lock = Lock()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from monarch._kernel_api import Gather, Node
-from monarch_kernel.calls.record import Ahead, Calls
+from monarch_kernel.calls.record import CallRecord, EarlierCall
 from monarch_kernel.calls.waits import wait_lines
 from monarch_kernel.kernel_like import Kernel, request_of
 from monarch_kernel.output.diagnosing import Diagnosing
@@ -51,7 +51,7 @@ class CellWaits:
         screen: shows texts.
     """
 
-    def __init__(self, node: Node, kernel: Kernel | None, owners: Owners, calls: Calls, screen: Screen) -> None:
+    def __init__(self, node: Node, kernel: Kernel | None, owners: Owners, calls: CallRecord, screen: Screen) -> None:
         self._node = node
         self._kernel = kernel
         self._owners = owners
@@ -110,7 +110,7 @@ class CellWaits:
         self._watching = False
         waiting = [each for each in self._show_waits() if each[2]]
         for cell, parent, calls in waiting:
-            news: list[Ahead] = []
+            news: list[EarlierCall] = []
             for each in self._calls.ahead(calls):
                 # Several calls of one map have the same title.
                 keys = {(cell, each.call.port), (cell, (self._calls.title(each.call), each.procs))}

@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
-from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, cost_of, current_node, tell_taken
+from monarch._kernel_api import CLEAR, UPDATE, Channel, ShownObject, cost_of, current_node, tell_taken
 from monarch_kernel.compat import captures, publish
 from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, is_apart, merged_bundle
@@ -31,7 +31,7 @@ _KEPT = 64
 """Displays that ranks can still change, of one cell and of those with an id."""
 
 
-class Output:
+class SharedOutput:
     """One output, with what each rank shows in it. For the lane of displays only."""
 
     def __init__(self, name: str, is_named: bool = False) -> None:
@@ -49,7 +49,7 @@ class Output:
         """Set once it is shown: later output waits for that."""
 
 
-_named: OrderedDict[str, Output] = OrderedDict()
+_named: OrderedDict[str, SharedOutput] = OrderedDict()
 """Displays with an id of the user, also of earlier cells. For the lane of displays only."""
 
 
@@ -82,12 +82,12 @@ class Displays:
         # From here on, used by the lane only.
         self._so_far: dict[int, int] = {}
         """The number of displays of each rank since it cleared them."""
-        self._turns: OrderedDict[int, Output] = OrderedDict()
+        self._turns: OrderedDict[int, SharedOutput] = OrderedDict()
         """Displays without an id, by their number (first, second, ...)."""
-        self._cleared: dict[int, dict[int, dict[Output, Bundle]]] = {}
+        self._cleared: dict[int, dict[int, dict[SharedOutput, Bundle]]] = {}
         """Displays of each rank at its clears, by the number of the clear, until they are removed."""
         self._clears = 0
-        self._waiting: list[Output] = []
+        self._waiting: list[SharedOutput] = []
         self._scheduled = False
         self._taken: dict[str, tuple[int, int]] = {}
         """By proc, the cost of its displays so far, and what it was told."""
@@ -118,7 +118,7 @@ class Displays:
                 tell_taken(proc, self._receiver.port, total)
             self._taken[proc] = total, told
 
-    def _use(self, event: Event, proc: str, rank: int, shown: Shown) -> None:
+    def _use(self, event: Event, proc: str, rank: int, shown: ShownObject) -> None:
         if shown.kind == CLEAR:
             self._clear(rank, shown.wait, proc)
             event.set()
@@ -135,13 +135,13 @@ class Displays:
         output.held.append(event)
         self._change(rank, output)
 
-    def _output_of(self, rank: int, shown: Shown) -> Output:
+    def _output_of(self, rank: int, shown: ShownObject) -> SharedOutput:
         """Return the output that a display belongs to."""
         if shown.name:
             output = _named.get(shown.name)
             # The same name again is another display of the same value, as in IPython; here they are one.
             if output is None:
-                output = _named[shown.name] = Output(f"ranks-{shown.name}", True)
+                output = _named[shown.name] = SharedOutput(f"ranks-{shown.name}", True)
                 output.is_shown = shown.kind == UPDATE
             _named.move_to_end(shown.name)
             if len(_named) > _KEPT:
@@ -151,12 +151,12 @@ class Displays:
         self._so_far[rank] = turn + 1
         output = self._turns.get(turn)
         if output is None:
-            output = self._turns[turn] = Output(f"{self._id}-{turn}")
+            output = self._turns[turn] = SharedOutput(f"{self._id}-{turn}")
             if len(self._turns) > _KEPT:
                 self._turns.popitem(last=False)
         return output
 
-    def _change(self, rank: int, output: Output) -> None:
+    def _change(self, rank: int, output: SharedOutput) -> None:
         output.changed.add(rank)
         now = time.monotonic()
         if output not in self._waiting:
@@ -227,7 +227,7 @@ class Displays:
                 self._lines.catch_up(patience=_LAST_S)
             self._streams.close_page(self._parent, self._page)
 
-    def _show(self, output: Output) -> None:
+    def _show(self, output: SharedOutput) -> None:
         is_update = output.is_shown and overwrites_displays(self._kernel, self._parent)
         if captures(self._publisher) or (not output.is_named and any(map(is_apart, output.bundles.values()))):
             # Its label is an output of its own, which no update changes; %%capture takes no updates.
@@ -245,7 +245,7 @@ class Displays:
         output.held.clear()
         self._lines.go_on()
 
-    def _send(self, output: Output, bundles: list[Bundle], ranks: set[int], is_update: bool) -> None:
+    def _send(self, output: SharedOutput, bundles: list[Bundle], ranks: set[int], is_update: bool) -> None:
         """Send bundles, the last of which has the id of the output, unless the page will be shown again."""
         if self._kernel is None or captures(self._publisher):
             for bundle in bundles:

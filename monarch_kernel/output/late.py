@@ -17,7 +17,7 @@ _CELLS = 256
 """Most cells with such output."""
 
 
-class Late:
+class LateOutput:
     """Keeps the late output of cells until another cell asks for their results.
 
     Args:

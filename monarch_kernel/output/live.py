@@ -25,7 +25,7 @@ Key = tuple[int, str]
 """Rank and stream."""
 
 
-class Lines:
+class LiveLines:
     """One display: the lines that are unfinished at the same time. For one thread at a time."""
 
     def __init__(self, name: str) -> None:
@@ -62,7 +62,7 @@ class Lines:
         return "\n".join(rows)
 
 
-Send = Callable[[str, Lines, Any], None]
+Send = Callable[[str, LiveLines, Any], None]
 """Sends a display: the kind of the message, the lines, the request of the cell."""
 
 
@@ -75,7 +75,7 @@ class Live:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[int, LiveLines] = {}
         self._count: dict[int, int] = {}
         """Displays of a call so far."""
         self._last: dict[int, str] = {}
@@ -108,16 +108,16 @@ class Live:
         for table in (self._lines, self._count, self._last):
             table.pop(port, None)
 
-    def _new(self, port: int) -> Lines:
+    def _new(self, port: int) -> LiveLines:
         self._count[port] = self._count.get(port, 0) + 1
         if self._count[port] > _DISPLAYS:
-            lines = Lines(self._last[port])
+            lines = LiveLines(self._last[port])
             lines.is_shown = True
             return lines
         self._last[port] = secrets.token_hex(8)
-        return Lines(self._last[port])
+        return LiveLines(self._last[port])
 
-    def _show(self, port: int, lines: Lines, parent: Any) -> None:
+    def _show(self, port: int, lines: LiveLines, parent: Any) -> None:
         self._send("update_display_data" if lines.is_shown else "display_data", lines, parent)
         lines.is_shown = True
         if not lines.open:

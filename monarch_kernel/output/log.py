@@ -25,7 +25,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _RANKS = re.compile(r"\[ranks? ([0-9,-]+)\] ")
 
 
-class Line(NamedTuple):
+class LoggedLine(NamedTuple):
     """A line of the log."""
 
     mesh: str
@@ -139,7 +139,9 @@ class OutputLog:
                 if cell in (None, now) and mesh in ("", of) and (not ranks or not _ranks_of(line).isdisjoint(ranks)):
                     yield line
 
-    def newest(self, wanted: Callable[[Line], bool], most: int, whole: bool = True) -> tuple[list[Line], bool]:
+    def newest(
+        self, wanted: Callable[[LoggedLine], bool], most: int, whole: bool = True
+    ) -> tuple[list[LoggedLine], bool]:
         """Return the newest lines that are wanted, oldest first, and whether there are older ones.
 
         Args:
@@ -149,7 +151,7 @@ class OutputLog:
         """
         with self._lock:
             recent, older = list(self._recent), bool(self._segments)
-        found: list[Line] = []
+        found: list[LoggedLine] = []
         for text in reversed(recent):
             found += filter(wanted, reversed(_parsed([text])))
             if len(found) > most:
@@ -187,7 +189,7 @@ class OutputLog:
         yield rest.decode("utf-8", "surrogatepass")
 
 
-def _iter_parsed(pieces: Iterable[str]) -> Iterator[Line]:
+def _iter_parsed(pieces: Iterable[str]) -> Iterator[LoggedLine]:
     cell, stream, mesh = 0, "stdout", ""
     for piece in pieces:
         for line in _LINE.findall(piece):
@@ -197,10 +199,10 @@ def _iter_parsed(pieces: Iterable[str]) -> Iterator[Line]:
                 line = line[mark.end() :]
             prefix = _RANKS.match(line)
             ranks = parse_ranks(prefix[1]) if prefix is not None else []
-            yield Line(mesh, tuple(ranks), stream, line[prefix.end() if prefix else 0 :].rstrip("\n"), cell)
+            yield LoggedLine(mesh, tuple(ranks), stream, line[prefix.end() if prefix else 0 :].rstrip("\n"), cell)
 
 
-def _parsed(pieces: Iterable[str]) -> list[Line]:
+def _parsed(pieces: Iterable[str]) -> list[LoggedLine]:
     return list(_iter_parsed(pieces))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from monarch._kernel_api import (
     SYMMETRIC,
-    Answers,
+    CollectiveWait,
     Gather,
     Node,
-    Waits,
+    ServiceAnswers,
     Whereabouts,
     advice,
     describe_ranks,
@@ -75,12 +75,12 @@ class _Look:
         """By proc, the latest."""
         self._still: set[str] = set()
         """Procs that were in the same collective in their last two answers."""
-        self._asking: Answers | None = None
+        self._asking: ServiceAnswers | None = None
 
     def ask(self, node: Node, call: Gather[Any]) -> None:
         self.close()
         procs = [peer.proc for peer in call.waits_for() if peer.dead is None]
-        self._asking = Answers(node, procs, request(whereabouts, call.actor, node.proc, call.port), self._heard)
+        self._asking = ServiceAnswers(node, procs, request(whereabouts, call.actor, node.proc, call.port), self._heard)
 
     def close(self) -> None:
         if self._asking is not None:
@@ -134,7 +134,7 @@ def left_behind(found: Mapping[int, Whereabouts], still: Collection[int]) -> lis
     return []
 
 
-def _is_past(each: Whereabouts, waits: Waits) -> bool:
+def _is_past(each: Whereabouts, waits: CollectiveWait) -> bool:
     return each.waits is not None and each.waits.group == waits.group and each.waits.number > waits.number
 
 

@@ -17,7 +17,7 @@ _EVERY = 1.0
 """Seconds before unchanged progress is shown again."""
 
 
-class Progress:
+class ProgressLine:
     """A line that is replaced until it is final: one display in a notebook, the last line of a terminal elsewhere.
 
     Args:

@@ -13,10 +13,10 @@ from monarch._kernel_api import (
     PROGRESS,
     Block,
     Excerpt,
-    Finding,
     Gather,
     Node,
     UnjoinedCollectives,
+    UnjoinedRanks,
     describe_ranks,
     describe_unjoined,
     in_units,
@@ -24,13 +24,13 @@ from monarch._kernel_api import (
     ranks_of,
     show_blocks,
 )
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.kernel_like import Kernel, request_of
 from monarch_kernel.output.cell_waits import CellWaits
 from monarch_kernel.output.frontend import is_terminal, overwrites_displays
-from monarch_kernel.output.late import Late, id_of
-from monarch_kernel.output.live import Lines, Live
+from monarch_kernel.output.late import LateOutput, id_of
+from monarch_kernel.output.live import Live, LiveLines
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.owners import Owners, without_code
 from monarch_kernel.output.page import Page
@@ -94,9 +94,9 @@ class Streams:
         """The output of the session."""
         self.hidden: dict[int, Excerpt | None] = {}
         """Ports whose output is not shown: where it is collected, or None."""
-        self.calls = Calls(node)
+        self.calls = CallRecord(node)
         self.waits = CellWaits(node, kernel, self._owners, self.calls, self)
-        self._late = Late(kernel, self.waits.running)
+        self._late = LateOutput(kernel, self.waits.running)
         # Single operations, by the threads that run cells; read by any thread.
         self._pages: dict[str, Page] = {}
         """Of running cells whose ranks can clear their output, by message id."""
@@ -278,7 +278,7 @@ class Streams:
             wiped, cell.unfinished = _wipe(cell), text
         self.write(wiped + text, "stdout", parent)
 
-    def _send_live(self, kind: str, lines: Lines, parent: Any) -> None:
+    def _send_live(self, kind: str, lines: LiveLines, parent: Any) -> None:
         page = self._pages.get(id_of(parent))
         with page.lock if page is not None else nullcontext():
             if page is not None:
@@ -363,7 +363,7 @@ class Streams:
         else:
             self.write(text, "stderr", self._owners.get(port) or self._kernel.get_parent("shell"))
 
-    def tell_unjoined(self, finding: Finding, call: Gather[Any], count: int) -> None:
+    def tell_unjoined(self, finding: UnjoinedRanks, call: Gather[Any], count: int) -> None:
         """Report in its cell that ranks wait in a collective for finished ranks, unless the cell says why they wait."""
         if not self.calls.has_handle(call.port) and id_of(self._owners.get(call.port)) in self.waits.running:
             return
@@ -373,9 +373,9 @@ class Streams:
         )
         self.tell(describe_unjoined(finding, count, where, what, ranks_of(call)) + "\n", call.port)
 
-    def place(self) -> Place:
+    def place(self) -> CellOutput:
         """Return the output of the current cell, usable even after its end."""
-        return Place(self, without_code(self._kernel.get_parent("shell")) if self._kernel is not None else None)
+        return CellOutput(self, without_code(self._kernel.get_parent("shell")) if self._kernel is not None else None)
 
     def ask_late(self, parent: Any) -> None:
         """Show what a cell has printed after its end in the current cell, if its own cell cannot show it."""
@@ -430,7 +430,7 @@ class _Canvas:
         self._streams.waits.again(self._parent)
 
 
-class Place:
+class CellOutput:
     """The output of one cell.
 
     Args:

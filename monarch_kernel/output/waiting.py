@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from monarch._kernel_api import Gather, describe_ranks, duration_text, split_proc, stops
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 
 PATIENCE = 1.0
 """Seconds that a call takes before the line appears, and between two updates."""
@@ -34,7 +34,7 @@ class WaitingLine:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: CallRecord,
         positions: Callable[[Gather[Any], float, str], str],
         reasons: Callable[[Sequence[Gather[Any]], Callable[[Gather[Any]], float], str], str],
         send: Send,

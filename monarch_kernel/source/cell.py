@@ -19,7 +19,7 @@ _OTHER_LINE = re.compile(r"(\b(?:on|at) line )(\d+)")
 _WORD = re.compile(r"\s*(\w+)(?=\s|$)(?!\s*[=,])")
 
 
-class Source(NamedTuple):
+class CellSource(NamedTuple):
     """A cell in the three forms that are needed of it."""
 
     typed: str
@@ -47,7 +47,7 @@ def _named(name: str) -> type[CellSyntaxError]:
 _KINDS = {kind: _named(kind.__name__) for kind in (SyntaxError, IndentationError, TabError)}
 
 
-def read(shell: Any, typed: str, name: str, above: int = 0) -> Source:
+def read(shell: Any, typed: str, name: str, above: int = 0) -> CellSource:
     """Return the Python of a cell.
 
     Args:
@@ -62,7 +62,7 @@ def read(shell: Any, typed: str, name: str, above: int = 0) -> Source:
     """
     made = (_guarded(shell, typed), typed) if _error(typed, name) is None else _python(shell, typed, name, above)
     head = "\n" * above
-    return Source(*(f"{head}{each}" if each else "" for each in (typed, *made)))
+    return CellSource(*(f"{head}{each}" if each else "" for each in (typed, *made)))
 
 
 def _guarded(shell: Any, typed: str) -> str:

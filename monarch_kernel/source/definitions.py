@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from monarch_kernel.source.cell import Source
+from monarch_kernel.source.cell import CellSource
 
 _KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SETTINGS = ("cd", "env", "matplotlib", "set_env")
@@ -52,7 +52,7 @@ class Definitions:
     def record(
         self,
         name: str,
-        source: Source,
+        source: CellSource,
         ranks: Sequence[int],
         total: int = 0,
         whole: bool = False,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from monarch._kernel_api import open_node
-from monarch_kernel.views.feed import Feeds, Source
+from monarch_kernel.views.feed import Feeds, StateSource
 from monarch_kernel.views.model import snapshot
 
 _EVERY_S = 1.0
@@ -29,7 +29,7 @@ class Ahead:
         source: the mesh.
     """
 
-    def __init__(self, widget: Any, feeds: Feeds, source: Source) -> None:
+    def __init__(self, widget: Any, feeds: Feeds, source: StateSource) -> None:
         self._widget = widget
         self._node = open_node()
         self._feeds = feeds
@@ -66,6 +66,6 @@ class Ahead:
         self._widget.state = ""
 
 
-def state_text(source: Source) -> str:
+def state_text(source: StateSource) -> str:
     """Return the state of a mesh as JSON."""
     return _encode(source.read(lambda model: snapshot(model, source.uid, [], time.time())[0])).decode()

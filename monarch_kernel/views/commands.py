@@ -11,11 +11,11 @@ from monarch_kernel.compat import display_line
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.frontend import has_cells
-from monarch_kernel.views.feed import Source
+from monarch_kernel.views.feed import StateSource
 from monarch_kernel.views.picture import text_of
-from monarch_kernel.views.shown import Shown, state_of_source
+from monarch_kernel.views.shown import ShownMeshes, state_of_source
 
 _EVERY_S = 0.5
 """Seconds between two pictures in a terminal."""
@@ -32,7 +32,7 @@ class Watching:
         shown: the meshes that cells have shown.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, shown: Shown) -> None:
+    def __init__(self, shell: Any, meshes: NotebookMeshes, shown: ShownMeshes) -> None:
         self._shell = shell
         self._meshes = meshes
         self._shown = shown
@@ -64,7 +64,7 @@ class Watching:
         return self._meshes.get(parse(command, words).name)
 
 
-def _in_terminal(source: Source) -> None:
+def _in_terminal(source: StateSource) -> None:
     """Redraw the picture in a terminal of this process."""
     from rich.live import Live
     from rich.text import Text
@@ -75,7 +75,7 @@ def _in_terminal(source: Source) -> None:
             live.update(Text(text_of(state_of_source(source))), refresh=True)
 
 
-def _in_cell(source: Source) -> None:
+def _in_cell(source: StateSource) -> None:
     """Replace the picture in the output of a cell."""
     shown, handle = text_of(state_of_source(source)), None
     handle = display_line(shown)
@@ -86,7 +86,7 @@ def _in_cell(source: Source) -> None:
             shown, handle = text, display_line(text, handle)
 
 
-def _printed(source: Source) -> None:
+def _printed(source: StateSource) -> None:
     """Print the picture over and over, for the terminal of a front end such as ``jupyter console``."""
     while True:
         print(f"{_REDRAW}{text_of(state_of_source(source))}\n(Ctrl-C ends this)", flush=True)

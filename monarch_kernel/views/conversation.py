@@ -11,7 +11,7 @@ from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.views.actions import Actions
 from monarch_kernel.views.details import Pinned, Pins, log_line
-from monarch_kernel.views.feed import SILENT_S, Feeds, Source
+from monarch_kernel.views.feed import SILENT_S, Feeds, StateSource
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import (
     VERSION,
@@ -41,7 +41,7 @@ MOST_LINES = 10_000
 """Lines of output in one answer."""
 
 
-class Place(Protocol):
+class NotebookParts(Protocol):
     """The parts of a notebook that conversations use."""
 
     feeds: Feeds
@@ -56,7 +56,7 @@ class Place(Protocol):
         """Return whether messages of pages, such as this one, pass the running cell."""
         ...
 
-    def source_of(self, uid: str) -> Source | None:
+    def source_of(self, uid: str) -> StateSource | None:
         """Return the events of a mesh of this kernel, or the copy of one of another kernel."""
         ...
 
@@ -98,7 +98,7 @@ class Conversation:
         uid: the mesh of a widget; empty for a panel, whose messages name their mesh.
     """
 
-    def __init__(self, place: Place, speaker: Speaker, uid: str = "") -> None:
+    def __init__(self, place: NotebookParts, speaker: Speaker, uid: str = "") -> None:
         self._place = place
         self._speaker = speaker
         self._uid = uid

@@ -20,7 +20,7 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.output.log import Line, OutputLog
+from monarch_kernel.output.log import LoggedLine, OutputLog
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import Details, LogLine, TensorRow
 
@@ -145,7 +145,7 @@ def short_stack(lines: list[str]) -> list[str]:
     return [_PACKAGES.sub("", line) for line in lines]
 
 
-def log_line(line: Line) -> LogLine:
+def log_line(line: LoggedLine) -> LogLine:
     """Return the row of a line of output."""
     return LogLine([*line.ranks], line.stream, line.text, line.cell)
 

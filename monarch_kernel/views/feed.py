@@ -26,7 +26,7 @@ _LINGER_S = 1.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Line(Protocol):
+class ViewChannel(Protocol):
     """A way to the views behind one comm. Sending puts a message into a queue and never waits."""
 
     def send(self, message: bytes) -> None:
@@ -34,7 +34,7 @@ class Line(Protocol):
         ...
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """A mesh whose state can be read and followed."""
 
     @property
@@ -54,12 +54,12 @@ class Source(Protocol):
 class Feed:
     """The views of one mesh. All but ``changed`` is used under the lock of ``Feeds``, or by its thread."""
 
-    def __init__(self, source: Source, actions: list[Action]) -> None:
+    def __init__(self, source: StateSource, actions: list[Action]) -> None:
         self.source = source
         self.actions = actions
-        self.lines: dict[Line, float] = {}
+        self.lines: dict[ViewChannel, float] = {}
         """Each way to a view, with the time at which it was last heard of."""
-        self.new: set[Line] = set()
+        self.new: set[ViewChannel] = set()
         """Those that need a snapshot."""
         self.changed = False
         """Whether something has happened since the last look; set by any thread, cleared by the thread of the feeds."""
@@ -103,7 +103,7 @@ class Feeds:
         self._running = False
         self._wake = threading.Event()
 
-    def open(self, source: Source, line: Line, actions: list[Action]) -> None:
+    def open(self, source: StateSource, line: ViewChannel, actions: list[Action]) -> None:
         """Send a snapshot of a mesh, and what changes from then on."""
         with self._lock:
             feed = self._feeds.get(source.uid)
@@ -135,7 +135,7 @@ class Feeds:
         if starts:
             spawn_thread("monarch-views", self._run)
 
-    def heard(self, uid: str, line: Line) -> bool:
+    def heard(self, uid: str, line: ViewChannel) -> bool:
         """Record that a view still shows a mesh; return whether it gets messages about it."""
         with self._lock:
             feed = self._feeds.get(uid)
@@ -144,7 +144,7 @@ class Feeds:
             feed.lines[line] = time.monotonic()
             return True
 
-    def close(self, uid: str, line: Line) -> None:
+    def close(self, uid: str, line: ViewChannel) -> None:
         """Send nothing more about a mesh to a view."""
         with self._lock:
             feed = self._feeds.get(uid)
@@ -152,7 +152,7 @@ class Feeds:
         if gone is not None:
             gone.unsubscribe()
 
-    def close_all(self, line: Line) -> None:
+    def close_all(self, line: ViewChannel) -> None:
         """Send nothing more to a view."""
         for uid in self.open_meshes():
             self.close(uid, line)
@@ -162,7 +162,7 @@ class Feeds:
         with self._lock:
             return list(self._feeds)
 
-    def _forget(self, feed: Feed, line: Line) -> Feed | None:
+    def _forget(self, feed: Feed, line: ViewChannel) -> Feed | None:
         """Remove a view, under the lock; return its feed if it was the last one."""
         feed.lines.pop(line, None)
         feed.new.discard(line)
@@ -233,7 +233,7 @@ class Feeds:
         feed.due = now + max(EVERY_S, size * feeds / BYTES_A_SECOND)
 
 
-def _send(message: FromKernel, lines: list[Line]) -> int:
+def _send(message: FromKernel, lines: list[ViewChannel]) -> int:
     """Send a message to some views; return the bytes."""
     data = _encode(message)
     for line in lines:

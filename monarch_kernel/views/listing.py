@@ -8,7 +8,7 @@ import traceback
 from monarch._kernel_api import records, spawn_thread, state_of, telemetry_of
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.views.others import Counts, Others, counts
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import VERSION, FromKernel, MeshSummary
@@ -20,7 +20,7 @@ _RECORDS_EVERY = 5
 """Looks between two looks at the records of detached meshes, which are files."""
 
 
-class Listing:
+class MeshListing:
     """Tells panels which meshes there are, while there are panels. Thread-safe.
 
     Args:
@@ -28,7 +28,7 @@ class Listing:
         others: the meshes of other kernels.
     """
 
-    def __init__(self, meshes: Meshes, others: Others) -> None:
+    def __init__(self, meshes: NotebookMeshes, others: Others) -> None:
         self._meshes = meshes
         self._others = others
         self._lock = threading.Lock()

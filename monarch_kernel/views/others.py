@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from monarch._kernel_api import Caption, Copy, MeshModel, Program, Programs, set_caption
+from monarch._kernel_api import Caption, MeshCopy, MeshModel, Programs, WatchedProgram, set_caption
 from monarch_kernel.views.protocol import MeshSummary
 
 _NAME, _SERVER = "JPY_SESSION_NAME", "JPY_PARENT_PID"
@@ -27,14 +27,14 @@ class Others:
         set_caption(self._own)
         self._programs = Programs(self._is_of_this_server)
 
-    def _is_of_this_server(self, program: Program) -> bool:
+    def _is_of_this_server(self, program: WatchedProgram) -> bool:
         return bool(program.server) and program.server == self._own.server
 
     def look(self) -> None:
         """Ask all of them; waits for each, briefly."""
         self._programs.look()
 
-    def copy_of(self, uid: str) -> Copy | None:
+    def copy_of(self, uid: str) -> MeshCopy | None:
         """Return the state of a mesh; None if no other kernel has it."""
         return self._programs.copy_of(uid)
 
@@ -46,12 +46,12 @@ class Others:
         """Return their rows in the list of the panel."""
         return [each for _, each in self._summaries()]
 
-    def _summaries(self) -> list[tuple[Program, MeshSummary]]:
+    def _summaries(self) -> list[tuple[WatchedProgram, MeshSummary]]:
         running = self._programs.running
         return [(program, _summary(program, copy)) for program in running for copy in list(program.meshes.values())]
 
 
-def _summary(program: Program, copy: Copy) -> MeshSummary:
+def _summary(program: WatchedProgram, copy: MeshCopy) -> MeshSummary:
     name, ranks, found = copy.read(lambda model: (model.name, len(model.ranks), counts(model)))
     owner = f"{program.title}, which does not answer" if program.trouble else program.title
     return MeshSummary(copy.uid, name, ranks, found.failed, found.running, owner=owner, paused=found.paused)

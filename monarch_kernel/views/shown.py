@@ -15,7 +15,7 @@ from monarch_kernel.compat import display, publish
 from monarch_kernel.kernel_like import kernel_of
 from monarch_kernel.output.frontend import has_cells
 from monarch_kernel.views.current import set_views
-from monarch_kernel.views.feed import Source
+from monarch_kernel.views.feed import StateSource
 from monarch_kernel.views.model import snapshot
 from monarch_kernel.views.parts import narrowed, part_of
 from monarch_kernel.views.picture import bundle_of, text_of
@@ -32,15 +32,15 @@ MOST_CLIENTS = 4
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def state_of_source(source: Source) -> Snapshot:
+def state_of_source(source: StateSource) -> Snapshot:
     """Return the state of a mesh as views show it."""
     return source.read(lambda model: snapshot(model, source.uid, [], time.time())[0])
 
 
-class Part(NamedTuple):
+class ShownPart(NamedTuple):
     """The part of a mesh that a view shows."""
 
-    source: Source
+    source: StateSource
     ranks: tuple[int, ...]
     """None for all."""
     sizes: dict[str, int]
@@ -51,9 +51,9 @@ class Part(NamedTuple):
 
 
 class Picture:
-    """A snapshot of a mesh in the output of a cell. Guarded by the lock of ``Shown``."""
+    """A snapshot of a mesh in the output of a cell. Guarded by the lock of ``ShownMeshes``."""
 
-    def __init__(self, part: Part, name: str, parent: Any) -> None:
+    def __init__(self, part: ShownPart, name: str, parent: Any) -> None:
         self.part = part
         self.name = name
         """Display id."""
@@ -70,7 +70,7 @@ class Picture:
         self.unsubscribe: Callable[[], None] = lambda: None
 
 
-class Shown:
+class ShownMeshes:
     """The meshes that cells have shown.
 
     Args:
@@ -94,7 +94,7 @@ class Shown:
     def show(self, procs: ProcMesh) -> None:
         """Show a mesh in the running cell: live, and as a snapshot."""
         try:
-            part = Part(self.views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
+            part = ShownPart(self.views.show(procs), tuple(part_of(procs)), dict(procs.sizes))
         except MonarchError as error:
             display({"text/plain": f"{procs!r}\n{error}"})
             return
@@ -116,7 +116,7 @@ class Shown:
         display(picture.bundle, picture.name)
         self._follow(parent["metadata"]["cellId"], picture)
 
-    def _view(self, procs: ProcMesh, part: Part, parent: Any) -> tuple[dict[str, Any], str, str]:
+    def _view(self, procs: ProcMesh, part: ShownPart, parent: Any) -> tuple[dict[str, Any], str, str]:
         """Return the part of a bundle that shows the widget, what is missing for it, and the class that it hides."""
         from monarch_kernel.views.widget import HINT, MeshView, is_built
 
@@ -188,7 +188,7 @@ class Shown:
         self._widgets.clear()
 
 
-def install(shell: Any, shown: Shown) -> None:
+def install(shell: Any, shown: ShownMeshes) -> None:
     """Show a mesh that is the last expression of a cell, or that is displayed."""
     shell.display_formatter.ipython_display_formatter.for_type(ProcMesh, shown.show)
     set_views(shell, shown.views)

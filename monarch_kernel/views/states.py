@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Look(NamedTuple):
+class StateStyle(NamedTuple):
     """How a state is shown."""
 
     word: str
@@ -20,16 +20,16 @@ class Look(NamedTuple):
     """Colour on a dark page."""
 
 
-LOOKS: dict[str, Look] = {
-    "starting": Look("starting", "◌", "#8c96a3", "#8c96a3"),
-    "idle": Look("idle", "○", "#c3ccd6", "#4a5563"),
-    "running": Look("running", "▶", "#1b7f5c", "#2fbf8f"),
-    "collective": Look("waiting in a collective", "◐", "#e0a100", "#f2c14e"),
-    "blocked": Look("in a C call", "■", "#7a5195", "#b78fd6"),
-    "paused": Look("paused", "‖", "#2f6fb5", "#64a8f0"),
-    "unresponsive": Look("unresponsive", "?", "#b5651d", "#e8965a"),
-    "failed": Look("dead", "✕", "#b3261e", "#ff6f61"),
-    "restarted": Look("restarted", "↻", "#3aa0a8", "#62c9d1"),
-    "stopped": Look("stopped", "–", "#9aa3ad", "#5b6570"),
+LOOKS: dict[str, StateStyle] = {
+    "starting": StateStyle("starting", "◌", "#8c96a3", "#8c96a3"),
+    "idle": StateStyle("idle", "○", "#c3ccd6", "#4a5563"),
+    "running": StateStyle("running", "▶", "#1b7f5c", "#2fbf8f"),
+    "collective": StateStyle("waiting in a collective", "◐", "#e0a100", "#f2c14e"),
+    "blocked": StateStyle("in a C call", "■", "#7a5195", "#b78fd6"),
+    "paused": StateStyle("paused", "‖", "#2f6fb5", "#64a8f0"),
+    "unresponsive": StateStyle("unresponsive", "?", "#b5651d", "#e8965a"),
+    "failed": StateStyle("dead", "✕", "#b3261e", "#ff6f61"),
+    "restarted": StateStyle("restarted", "↻", "#3aa0a8", "#62c9d1"),
+    "stopped": StateStyle("stopped", "–", "#9aa3ad", "#5b6570"),
 }
 """By state."""

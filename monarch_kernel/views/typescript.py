@@ -14,13 +14,13 @@ import msgspec.inspect as msgspec
 from msgspec import NODEFAULT
 
 from monarch_kernel.views import protocol
-from monarch_kernel.views.states import LOOKS, Look
+from monarch_kernel.views.states import LOOKS, StateStyle
 
 _WIDTH = 80
 """Columns of a comment."""
 _ALIASES = {frozenset(get_args(getattr(protocol, name))): name for name in ("State", "Action")}
 """Names of literal types, by their values."""
-_LOOK = list(Look.__annotations__)
+_LOOK = list(StateStyle.__annotations__)
 _PLAIN = {
     msgspec.StrType: "string",
     msgspec.IntType: "number",

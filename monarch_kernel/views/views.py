@@ -23,15 +23,15 @@ from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.kernel_like import Kernel
 from monarch_kernel.meshes.choosing import choose, ranks_in
 from monarch_kernel.meshes.mesh import Mesh
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.log import OutputLog
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.views.actions import OFFERED, Actions
 from monarch_kernel.views.conversation import Conversation
 from monarch_kernel.views.details import Pins
-from monarch_kernel.views.feed import Feeds, Source
+from monarch_kernel.views.feed import Feeds, StateSource
 from monarch_kernel.views.lane import Handler, Lane
-from monarch_kernel.views.listing import Listing
+from monarch_kernel.views.listing import MeshListing
 from monarch_kernel.views.others import Others
 from monarch_kernel.views.outlet import Outlet, Speaker
 from monarch_kernel.views.outputs import CellRecords
@@ -58,7 +58,7 @@ class Views:
     """
 
     def __init__(
-        self, meshes: Meshes, streams: Callable[[], Streams], killing: Killing, interrupting: Interrupting
+        self, meshes: NotebookMeshes, streams: Callable[[], Streams], killing: Killing, interrupting: Interrupting
     ) -> None:
         self._meshes = meshes
         self._streams = streams
@@ -66,12 +66,12 @@ class Views:
         self.pins = Pins(self.log, self.feeds.heard)
         self.actions = Actions(killing, interrupting, lambda text: streams().place().write(text))
         self._others = Others()
-        self._listing = Listing(meshes, self._others)
+        self._listing = MeshListing(meshes, self._others)
         self._records = CellRecords()
         self.kernel: Kernel | None = None
         """ipykernel's kernel; None in a terminal. Set once, by the kernel's start, like the next."""
         self.lane: Lane | None = None
-        self._shown: dict[str, Source] = {}
+        self._shown: dict[str, StateSource] = {}
         """By uid, the meshes that a widget shows, besides those of the notebook. Single operations."""
 
     # The kernel
@@ -150,7 +150,7 @@ class Views:
         beside = threading.current_thread() is not threading.main_thread()
         return self.lane is not None or (self.kernel is not None and beside)
 
-    def show(self, procs: ProcMesh) -> Source:
+    def show(self, procs: ProcMesh) -> StateSource:
         """Return the events of a mesh, which can be opened by its uid from now on."""
         source = telemetry_of(procs)
         self._shown[source.uid] = source
@@ -160,7 +160,7 @@ class Views:
         """Undo ``show``: no widget shows the mesh."""
         self._shown.pop(uid, None)
 
-    def source_of(self, uid: str) -> Source | None:
+    def source_of(self, uid: str) -> StateSource | None:
         """Return the events of a mesh of this kernel, or the copy of one of another kernel."""
         mesh = self.mesh_of(uid)
         if mesh is None:

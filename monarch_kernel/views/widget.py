@@ -12,12 +12,12 @@ import anywidget
 import traitlets
 
 from monarch._kernel_api import ProcMesh, is_gather, meshes_of, open_node, split_proc, state_of
-from monarch_kernel.calls.running import Running
+from monarch_kernel.calls.running import RunningCalls
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.commands.interrupt import Interrupting
 from monarch_kernel.commands.kill import Killing
 from monarch_kernel.compat import pass_cells
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.streams import Streams
 from monarch_kernel.views.ahead import Ahead, state_text
 from monarch_kernel.views.conversation import Conversation
@@ -128,7 +128,7 @@ def _views_here() -> Views:
 @functools.cache
 def _views_of_program() -> Views:
     """Return the views of a program without IPython."""
-    meshes = Meshes({})
+    meshes = NotebookMeshes({})
     streams = functools.cache(lambda: Streams(open_node(), None))
     stopping = Stopping(meshes, streams)
     interrupting = Interrupting(meshes, stopping)
@@ -159,4 +159,4 @@ def _note_of_others(mesh: ProcMesh) -> str:
 def _stop(future: Any, stopping: Stopping) -> None:
     """Stop a call whose wait was interrupted: nobody is left who could stop it."""
     if is_gather(future) and future.actor:
-        print(stopping.stop_calls(Running("", [future]), False, print).text())
+        print(stopping.stop_calls(RunningCalls("", [future]), False, print).text())

@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from monarch._core.text.unjoined import describe_unjoined as describe_unjoined
     from monarch._core.text.why import describe_finding as describe_finding
     from monarch._core.unjoined import SYMMETRIC as SYMMETRIC
-    from monarch._core.unjoined import Finding as Finding
-    from monarch._core.unjoined import Waits as Waits
+    from monarch._core.unjoined import CollectiveWait as CollectiveWait
+    from monarch._core.unjoined import UnjoinedRanks as UnjoinedRanks
     from monarch._debug.answering import Answering as Answering
     from monarch._debug.collectives_in import collective_in as collective_in
     from monarch._debug.commands import HELP as HELP
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from monarch._debug.stepping import forget_here as forget_here
     from monarch._debug.stepping import go_here as go_here
     from monarch._debug.stops import PAUSE as PAUSE
-    from monarch._debug.stops import Stopped as Stopped
+    from monarch._debug.stops import StoppedRank as StoppedRank
     from monarch._debug.stops import stops as stops
     from monarch._debug.threads import known_threads as known_threads
     from monarch._debug.threads import threads_here as threads_here
@@ -164,18 +164,18 @@ if TYPE_CHECKING:
     from monarch._node.remote_errors import with_source as with_source
     from monarch._node.replies.gather import Gather as Gather
     from monarch._node.replies.gather import is_gather as is_gather
-    from monarch._node.services.asking import Answers as Answers
+    from monarch._node.services.asking import ServiceAnswers as ServiceAnswers
     from monarch._node.services.asking import ask_soon as ask_soon
     from monarch._node.services.asking import send_signal as send_signal
     from monarch._node.services.asking import tell_proc as tell_proc
     from monarch._node.services.once import new_key as new_key
-    from monarch._node.services.registry import Request as Request
+    from monarch._node.services.registry import ServiceRequest as ServiceRequest
     from monarch._node.services.registry import name_of as name_of
     from monarch._node.services.registry import request as request
     from monarch._notebook.dry.packing import Packed as Packed
     from monarch._notebook.dry.packing import pack as pack_for_dry_run
     from monarch._notebook.dry.rehearsal import Rehearsal as Rehearsal
-    from monarch._notebook.dry.rehearsal import World as World
+    from monarch._notebook.dry.rehearsal import SimulatedWorld as SimulatedWorld
     from monarch._notebook.dry.rehearsal import forecast_here as forecast_here
     from monarch._notebook.looking.breaking_off import break_off_here as break_off_here
     from monarch._notebook.looking.differences import compared as compared
@@ -214,7 +214,7 @@ if TYPE_CHECKING:
     from monarch._notebook.running.execute import hides_value as hides_value
     from monarch._notebook.showing.display import CLEAR as CLEAR
     from monarch._notebook.showing.display import UPDATE as UPDATE
-    from monarch._notebook.showing.display import Shown as Shown
+    from monarch._notebook.showing.display import ShownObject as ShownObject
     from monarch._notebook.variables.checkpoint import STATEFUL as STATEFUL
     from monarch._notebook.variables.checkpoint import TENSOR as TENSOR
     from monarch._notebook.variables.checkpoint import VALUE as VALUE
@@ -230,11 +230,11 @@ if TYPE_CHECKING:
     from monarch._notebook.who.complete import complete_here as complete_here
     from monarch._notebook.who.complete import inspect_here as inspect_here
     from monarch._notebook.who.listing import MOST as MOST_VARIABLES
-    from monarch._notebook.who.listing import Listing as Listing
+    from monarch._notebook.who.listing import RankListing as RankListing
     from monarch._notebook.who.listing import Variable as Variable
     from monarch._notebook.who.listing import variables_here as variables_here
     from monarch._notebook.who.peek import Peek as Peek
-    from monarch._notebook.who.peek import Tensor as PeekedTensor
+    from monarch._notebook.who.peek import PeekedTensor as PeekedTensor
     from monarch._notebook.who.peek import peek_here as peek_here
     from monarch._procs.agent.detached_records import records as records
     from monarch._procs.agent.services import AgentRequest as AgentRequest
@@ -295,9 +295,9 @@ if TYPE_CHECKING:
     from monarch._supervision.unjoined import ranks_of as ranks_of
     from monarch._telemetry.collector import telemetry_of as telemetry_of
     from monarch._telemetry.mesh_telemetry import MeshTelemetry as MeshTelemetry
-    from monarch._telemetry.programs import Copy as Copy
-    from monarch._telemetry.programs import Program as Program
+    from monarch._telemetry.programs import MeshCopy as MeshCopy
     from monarch._telemetry.programs import Programs as Programs
+    from monarch._telemetry.programs import WatchedProgram as WatchedProgram
     from monarch._telemetry.serving import Caption as Caption
     from monarch._telemetry.serving import set_caption as set_caption
     from monarch._wire.messages import Dead as Dead
@@ -339,7 +339,7 @@ _WHERE = {
     "monarch._core.text.threads": "describe_threads",
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.text.why": "describe_finding",
-    "monarch._core.unjoined": "SYMMETRIC Finding Waits",
+    "monarch._core.unjoined": "SYMMETRIC UnjoinedRanks CollectiveWait",
     "monarch._engine.rank.functions.stopping": "stop_function",
     "monarch._engine.simulation.devices": "DEVICES",
     "monarch._engine.views.summary": "failed_tensors tensors_held",
@@ -360,7 +360,7 @@ _WHERE = {
     "monarch._debug.why.explaining": "explain names_of",
     "monarch._debug.why.inquiry": "Inquiry procs_beyond",
     "monarch._debug.stepping": "break_here forget_here go_here",
-    "monarch._debug.stops": "PAUSE Stopped stops",
+    "monarch._debug.stops": "PAUSE StoppedRank stops",
     "monarch._debug.threads": "known_threads threads_here",
     "monarch._meshes.actors.ask": "ask endpoint_of",
     "monarch._meshes.actors.ask_hosts": "HostsAsked ask_hosts",
@@ -380,17 +380,17 @@ _WHERE = {
     "monarch._node.node": "Node",
     "monarch._node.opener": "on_opened",
     "monarch._node.remote_errors": "is_ours with_source",
-    "monarch._node.services.asking": "Answers ask_soon send_signal tell_proc",
+    "monarch._node.services.asking": "ServiceAnswers ask_soon send_signal tell_proc",
     "monarch._node.services.once": "new_key",
-    "monarch._node.services.registry": "Request name_of request",
+    "monarch._node.services.registry": "ServiceRequest name_of request",
     "monarch._notebook.reporting.busy": "ThreadState prod thread_state",
     "monarch._notebook.variables.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
     "monarch._notebook.who.complete": "complete_here inspect_here",
     "monarch._notebook.variables.copied": "copyable_here give_copies=give take_copies=take",
-    "monarch._notebook.showing.display": "CLEAR UPDATE Shown",
+    "monarch._notebook.showing.display": "CLEAR UPDATE ShownObject",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
-    "monarch._notebook.dry.rehearsal": "Rehearsal World forecast_here",
+    "monarch._notebook.dry.rehearsal": "Rehearsal SimulatedWorld forecast_here",
     "monarch._notebook.running.execute": "CellError CellResult hides_value",
     "monarch._notebook.variables.inside": "run_in_actor",
     "monarch._notebook.looking.breaking_off": "break_off_here",
@@ -409,9 +409,9 @@ _WHERE = {
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._notebook.reporting.vitals": "Vitals vitals_here",
     "monarch._notebook.reporting.whereabouts": "Whereabouts whereabouts",
-    "monarch._notebook.who.listing": "MOST_VARIABLES=MOST Listing Variable variables_here",
+    "monarch._notebook.who.listing": "MOST_VARIABLES=MOST RankListing Variable variables_here",
     "monarch._notebook.looking.evaluate": "evaluated",
-    "monarch._notebook.who.peek": "Peek PeekedTensor=Tensor peek_here",
+    "monarch._notebook.who.peek": "Peek PeekedTensor peek_here",
     "monarch._procs.agent.detached_records": "records",
     "monarch._procs.agent.services": "AgentRequest shared_gpus states",
     "monarch._procs.launch.registry": "make_launcher parse_options",
@@ -440,7 +440,7 @@ _WHERE = {
     "monarch._supervision.unjoined": "UnjoinedCollectives ranks_of",
     "monarch._telemetry.collector": "telemetry_of",
     "monarch._telemetry.mesh_telemetry": "MeshTelemetry",
-    "monarch._telemetry.programs": "Copy Program Programs",
+    "monarch._telemetry.programs": "MeshCopy WatchedProgram Programs",
     "monarch._telemetry.serving": "Caption set_caption",
     "monarch._wire.messages": "Dead Failure",
 }

@@ -15,10 +15,10 @@ import pytest
 from leaks import wait_until
 from monarch._meshes.inside import targets_of
 from monarch._meshes.procs.replace import Arrival
-from monarch._meshes.procs.state import Ended
+from monarch._meshes.procs.state import DeathFuture
 from monarch._node.current import current_node
 from monarch._node.peers.port_table import PortTable
-from monarch._supervision.watch import Watch
+from monarch._supervision.watch import FailureWatch
 from monarch.actor import Actor, endpoint, heal_mesh
 from monarch.exceptions import ActorError, DeviceMeshError
 
@@ -93,7 +93,7 @@ def test_stop_of_a_process_that_dies_as_it_begins_ends(procs: Any, monkeypatch: 
     mesh = procs(1)
     actors = mesh.spawn("echo", Echo)
     pid = actors.pid.call_one().get(timeout=SOON)
-    before_port_of(Ended, lambda: kill(actors, pid), monkeypatch)
+    before_port_of(DeathFuture, lambda: kill(actors, pid), monkeypatch)
     assert mesh.stop().get(timeout=SOON) is None
 
 
@@ -131,15 +131,15 @@ class Reduces(Actor):
 def test_call_made_while_another_fails_is_freed(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     actors = procs(2).spawn("reduces", Reduces)
     actors.reduce.call().get(timeout=60)
-    under_way, begun, made = Watch._under_way, threading.Event(), threading.Event()
+    under_way, begun, made = FailureWatch._under_way, threading.Event(), threading.Event()
 
-    def late(self: Watch, uid: str) -> Any:
+    def late(self: FailureWatch, uid: str) -> Any:
         found = list(under_way(self, uid))
         begun.set()
         made.wait(SOON)
         return iter(found)
 
-    monkeypatch.setattr(Watch, "_under_way", late)
+    monkeypatch.setattr(FailureWatch, "_under_way", late)
     failing = actors.slice(gpus=0).fail.call_one()
     assert begun.wait(SOON)
     waiting = actors.slice(gpus=1).reduce.call_one()

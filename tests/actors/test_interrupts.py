@@ -17,7 +17,7 @@ import pytest
 
 from leaks import processes, wait_until
 from monarch._actors import interrupting
-from monarch._actors.interrupts import Interrupt, raised
+from monarch._actors.interrupts import ThreadInterrupt, raised
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
@@ -187,7 +187,7 @@ def test_call_interrupted_while_another_keeps_the_gil_never_runs(procs: Any, tmp
 def test_interrupt_that_is_copied_counts_as_raised_nowhere_else() -> None:
     """Actors keep errors, and pickle them; where one is loaded, nobody has been interrupted."""
     ident = threading.get_ident()
-    error = Interrupt()
+    error = ThreadInterrupt()
     assert raised.pop(ident) is error
     copied = pickle.loads(pickle.dumps(error))
     assert type(copied) is KeyboardInterrupt

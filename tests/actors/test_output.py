@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._core.text.folding.blocks import Line
+from monarch._core.text.folding.blocks import OutputLine
 from monarch._node.current import current_node
 from monarch._session.session import need_session
 from monarch._wire import messages as m
@@ -72,22 +72,22 @@ class Asks(Actor):
 
 
 @pytest.fixture
-def lines(host: Any) -> Iterator[list[Line]]:
+def lines(host: Any) -> Iterator[list[OutputLine]]:
     """The lines as they arrive, without showing them."""
     output = need_session(current_node()).output
     output.flush()
-    seen: list[Line] = []
+    seen: list[OutputLine] = []
     old, output.on_line = output.on_line, seen.append
     yield seen
     output.flush()
     output.on_line = old
 
 
-def texts(lines: list[Line], stream: str = "stdout") -> list[str]:
+def texts(lines: list[OutputLine], stream: str = "stdout") -> list[str]:
     return [line.text for line in lines if line.stream == stream]
 
 
-def test_output_is_shown_before_the_result(procs: Any, lines: list[Line]) -> None:
+def test_output_is_shown_before_the_result(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(2).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     for number in range(50):
@@ -97,14 +97,14 @@ def test_output_is_shown_before_the_result(procs: Any, lines: list[Line]) -> Non
     assert len(lines) == 50
 
 
-def test_output_of_every_writer_is_captured(procs: Any, lines: list[Line]) -> None:
+def test_output_of_every_writer_is_captured(procs: Any, lines: list[OutputLine]) -> None:
     procs(1).spawn("prints", Prints).by_all_ways.call().get(timeout=20)
     assert sorted(texts(lines)) == ["c printf", "descriptor 1", "python stdout", "subprocess"]
     assert sorted(texts(lines, "stderr")) == ["descriptor 2", "python stderr", "subprocess stderr"]
     assert {line.prefix() for line in lines} == {"[rank 0]"}
 
 
-def test_the_order_of_each_rank_is_kept(procs: Any, lines: list[Line]) -> None:
+def test_the_order_of_each_rank_is_kept(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(3).spawn("prints", Prints)
     prints.say_rank.call(300).get(timeout=20)
     assert wait_until(lambda: len(lines) == 900)
@@ -113,7 +113,7 @@ def test_the_order_of_each_rank_is_kept(procs: Any, lines: list[Line]) -> None:
         assert mine == [f"line {index} of rank {rank}" for index in range(300)]
 
 
-def test_lines_common_to_all_ranks_are_folded(procs: Any, lines: list[Line]) -> None:
+def test_lines_common_to_all_ranks_are_folded(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(4).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     prints.say.call("the same").get(timeout=20)
@@ -124,7 +124,7 @@ def test_lines_common_to_all_ranks_are_folded(procs: Any, lines: list[Line]) -> 
     assert sorted(line.prefix() for line in lines[2:]) == [f"[rank {rank}]" for rank in range(4)]
 
 
-def test_split_characters_and_invalid_bytes_are_shown(procs: Any, lines: list[Line]) -> None:
+def test_split_characters_and_invalid_bytes_are_shown(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(1).spawn("prints", Prints)
     data = "größe 🙂 Ende\n".encode()
     prints.write.call(*(bytes([byte]) for byte in data)).get(timeout=20)
@@ -135,7 +135,7 @@ def test_split_characters_and_invalid_bytes_are_shown(procs: Any, lines: list[Li
     assert texts(lines)[1:] == ["h", "ü", "h \ufffd"]
 
 
-def test_long_lines_and_much_output_arrive(procs: Any, lines: list[Line]) -> None:
+def test_long_lines_and_much_output_arrive(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.say.call("x" * 3_000_000).get(timeout=20)
     assert [len(text) for text in texts(lines)] == [3_000_000]
@@ -143,7 +143,7 @@ def test_long_lines_and_much_output_arrive(procs: Any, lines: list[Line]) -> Non
     assert wait_until(lambda: len(lines) == 40_002)
 
 
-def test_unfinished_line_is_shown_finally(procs: Any, lines: list[Line]) -> None:
+def test_unfinished_line_is_shown_finally(procs: Any, lines: list[OutputLine]) -> None:
     mesh = procs(1)
     prints = mesh.spawn("prints", Prints)
     prints.unfinished.call().get(timeout=20)
@@ -151,7 +151,7 @@ def test_unfinished_line_is_shown_finally(procs: Any, lines: list[Line]) -> None
     assert wait_until(lambda: "no line end, and its end" in "".join(texts(lines)))
 
 
-def test_output_of_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
+def test_output_of_async_endpoints_and_broadcasts(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(2).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     prints.say_async.call("async").get(timeout=20)
@@ -160,7 +160,7 @@ def test_output_of_async_endpoints_and_broadcasts(procs: Any, lines: list[Line])
     assert wait_until(lambda: texts(lines)[-1] == "broadcast")
 
 
-def test_output_source_names_the_call(procs: Any, lines: list[Line]) -> None:
+def test_output_source_names_the_call(procs: Any, lines: list[OutputLine]) -> None:
     mesh = procs(1)
     first, second = mesh.spawn("first", Prints), mesh.spawn("second", Prints)
     # What one of them prints while another one ends something may be taken for that one's.
@@ -173,7 +173,7 @@ def test_output_source_names_the_call(procs: Any, lines: list[Line]) -> None:
     assert found["one"][1:] == (first._key, one.port) and found["two"][1:] == (second._key, two.port)
 
 
-def test_concurrent_prints_of_one_proc_lose_nothing(procs: Any, lines: list[Line]) -> None:
+def test_concurrent_prints_of_one_proc_lose_nothing(procs: Any, lines: list[OutputLine]) -> None:
     mesh = procs(1)
     actors = [mesh.spawn(f"a{index}", Prints) for index in range(3)]
     for number in range(100):
@@ -193,7 +193,7 @@ def test_output_keeps_stdout_and_stderr_apart(procs: Any, capsys: pytest.Capture
     assert "python stderr" not in out
 
 
-def test_logging_option(procs: Any, lines: list[Line]) -> None:
+def test_logging_option(procs: Any, lines: list[OutputLine]) -> None:
     import asyncio
 
     mesh = procs(2)
@@ -214,7 +214,7 @@ def test_logging_option(procs: Any, lines: list[Line]) -> None:
             asyncio.run(mesh.logging_option(**wrong))
 
 
-def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[Line]) -> None:
+def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[OutputLine]) -> None:
     class Says(Actor):
         @endpoint
         def f(self) -> None: ...
@@ -228,7 +228,7 @@ def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[Line]) ->
     assert wait_until(lambda: "good bye" in texts(lines))
 
 
-def test_dead_ranks_keep_only_quoted_output(procs: Any, lines: list[Line]) -> None:
+def test_dead_ranks_keep_only_quoted_output(procs: Any, lines: list[OutputLine]) -> None:
     class Talks(Actor):
         @endpoint
         def end(self) -> None:
@@ -254,7 +254,7 @@ def test_dead_ranks_keep_only_quoted_output(procs: Any, lines: list[Line]) -> No
         assert ("line 8999" in str(caught.value)) == (not stop)
 
 
-def test_idle_ranks_send_no_output(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_ranks_send_no_output(procs: Any, lines: list[OutputLine], monkeypatch: pytest.MonkeyPatch) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     node = current_node()
@@ -266,7 +266,7 @@ def test_idle_ranks_send_no_output(procs: Any, lines: list[Line], monkeypatch: p
     assert not told
 
 
-def test_flood_is_bounded_and_omitted_bytes_are_exact(procs: Any, lines: list[Line]) -> None:
+def test_flood_is_bounded_and_omitted_bytes_are_exact(procs: Any, lines: list[OutputLine]) -> None:
     class Floods(Actor):
         @endpoint
         def flood(self, count: int) -> int:
@@ -291,7 +291,7 @@ def test_flood_is_bounded_and_omitted_bytes_are_exact(procs: Any, lines: list[Li
     assert floods.held.call_one().get(timeout=20) < 1 << 20
 
 
-def test_output_within_the_bound_is_all_shown(procs: Any, lines: list[Line]) -> None:
+def test_output_within_the_bound_is_all_shown(procs: Any, lines: list[OutputLine]) -> None:
     class Floods(Actor):
         @endpoint
         def say(self, count: int) -> None:
@@ -305,7 +305,7 @@ def test_output_within_the_bound_is_all_shown(procs: Any, lines: list[Line]) -> 
         assert [line.text for line in lines if line.ranks == (rank,)] == [f"{rank} {n}" for n in range(50_000)]
 
 
-def test_c_output_without_a_newline_comes_with_its_call(procs: Any, lines: list[Line]) -> None:
+def test_c_output_without_a_newline_comes_with_its_call(procs: Any, lines: list[OutputLine]) -> None:
     class Prints(Actor):
         @endpoint
         def part(self) -> None:
@@ -322,11 +322,11 @@ def test_c_output_without_a_newline_comes_with_its_call(procs: Any, lines: list[
     assert texts(lines) == ["a part", "of a child"]
 
 
-def test_output_hook_may_call_ranks(procs: Any, lines: list[Line]) -> None:
+def test_output_hook_may_call_ranks(procs: Any, lines: list[OutputLine]) -> None:
     prints = procs(2).spawn("prints", Prints)
     answers: list[Any] = []
 
-    def ask(line: Line) -> None:
+    def ask(line: OutputLine) -> None:
         lines.append(line)
         # It runs with no lock held and not in the receiving thread.
         answers.append(len(prints.nothing.call().get(timeout=20)))
@@ -341,11 +341,11 @@ def test_output_hook_may_call_ranks(procs: Any, lines: list[Line]) -> None:
 
 
 def test_failing_output_hook_does_not_end_output(
-    procs: Any, lines: list[Line], capsys: pytest.CaptureFixture[str]
+    procs: Any, lines: list[OutputLine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     prints = procs(1).spawn("prints", Prints)
 
-    def fail(line: Line) -> None:
+    def fail(line: OutputLine) -> None:
         raise ValueError("a hook failed")
 
     output = need_session(current_node()).output

@@ -13,7 +13,7 @@ import pytest
 
 from monarch._node.current import current_node
 from monarch._notebook.showing import streams
-from monarch._notebook.showing.display import Shown
+from monarch._notebook.showing.display import ShownObject
 from monarch._session.session import need_session
 from monarch.actor import Actor, endpoint
 from monarch_kernel.output.displays import Displays
@@ -92,7 +92,7 @@ class Echo(Actor):
 
     @endpoint
     def show(self, port: Any) -> None:
-        port.send(Shown("show", {"text/plain": Asks(self.me)}))
+        port.send(ShownObject("show", {"text/plain": Asks(self.me)}))
 
     def __init__(self) -> None:
         self.me = None

@@ -15,7 +15,7 @@ from leaks import wait_until
 from monarch._core.roster import split_proc
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs import replace, resize
-from monarch._meshes.procs.starting import SPARE, Starting
+from monarch._meshes.procs.starting import SPARE, ProcStarter
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint, heal_mesh
 from monarch.exceptions import DeviceMeshError, StoppedError
@@ -100,7 +100,7 @@ def test_resize_that_a_stop_overtakes_starts_nothing(procs: Any, monkeypatch: py
 def test_heal_of_a_mesh_that_is_stopped_adds_no_spares(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = procs(1, spares=1)
     kill_last(mesh)
-    before(Starting, "fill", stop(mesh), monkeypatch)
+    before(ProcStarter, "fill", stop(mesh), monkeypatch)
     with pytest.raises(StoppedError, match="no more spare processes"):
         heal_mesh(mesh)
     assert all_end(mesh)
@@ -114,7 +114,7 @@ def test_new_processes_end_if_the_stop_was_sent_before_they_start(
     if change is heal_mesh:
         kill_last(mesh)
     # They have their names by now, but no agent knows them.
-    before(Starting, "start", mesh.stop, monkeypatch)
+    before(ProcStarter, "start", mesh.stop, monkeypatch)
     # They may be set up before the stop reaches them, as if it had come just after.
     with suppress(DeviceMeshError):
         change(mesh)
@@ -124,6 +124,6 @@ def test_new_processes_end_if_the_stop_was_sent_before_they_start(
 def test_spares_end_if_the_stop_was_sent_before_they_start(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = procs(1, spares=1)
     kill_last(mesh)
-    before(Starting, "_spawn", mesh.stop, monkeypatch, lambda *args: SPARE in args[3])
+    before(ProcStarter, "_spawn", mesh.stop, monkeypatch, lambda *args: SPARE in args[3])
     heal_mesh(mesh)
     assert all_end(mesh)

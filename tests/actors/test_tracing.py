@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.pausing.points import FUNCTION, LINE, RAISED, Points
-from monarch._actors.pausing.tracing import FINISH, INTO, NEXT, OUT, UNTIL, Step, Stop, Tracer
+from monarch._actors.pausing.points import FUNCTION, LINE, RAISED, RankBreakpoints
+from monarch._actors.pausing.tracing import FINISH, INTO, NEXT, OUT, UNTIL, StepState, StopReason, Tracer
 
 CODE = """def inner(x):
     y = x + 1
@@ -67,9 +67,9 @@ class Seat:
     """Runs code under a tracer, and lists where it stops."""
 
     def __init__(self) -> None:
-        self.points = Points()
+        self.points = RankBreakpoints()
         self.stops: list[tuple[str, int, str]] = []
-        self.steps: list[Step] = []
+        self.steps: list[StepState] = []
         self.over = 0
         self.is_busy = True
         self.tracer = Tracer(self.points, self._reached, self._count, lambda: self.is_busy, lambda: 0)
@@ -83,12 +83,12 @@ class Seat:
         if self.steps:
             self.tracer.begin(sys._getframe(1), self.steps.pop(0))
 
-    def _reached(self, frame: FrameType, stop: Stop) -> None:
+    def _reached(self, frame: FrameType, stop: StopReason) -> None:
         self.stops.append((frame.f_code.co_name, frame.f_lineno, stop.text))
         if self.steps:
             self.tracer.begin(frame, self.steps.pop(0))
 
-    def run(self, call: Callable[[], Any], *steps: Step) -> Any:
+    def run(self, call: Callable[[], Any], *steps: StepState) -> Any:
         """Run a function, with a step from ``start()`` on and from each stop."""
         self.steps = list(steps)
         self.tracer.settle(sys._getframe())
@@ -112,22 +112,22 @@ def seat() -> Iterator[Seat]:
 
 
 def test_next_goes_over_calls(seat: Seat) -> None:
-    assert seat.run(lambda: seat.names["outer"](1), *[Step(NEXT)] * 3) == 6
+    assert seat.run(lambda: seat.names["outer"](1), *[StepState(NEXT)] * 3) == 6
     assert seat.places() == [("outer", 7), ("outer", 8), ("outer", 9)]
 
 
 def test_step_goes_into_calls_and_back(seat: Seat) -> None:
-    seat.run(lambda: seat.names["outer"](1), *[Step(INTO)] * 5)
+    seat.run(lambda: seat.names["outer"](1), *[StepState(INTO)] * 5)
     assert seat.places() == [("outer", 7), ("inner", 2), ("inner", 3), ("outer", 8), ("outer", 9)]
 
 
 def test_until_leaves_a_loop(seat: Seat) -> None:
-    seat.run(lambda: seat.names["outer"](1), Step(UNTIL, 9), Step(UNTIL))
+    seat.run(lambda: seat.names["outer"](1), StepState(UNTIL, 9), StepState(UNTIL))
     assert seat.places() == [("outer", 9), ("outer", 10)]
 
 
 def test_finish_shows_the_value(seat: Seat) -> None:
-    seat.run(lambda: seat.names["outer"](1), Step(INTO), Step(INTO), Step(FINISH), Step(NEXT))
+    seat.run(lambda: seat.names["outer"](1), StepState(INTO), StepState(INTO), StepState(FINISH), StepState(NEXT))
     assert seat.stops == [("outer", 7, ""), ("inner", 2, ""), ("inner", 3, "returns 2"), ("outer", 8, "")]
 
 
@@ -137,37 +137,37 @@ def test_next_at_the_end_stops_in_the_caller(seat: Seat) -> None:
         return value + 1
 
     test.__code__ = test.__code__.replace(co_filename="cell [2]")
-    seat.run(test, Step(UNTIL, 11), Step(NEXT))
+    seat.run(test, StepState(UNTIL, 11), StepState(NEXT))
     assert [name for name, _ in seat.places()] == ["outer", "test"]
 
 
 def test_next_in_a_generator_stays_in_it(seat: Seat) -> None:
-    assert seat.run(seat.names["sums"], *[Step(NEXT)] * 3) == 3
+    assert seat.run(seat.names["sums"], *[StepState(NEXT)] * 3) == 3
     assert seat.places()[:2] == [("gen", 15), ("gen", 16)]
 
 
 def test_next_at_the_end_of_a_coroutine_stops_where_it_is_awaited(seat: Seat) -> None:
-    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), *[Step(NEXT)] * 3) == 2
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), *[StepState(NEXT)] * 3) == 2
     assert seat.places() == [("leaf", 37), ("leaf", 38), ("trunk", 42)]
 
 
 def test_finish_of_a_coroutine_is_not_at_its_await(seat: Seat) -> None:
-    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), Step(FINISH), Step(NEXT)) == 2
+    assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), StepState(FINISH), StepState(NEXT)) == 2
     assert seat.stops == [("leaf", 38, "returns 1"), ("trunk", 42, "")]
 
 
 def test_next_at_the_end_of_a_task_stops_in_the_next_one(seat: Seat) -> None:
-    assert seat.run(lambda: asyncio.run(seat.names["forest"]()), *[Step(NEXT)] * 3) == [1]
+    assert seat.run(lambda: asyncio.run(seat.names["forest"]()), *[StepState(NEXT)] * 3) == [1]
     assert seat.places() == [("leaf", 37), ("leaf", 38), ("forest", 46)]
 
 
 def test_step_out_of_an_error_ends_where_it_is_caught(seat: Seat) -> None:
-    assert seat.run(seat.names["caught"], Step(NEXT), Step(NEXT), Step(NEXT)) == 1
+    assert seat.run(seat.names["caught"], StepState(NEXT), StepState(NEXT), StepState(NEXT)) == 1
     assert seat.places() == [("bad", 26), ("caught", 31), ("caught", 32)]
 
 
 def test_step_ends_with_its_call(seat: Seat) -> None:
-    seat.tracer.begin(sys._getframe(), Step(FINISH))
+    seat.tracer.begin(sys._getframe(), StepState(FINISH))
     seat.is_busy = False
     seat.names["inner"](1)
     assert seat.over == 1 and sys.gettrace() is None
@@ -179,7 +179,7 @@ def test_interrupt_ends_a_step(seat: Seat) -> None:
 
     seat.names["inner"] = lambda x: interrupt()
     with pytest.raises(KeyboardInterrupt):
-        seat.run(lambda: seat.names["outer"](1), Step(NEXT), Step(NEXT))
+        seat.run(lambda: seat.names["outer"](1), StepState(NEXT), StepState(NEXT))
     assert seat.over == 1 and sys.gettrace() is None and seat.places() == [("outer", 7)]
 
 
@@ -277,7 +277,7 @@ def test_tracing_goes_on_after_an_interrupt_was_taken_back() -> None:
 
 def test_out_stops_in_the_line_of_the_caller(seat: Seat) -> None:
     # start() begins the first step: into inner, out of it, and on.
-    seat.run(lambda: seat.names["outer"](1), Step(INTO), Step(INTO), Step(OUT), Step(NEXT))
+    seat.run(lambda: seat.names["outer"](1), StepState(INTO), StepState(INTO), StepState(OUT), StepState(NEXT))
     assert seat.places() == [("outer", 7), ("inner", 2), ("outer", 8), ("outer", 9)]
 
 

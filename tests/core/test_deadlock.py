@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._core.deadlock import Deadlock, Probe, Request, State, Waits
+from monarch._core.deadlock import Deadlock, PendingRequest, Probe, State, WaitGraph
 
 Actor = tuple[str, str]
 """Process and key."""
-Begun = tuple[int, list[Request]]
+Begun = tuple[int, list[PendingRequest]]
 """A wait and its requests."""
 
 
@@ -28,16 +28,16 @@ class Procs:
     """Some processes, with requests in the states that the test sets."""
 
     def __init__(self) -> None:
-        self.state: dict[Request, State] = {}
-        self.waits: dict[str, Waits] = {}
+        self.state: dict[PendingRequest, State] = {}
+        self.waits: dict[str, WaitGraph] = {}
         self.ports = 0
 
-    def at(self, proc: str) -> Waits:
-        return self.waits.setdefault(proc, Waits(proc, self.state.get))
+    def at(self, proc: str) -> WaitGraph:
+        return self.waits.setdefault(proc, WaitGraph(proc, self.state.get))
 
     def begin(self, source: Actor, *targets: Actor, state: State | None = "queued") -> Begun:
         self.ports += 1
-        requests = [Request(source[0], self.ports, *target) for target in targets]
+        requests = [PendingRequest(source[0], self.ports, *target) for target in targets]
         if state:
             self.state.update(dict.fromkeys(requests, state))
         number = self.at(source[0]).begin(
@@ -235,7 +235,7 @@ def test_probe_survives_the_wire() -> None:
 class Handling(NamedTuple):
     """A request, and what its endpoint will do."""
 
-    request: Request
+    request: PendingRequest
     calls: list[list[Actor]]
     """The actors that it calls and waits for, one group after the other."""
     explicit: bool
@@ -243,7 +243,7 @@ class Handling(NamedTuple):
 
 class Blocked(NamedTuple):
     number: int
-    requests: set[Request]
+    requests: set[PendingRequest]
 
 
 class World:
@@ -258,16 +258,16 @@ class World:
         self.actors: list[Actor] = [(f"p{index % procs}", f"a{index}") for index in range(actors)]
         self.choices = iter(choices)
         self.fails = fails
-        self.waits = {proc: Waits(proc, self.state) for proc, _ in self.actors}
+        self.waits = {proc: WaitGraph(proc, self.state) for proc, _ in self.actors}
         self.queue: dict[Actor, list[Handling]] = defaultdict(list)
         self.running: dict[Actor, Handling] = {}
         self.blocked: dict[Actor, Blocked] = {}
         # Explicit ones that began and have no reply; it may come while they run, or later.
-        self.ports: list[Request] = []
+        self.ports: list[PendingRequest] = []
         self.told: set[Actor] = set()
         # In flight; any of them may be the next to arrive.
         self.calls: list[Handling] = []
-        self.replies: list[Request] = []
+        self.replies: list[PendingRequest] = []
         self.probes: list[Probe] = []
         self.sent = 0
         self.made = 0
@@ -275,16 +275,16 @@ class World:
     def choose(self, below: int) -> int:
         return next(self.choices, 0) % below
 
-    def state(self, request: Request) -> State | None:
+    def state(self, request: PendingRequest) -> State | None:
         actor = (request.target, request.actor)
         now = self.running.get(actor)
         if now and now.request == request:
             return "explicit" if now.explicit else "running"
         return "queued" if any(each.request == request for each in self.queue[actor]) else None
 
-    def call(self, proc: str, target: Actor, depth: int) -> Request:
+    def call(self, proc: str, target: Actor, depth: int) -> PendingRequest:
         self.made += 1
-        request = Request(proc, self.made, *target)
+        request = PendingRequest(proc, self.made, *target)
         calls = [
             [self.actors[self.choose(len(self.actors))] for _ in range(1 + self.choose(3))]
             for _ in range(self.choose(3) if depth else 0)
@@ -338,7 +338,7 @@ class World:
             if not now.explicit:
                 self.replies.append(now.request)
 
-    def replied(self, request: Request) -> None:
+    def replied(self, request: PendingRequest) -> None:
         for actor, wait in list(self.blocked.items()):
             if request in wait.requests:
                 wait.requests.discard(request)

@@ -14,7 +14,7 @@ from monarch._core.digests.divergence import (
     RANDOM,
     SHARD,
     STRANGE,
-    Finding,
+    Divergence,
     Sample,
     Sentry,
 )
@@ -31,7 +31,7 @@ def sampled(step: int, *changes: tuple[int, int], strange: dict[int, str] | None
     return Sample(step, NAMES, marks, strange or {})
 
 
-def taken(sentry: Sentry, *samples: Sample) -> list[Finding]:
+def taken(sentry: Sentry, *samples: Sample) -> list[Divergence]:
     return [found for rank, sample in enumerate(samples) for found in sentry.take(rank, sample)]
 
 
@@ -96,7 +96,7 @@ def test_order_of_arrival_does_not_matter(ranks: int, steps: int, data: st.DataO
     ]
     shuffled = random.Random(data.draw(st.integers()))
     sentry = Sentry("model", ranks)
-    found: list[Finding] = []
+    found: list[Divergence] = []
     while any(queues):
         rank = shuffled.choice([rank for rank in range(ranks) if queues[rank]])
         found += sentry.take(rank, queues[rank].pop(0))

@@ -10,12 +10,12 @@ from monarch._core.fail_fast import (
     PERIOD,
     STUBBORN,
     TELL,
+    CallState,
     Command,
     FailFast,
     Free,
     Interrupt,
     Look,
-    Standing,
     Tell,
     waits_in_vain,
 )
@@ -23,9 +23,9 @@ from monarch._core.fail_fast import (
 ALL = (0, 1, 2, 3)
 
 
-def at(rank: int, count: int, place: int = 1, group: tuple[int, ...] = ALL, sleeps: bool = False) -> Standing:
+def at(rank: int, count: int, place: int = 1, group: tuple[int, ...] = ALL, sleeps: bool = False) -> CallState:
     """Return a rank that has begun so many collectives in one group."""
-    return Standing(rank, {"g": (group, count)}, (), (place,), sleeps)
+    return CallState(rank, {"g": (group, count)}, (), (place,), sleeps)
 
 
 def test_rank_waits_in_vain_when_it_is_ahead_of_failed_one() -> None:
@@ -33,23 +33,23 @@ def test_rank_waits_in_vain_when_it_is_ahead_of_failed_one() -> None:
     assert not waits_in_vain(at(0, 2), [at(1, 2)])
     assert not waits_in_vain(at(0, 1), [at(1, 2)])
     # In a group without the failed rank.
-    assert not waits_in_vain(at(0, 3, group=(0, 2)), [Standing(1, {})])
+    assert not waits_in_vain(at(0, 3, group=(0, 2)), [CallState(1, {})])
     # In a group that the failed rank has not created.
-    assert waits_in_vain(at(0, 1, group=(0, 1)), [Standing(1, {})])
+    assert waits_in_vain(at(0, 1, group=(0, 1)), [CallState(1, {})])
 
 
 def test_rank_waits_in_vain_for_failed_one_to_make_group() -> None:
-    making = Standing(0, {}, (("g", (0, 1)),))
-    assert waits_in_vain(making, [Standing(1, {})])
+    making = CallState(0, {}, (("g", (0, 1)),))
+    assert waits_in_vain(making, [CallState(1, {})])
     # Another group of the same ranks, such as the default one, is not the one that is waited for.
-    assert waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)}, made=("h",))])
-    assert not waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)}, made=("g", "h"))])
-    assert not waits_in_vain(making, [Standing(2, {})])
+    assert waits_in_vain(making, [CallState(1, {"h": ((0, 1), 0)}, made=("h",))])
+    assert not waits_in_vain(making, [CallState(1, {"h": ((0, 1), 0)}, made=("g", "h"))])
+    assert not waits_in_vain(making, [CallState(2, {})])
     # One whose members are not known.
-    assert waits_in_vain(Standing(0, {}, (("", ()),)), [Standing(2, {})])
+    assert waits_in_vain(CallState(0, {}, (("", ()),)), [CallState(2, {})])
 
 
-def drive(standings: dict[int, list[Standing]], failed: int, seconds: float) -> list[tuple[float, Command]]:
+def drive(standings: dict[int, list[CallState]], failed: int, seconds: float) -> list[tuple[float, Command]]:
     """Check ranks for some seconds; the last state of each stays."""
     machine = FailFast(len(standings), 0.0)
     machine.failed(failed)
@@ -105,7 +105,7 @@ def test_freed_rank_that_stays_is_interrupted_once() -> None:
     ),
     st.data(),
 )
-def test_checks_are_few_and_free_only_others(standings: list[list[Standing]], data: st.DataObject) -> None:
+def test_checks_are_few_and_free_only_others(standings: list[list[CallState]], data: st.DataObject) -> None:
     failed = data.draw(st.integers(0, len(standings) - 1))
     log = drive(dict(enumerate(standings)), failed, 30.0)
     looks = [when for when, command in log if isinstance(command, Look)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._core.text.folding import folder as folder_module
-from monarch._core.text.folding.blocks import Block, Line, merge_blocks
+from monarch._core.text.folding.blocks import Block, OutputLine, merge_blocks
 from monarch._core.text.folding.folder import Folder
 
 WINDOW = 0.1
@@ -33,7 +33,7 @@ STEPS = st.lists(
 )
 
 
-def by_rank(lines: Iterable[Line]) -> Printed:
+def by_rank(lines: Iterable[OutputLine]) -> Printed:
     found: Printed = defaultdict(list)
     for line in lines:
         assert list(line.ranks) == sorted(set(line.ranks))
@@ -64,7 +64,7 @@ class Unfolded:
 
 @given(STEPS)
 def test_no_line_of_a_rank_is_lost_doubled_or_reordered(steps: list[object]) -> None:
-    folder, plain, lines, now = Folder(WINDOW), Unfolded(), list[Line](), 0.0
+    folder, plain, lines, now = Folder(WINDOW), Unfolded(), list[OutputLine](), 0.0
     for step in steps:
         match step:
             case str(source):
@@ -116,7 +116,7 @@ def test_equal_output_of_all_ranks_is_shown_once(order: list[int], chunks: int) 
         for start in range(0, len(text), chunks):
             folder.add("A", rank, "stdout", text[start : start + chunks], at * 0.01)
     assert folder.due(WINDOW - 0.001) == []
-    assert folder.due(2 * WINDOW) == [Line("A", tuple(range(8)), "stdout", text) for text in "012"]
+    assert folder.due(2 * WINDOW) == [OutputLine("A", tuple(range(8)), "stdout", text) for text in "012"]
 
 
 def fold(*printed: str, order: Iterable[int] | None = None) -> list[tuple[str, str]]:
@@ -172,9 +172,9 @@ def test_streams_and_sources_do_not_fold_into_each_other() -> None:
     folder.add("A", 1, "stderr", "x\n", 0)
     folder.add("B", 0, "stdout", "x\n", 0)
     assert folder.due(1) == [
-        Line("A", (0,), "stdout", "x"),
-        Line("A", (1,), "stderr", "x"),
-        Line("B", (0,), "stdout", "x"),
+        OutputLine("A", (0,), "stdout", "x"),
+        OutputLine("A", (1,), "stderr", "x"),
+        OutputLine("B", (0,), "stdout", "x"),
     ]
 
 
@@ -185,16 +185,16 @@ def test_line_waits_for_window_and_no_longer() -> None:
     folder.add("A", 1, "stdout", "x\n", 5.0 + WINDOW + 0.01)
     assert folder.next_due() == 5.0 + WINDOW
     assert folder.due(5.0 + WINDOW / 2) == []
-    assert folder.due(5.0 + WINDOW) == [Line("A", (0, 1), "stdout", "x")]
+    assert folder.due(5.0 + WINDOW) == [OutputLine("A", (0, 1), "stdout", "x")]
     assert folder.next_due() is None
 
 
 def test_late_rank_has_line_of_its_own() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "x\n", 0)
-    assert folder.due(WINDOW) == [Line("A", (0,), "stdout", "x")]
+    assert folder.due(WINDOW) == [OutputLine("A", (0,), "stdout", "x")]
     folder.add("A", 1, "stdout", "x\n", WINDOW)
-    assert folder.due(2 * WINDOW) == [Line("A", (1,), "stdout", "x")]
+    assert folder.due(2 * WINDOW) == [OutputLine("A", (1,), "stdout", "x")]
 
 
 def test_part_of_line_waits_for_its_end_or_flush() -> None:
@@ -203,9 +203,9 @@ def test_part_of_line_waits_for_its_end_or_flush() -> None:
         folder.add("A", rank, "stdout", "loading", 0)
     assert folder.due(10) == []
     assert folder.next_due() is None
-    assert folder.flush("A") == [Line("A", (0, 1, 2), "stdout", "loading")]
+    assert folder.flush("A") == [OutputLine("A", (0, 1, 2), "stdout", "loading")]
     folder.add("A", 0, "stdout", " done\n", 11)
-    assert folder.flush() == [Line("A", (0,), "stdout", " done")]
+    assert folder.flush() == [OutputLine("A", (0,), "stdout", " done")]
 
 
 def test_flushing_one_source_leaves_others() -> None:
@@ -214,7 +214,7 @@ def test_flushing_one_source_leaves_others() -> None:
     folder.add("B", 0, "stdout", "z\n", 0)
     assert [line.text for line in folder.flush("A")] == ["x", "y"]
     assert folder.flush("A") == folder.flush("C") == []
-    assert folder.due(1) == [Line("B", (0,), "stdout", "z")]
+    assert folder.due(1) == [OutputLine("B", (0,), "stdout", "z")]
 
 
 def test_carriage_return_restarts_the_line() -> None:
@@ -252,8 +252,8 @@ def test_thousand_interdependent_ranks_fold() -> None:
 
 
 def test_prefix_names_ranks() -> None:
-    assert Line("A", (3,), "stdout", "x").prefix() == "[rank 3]"
-    assert Line("A", tuple(range(8)), "stdout", "x").prefix() == "[ranks 0-7]"
+    assert OutputLine("A", (3,), "stdout", "x").prefix() == "[rank 3]"
+    assert OutputLine("A", tuple(range(8)), "stdout", "x").prefix() == "[ranks 0-7]"
 
 
 MANY = st.lists(st.sampled_from(["same", "other", "r"]), min_size=150, max_size=260)
@@ -261,7 +261,7 @@ MANY = st.lists(st.sampled_from(["same", "other", "r"]), min_size=150, max_size=
 
 @given(st.lists(MANY, min_size=2, max_size=3), st.floats(0, WINDOW))
 def test_many_lines_of_few_kinds_keep_their_order(printed: list[list[str]], wait: float) -> None:
-    folder, lines = Folder(WINDOW), list[Line]()
+    folder, lines = Folder(WINDOW), list[OutputLine]()
     for rank, texts in enumerate(printed):
         half = len(texts) // 2
         for part, now in ((texts[:half], 0.0), (texts[half:], wait)):
@@ -303,7 +303,7 @@ def test_equal_long_lines_wait_for_the_rest_of_one() -> None:
         if step:
             assert folder.due(step * 0.05 + 0.04) == []
     folder.add("A", 1, "stdout", "\n", 0.25)
-    assert folder.due(1) == [Line("A", (0, 1), "stdout", text)]
+    assert folder.due(1) == [OutputLine("A", (0, 1), "stdout", text)]
 
 
 def test_unfinished_line_is_split_at_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from monarch._node.call_watch import NoWatch
 from monarch._node.peers.peer import Peer
 from monarch._node.peers.port_table import PortTable
 from monarch._node.replies.gather import Gather
-from monarch._node.waits import Waits
+from monarch._node.waits import ProcessWaits
 from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -44,7 +44,7 @@ class Caller:
 
     def __init__(self) -> None:
         self.receive_loop: Any = ReceiveLoop()
-        self.waits = Waits(self.receive_loop)
+        self.waits = ProcessWaits(self.receive_loop)
         self.ports = PortTable()
         self.ports.opened.subscribe(self.ports.follow)
         self.ports.closed.subscribe(self.close)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._core.shapes.extent import Extent
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.region import Region
 from monarch.exceptions import AxisError, PointError, ShapeError
 
@@ -215,7 +215,7 @@ def test_invalid_packed_region_is_rejected(packed: Any) -> None:
         Region.unpack(packed)
 
 
-class Mesh(MeshView):
+class Mesh(MakesViews):
     """A minimal mesh."""
 
     def __init__(self, region: Region) -> None:

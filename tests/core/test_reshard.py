@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._core import reshard
-from monarch._core.reshard import BETWEEN_HOSTS, FROM_SOURCES, SOURCE, WITHIN_HOSTS, Holder, Plan, Planner
+from monarch._core.reshard import BETWEEN_HOSTS, FROM_SOURCES, SOURCE, WITHIN_HOSTS, BoxHolder, FetchPlan, Planner
 from monarch._core.shapes.boxes import Box, box_of
 from monarch.exceptions import ShapeError
 
@@ -26,7 +26,7 @@ def shards(shape: list[int], counts: list[int]) -> list[Box]:
 
 
 @st.composite
-def layouts(draw: Any, shape: list[int], prefix: str) -> list[Holder]:
+def layouts(draw: Any, shape: list[int], prefix: str) -> list[BoxHolder]:
     """Processes on some hosts that hold shards of a tensor, possibly with copies of the same shard."""
     counts = [draw(st.integers(1, 4)) for _ in shape]
     replicas = draw(st.integers(1, 3))
@@ -34,10 +34,10 @@ def layouts(draw: Any, shape: list[int], prefix: str) -> list[Holder]:
     boxes = [box for box in shards(shape, counts) for _ in range(replicas)]
     near = draw(st.booleans())
     names = [f"{'' if near else prefix}{index % hosts}" for index in range(len(boxes))]
-    return [Holder(name, {"w": box}) for name, box in zip(names, boxes, strict=True)]
+    return [BoxHolder(name, {"w": box}) for name, box in zip(names, boxes, strict=True)]
 
 
-def carry_out(plan: Plan, shape: list[int], sources: list[Holder], targets: list[Holder]) -> dict[str, Any]:
+def carry_out(plan: FetchPlan, shape: list[int], sources: list[BoxHolder], targets: list[BoxHolder]) -> dict[str, Any]:
     """Execute a plan with real arrays; return what has come to each host, and how often."""
     tensor = numpy.arange(1, numpy.prod(shape, dtype=int) + 1).reshape(shape)
     have = [tensor[tuple(slice(*each) for each in source.boxes["w"])] for source in sources]
@@ -93,9 +93,9 @@ def test_targets_get_all_and_hosts_get_bytes_once(
 
 def test_one_to_many_copy_is_shared(fine_grained: None) -> None:
     shape = [64, 4]
-    targets = [Holder(f"host{index // 2}", {"w": box_of(shape)}) for index in range(8)]
-    plan = Planner([Holder("source", {"w": box_of(shape)})], targets, {"w": 4}).plan()
-    arrived = carry_out(plan, shape, [Holder("source", {"w": box_of(shape)})], targets)
+    targets = [BoxHolder(f"host{index // 2}", {"w": box_of(shape)}) for index in range(8)]
+    plan = Planner([BoxHolder("source", {"w": box_of(shape)})], targets, {"w": 4}).plan()
+    arrived = carry_out(plan, shape, [BoxHolder("source", {"w": box_of(shape)})], targets)
     assert len(arrived) == 4 and all((count == 1).all() for count in arrived.values())
     # The source sends everything once, and all hosts forward their shares.
     sent = sum(_size(fetch.box) for fetches in plan.phases[FROM_SOURCES].values() for fetch in fetches)
@@ -110,8 +110,8 @@ def _size(box: Box) -> int:
 
 def test_sources_share_work() -> None:
     shape = [4]
-    sources = [Holder("s", {str(name): box_of(shape) for name in range(10)}) for _ in range(2)]
-    target = Holder("t", {str(name): box_of(shape) for name in range(10)})
+    sources = [BoxHolder("s", {str(name): box_of(shape) for name in range(10)}) for _ in range(2)]
+    target = BoxHolder("t", {str(name): box_of(shape) for name in range(10)})
     plan = Planner(sources, [target], {str(name): 4 for name in range(10)}).plan()
     used = [fetch.holder for fetch in plan.phases[FROM_SOURCES][0]]
     assert used.count(0) == used.count(1) == 5
@@ -127,4 +127,4 @@ def test_sources_share_work() -> None:
 )
 def test_missing_source_is_named(wanted: dict[str, Box], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
-        Planner([Holder("s", {"w": ((0, 4),)})], [Holder("t", wanted)], dict.fromkeys(wanted, 4)).plan()
+        Planner([BoxHolder("s", {"w": ((0, 4),)})], [BoxHolder("t", wanted)], dict.fromkeys(wanted, 4)).plan()

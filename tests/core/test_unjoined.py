@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from monarch._core.fail_fast import Standing
+from monarch._core.fail_fast import CallState
 from monarch._core.text.unjoined import describe_unjoined
-from monarch._core.unjoined import Finding, Unjoined, Waits
+from monarch._core.unjoined import CollectiveWait, Unjoined, UnjoinedRanks
 
 ALL = (0, 1, 2, 3)
 
 
-def waits(rank: int, operation: str = "barrier", number: int = 3, peers: tuple[int, ...] = (), place: int = 1) -> Waits:
-    return Waits(rank, operation, "g", ALL, True, number, peers, (place,))
+def waits(
+    rank: int, operation: str = "barrier", number: int = 3, peers: tuple[int, ...] = (), place: int = 1
+) -> CollectiveWait:
+    return CollectiveWait(rank, operation, "g", ALL, True, number, peers, (place,))
 
 
-def rests(rank: int, count: int = 2, busy: bool = False) -> Standing:
-    return Standing(rank, {"g": (ALL, count)}, idle=True, busy=busy)
+def rests(rank: int, count: int = 2, busy: bool = False) -> CallState:
+    return CallState(rank, {"g": (ALL, count)}, idle=True, busy=busy)
 
 
-def look(machine: Unjoined, now: float, waiting: list[Waits], others: list[Standing]) -> list[Finding]:
+def look(machine: Unjoined, now: float, waiting: list[CollectiveWait], others: list[CallState]) -> list[UnjoinedRanks]:
     for each in waiting:
         machine.waiting(each.rank, each, now)
     for each in others:
@@ -33,7 +35,7 @@ def test_waiting_rank_is_reported_once_after_limit() -> None:
     assert not look(machine, 0.0, [waits(0)], [])
     assert machine.members == set(ALL)
     assert not look(machine, 1.0, [waits(0)], others)
-    assert look(machine, 2.0, [waits(0)], others) == [Finding(waits(0), (0,), (1, 2, 3), 2.0)]
+    assert look(machine, 2.0, [waits(0)], others) == [UnjoinedRanks(waits(0), (0,), (1, 2, 3), 2.0)]
     assert not machine.members and not look(machine, 3.0, [waits(0)], others)
 
 
@@ -55,7 +57,7 @@ def test_ranks_that_wait_in_one_collective_are_one_finding() -> None:
     ],
     ids=["busy", "joined", "may be slow", "peer is not finished"],
 )
-def test_slow_ranks_are_not_reported(waiting: list[Waits], others: list[Standing]) -> None:
+def test_slow_ranks_are_not_reported(waiting: list[CollectiveWait], others: list[CallState]) -> None:
     machine = Unjoined(1.0)
     assert not any(look(machine, float(now), waiting, others) for now in range(5))
 
@@ -85,7 +87,7 @@ def test_wait_is_reported_anew_when_the_rank_runs_another_call() -> None:
 
 
 def test_message_tells_ranks_that_the_call_does_not_run_on() -> None:
-    finding = Finding(waits(0), (0,), (1, 2, 3), 2.0)
+    finding = UnjoinedRanks(waits(0), (0,), (1, 2, 3), 2.0)
     text = describe_unjoined(finding, 4, "this cell", "stop the cell", [0])
     assert "ranks 1-3 have not joined: this cell does not run on them; stop the cell" in text
     text = describe_unjoined(finding, 4, "this cell", "stop the cell", [0, 3])
@@ -93,11 +95,13 @@ def test_message_tells_ranks_that_the_call_does_not_run_on() -> None:
 
 
 def test_message_names_ranks_collective_and_remedy() -> None:
-    text = describe_unjoined(Finding(waits(0), (0,), (1, 2, 3), 2.0), 4, "this cell", "stop the cell", ALL)
+    text = describe_unjoined(UnjoinedRanks(waits(0), (0,), (1, 2, 3), 2.0), 4, "this cell", "stop the cell", ALL)
     assert text == (
         "rank 0 has waited 2.0 s in a collective (barrier(), #3 of the default group) that ranks 1-3 have not joined: "
         "they have finished this cell; stop the cell, or call it on all ranks of the group"
     )
-    text = describe_unjoined(Finding(waits(0, "recv", peers=(2,)), (0, 1), (2,), 2.0), 4, "a.f()", "end that call", ALL)
+    text = describe_unjoined(
+        UnjoinedRanks(waits(0, "recv", peers=(2,)), (0, 1), (2,), 2.0), 4, "a.f()", "end that call", ALL
+    )
     assert text.startswith("ranks 0-1 have waited 2.0 s in a point-to-point operation (recv(), #3")
     assert text.endswith("it has finished a.f(); end that call, or make the matching call on that rank")

@@ -18,7 +18,7 @@ import monarch
 from leaks import wait_until
 from monarch._actors.endpoint import methods_of
 from monarch._engine.meshes.tensor_mesh import TensorMeshes, tensor_mesh_of
-from monarch._engine.rank.executing.executor import Executor
+from monarch._engine.rank.executing.executor import TensorExecutor
 from monarch._engine.rank.operations.moving import Mover
 from monarch._meshes.host_mesh import this_host
 from monarch._node.current import current_node
@@ -192,7 +192,7 @@ def test_function_runs_again_whose_collective_was_cut_as_another_rank_had_stoppe
 
 
 def test_all_calls_of_executors_and_movers_have_titles() -> None:
-    for cls in (Executor, Mover):
+    for cls in (TensorExecutor, Mover):
         assert set(methods_of(cls)) == set(cls.monarch_titles) - {"__init__"}
 
 

@@ -399,9 +399,9 @@ def count_values(_: Any) -> int:
     """How many tensors the executor of this rank has."""
     import gc
 
-    from monarch._engine.rank.executing.executor import Executor
+    from monarch._engine.rank.executing.executor import TensorExecutor
 
-    return sum(len(each.values) for each in gc.get_objects() if isinstance(each, Executor))
+    return sum(len(each.values) for each in gc.get_objects() if isinstance(each, TensorExecutor))
 
 
 def test_modules_and_losses_of_torch_run_in_the_block(mesh: Any) -> None:

@@ -12,7 +12,7 @@ from monarch._core.shapes.region import Region
 from monarch._engine.issuing.failures import OpFailure
 from monarch._engine.rank.operations.moving import _Exports  # pyright: ignore[reportPrivateUsage]
 from monarch._engine.rank.recovery import progress as progress_
-from monarch._engine.rank.recovery.progress import Limit, Progress, places, ranks_behind
+from monarch._engine.rank.recovery.progress import Limit, OpProgress, places, ranks_behind
 
 WHOLE = Region.full(Extent(("dp", "mp"), (2, 2)))
 ROW = WHOLE.slice(dp=0)
@@ -33,8 +33,8 @@ def of_rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     return become
 
 
-def running(epoch: int, waiting: dict[Region, int] | None = None) -> Progress:
-    found = Progress()
+def running(epoch: int, waiting: dict[Region, int] | None = None) -> OpProgress:
+    found = OpProgress()
     found.halted = False
     found.begin(epoch, Counter(waiting or {}))
     return found
@@ -117,7 +117,7 @@ def test_limits_of_former_epochs_are_forgotten(of_rank: Any) -> None:
 
 
 def test_ranks_that_have_stopped_are_those_of_the_last_epoch() -> None:
-    here = Progress()
+    here = OpProgress()
     assert here.note_there(1, 2) == {2}
     assert here.note_there(1, 3) == {2, 3}
     assert here.note_there(2, 0) == {0}

@@ -19,14 +19,14 @@ from monarch_kernel.cells import outcomes
 from monarch_kernel.cells.outcomes import Outcomes
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Meshes
-from monarch_kernel.source.cell import Source
+from monarch_kernel.meshes.registry import NotebookMeshes
+from monarch_kernel.source.cell import CellSource
 
 
 @pytest.fixture
 def mesh(host: Any) -> Iterator[Mesh]:
     """A notebook mesh of two ranks."""
-    meshes = Meshes()
+    meshes = NotebookMeshes()
     yield meshes.up(Recipe("m", {"gpus": 2}), {}, lambda _, future: future.get())
     meshes.down("m")
 
@@ -48,7 +48,7 @@ def test_rank_that_is_replaced_while_dead_ranks_are_looked_up_gets_the_definitio
 ) -> None:
     told = tmp_path / "pids"
     code = f"import os\nwith open({str(told)!r}, 'a') as file: file.write(f'{{os.getpid()}} ')"
-    mesh.definitions.record("cell 1", Source(code, code, code), [0, 1], 2, whole=True)
+    mesh.definitions.record("cell 1", CellSource(code, code, code), [0, 1], 2, whole=True)
     replace(mesh, 0)
     os.kill(pid_of(mesh, 1), signal.SIGKILL)
     assert wait_until(lambda: mesh.dead() == [1])
@@ -69,7 +69,7 @@ def test_rank_that_is_replaced_while_dead_ranks_are_looked_up_gets_the_definitio
 def test_dead_rank_gets_the_definitions_once_it_is_replaced(mesh: Mesh, tmp_path: Path) -> None:
     told = tmp_path / "pids"
     code = f"import os\nwith open({str(told)!r}, 'a') as file: file.write(f'{{os.getpid()}} ')"
-    mesh.definitions.record("cell 1", Source(code, code, code), [0, 1], 2, whole=True)
+    mesh.definitions.record("cell 1", CellSource(code, code, code), [0, 1], 2, whole=True)
     replace(mesh, 1)
     os.kill(pid_of(mesh, 1), signal.SIGKILL)
     assert wait_until(lambda: mesh.dead() == [1])

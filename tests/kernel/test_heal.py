@@ -9,7 +9,7 @@ import pytest
 
 from kernels import Notebook
 from leaks import Kit
-from monarch_kernel.source.cell import Source
+from monarch_kernel.source.cell import CellSource
 from monarch_kernel.source.definitions import Definitions, definitions_of
 
 KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
@@ -41,9 +41,9 @@ def test_definitions_of_a_cell_are_extracted() -> None:
     assert definitions_of("x = 1\ny = 2") == "" == definitions_of("def f(:")
 
 
-def plain(text: str) -> Source:
+def plain(text: str) -> CellSource:
     """Return a cell without magics."""
-    return Source(text, text, text)
+    return CellSource(text, text, text)
 
 
 def test_definitions_include_folder_and_environment() -> None:

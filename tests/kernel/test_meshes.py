@@ -14,7 +14,7 @@ import pytest
 from kernels import Notebook
 from leaks import Kit
 from monarch_kernel.meshes.recipe import Recipe
-from monarch_kernel.meshes.registry import Meshes
+from monarch_kernel.meshes.registry import NotebookMeshes
 from workers import Workers
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_stop_while_hosts_start_names_the_mesh() -> None:
 
     recipe = Stopped("far", {}, on="slurm")
     with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started; its hosts have been given back"):
-        Meshes({}).up(recipe, {}, lambda *_: None)
+        NotebookMeshes({}).up(recipe, {}, lambda *_: None)
 
 
 def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kernels import Cell, Notebook
-from monarch._kernel_api import Waits, Whereabouts
+from monarch._kernel_api import CollectiveWait, Whereabouts
 from monarch._notebook.namespace import Namespace
-from monarch_kernel.calls.record import Calls
+from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.output.positions import describe
 from monarch_kernel.output.waiting import MARK, WaitingLine
 
@@ -50,7 +50,7 @@ def test_start_of_a_mesh_has_no_second_line() -> None:
             actor="a", method="__init__", view=view, port=1, mesh="mesh", label="", targets=[], waits_for=lambda: []
         )
 
-    calls = Calls(SimpleNamespace(ports=SimpleNamespace(gathers={})))  # pyright: ignore[reportArgumentType]
+    calls = CallRecord(SimpleNamespace(ports=SimpleNamespace(gathers={})))  # pyright: ignore[reportArgumentType]
     calls.seconds = lambda call: 5.0
     line = WaitingLine(calls, lambda *_: "", lambda *_: "", lambda *_: None)
     # The command shows how many ranks are ready; constructors of users' actors are waited for as any call.
@@ -155,7 +155,7 @@ def test_line_names_the_cell_of_an_endpoint(unexplained: Notebook) -> None:
 
 
 def at(operation: str, number: int, tensors: str = "") -> Whereabouts:
-    waits = Waits(0, operation, "0", (0, 1), True, number)
+    waits = CollectiveWait(0, operation, "0", (0, 1), True, number)
     return Whereabouts("cell [1] line 2", "dist.x", waits, tensors)
 
 

@@ -12,7 +12,7 @@ from leaks import wait_until
 from monarch._notebook.who.complete import complete, inspect_name
 from monarch._notebook.who.listing import Variable, listing
 from monarch._notebook.who.sizes import bytes_of
-from monarch_kernel.commands.who_lines import Line, lines_of, size_text
+from monarch_kernel.commands.who_lines import WhoLine, lines_of, size_text
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ def variables(*contents: tuple[str, str]) -> dict[int, list[Variable]]:
 
 def test_lines_that_look_the_same_are_one_if_all_ranks_differ() -> None:
     assert lines_of(variables(("a", "1"), ("a", "2"), ("a", "3")), 9) == [
-        Line("x", "list", "a", "8 B", "0-2", "all differ")
+        WhoLine("x", "list", "a", "8 B", "0-2", "all differ")
     ]
     two = lines_of(variables(("a", "1"), ("a", "1"), ("a", "3")), 9)
     assert [(line.name, line.ranks, line.contents) for line in two] == [("x", "0-1", "differ"), ("", "2", "differ")]

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
+from monarch._procs.agent.zygotes import Forked, ForkFailed, RankSpec, Succeeded, Zygote, ZygoteGone, ZygoteReady
 from monarch._procs.os import posix
 from monarch._procs.rank.output import read_tail
 
@@ -41,18 +41,18 @@ class SmallAgent:
 
     def hear(self) -> None:
         for report in self.zygote.receive():
-            if isinstance(report, Ready):
+            if isinstance(report, ZygoteReady):
                 tell("ready", problems=report.problems)
             elif isinstance(report, Succeeded):
                 tell("succeeded", pid=report.pid)
             elif isinstance(report, Forked):
                 self.ranks.update(zip(report.pids, self.fds.pop(report.token), strict=True))
                 tell("forked", token=report.token, pids=report.pids)
-            elif isinstance(report, Failed):
+            elif isinstance(report, ForkFailed):
                 self.ranks.update(zip(report.pids, self.fds.pop(report.token), strict=False))
                 tell("failed", token=report.token, pids=report.pids, reason=report.reason)
             else:
-                assert isinstance(report, Gone)
+                assert isinstance(report, ZygoteGone)
                 tell("gone", reason=report.reason)
                 self.gone = True
 

@@ -18,7 +18,7 @@ import pytest
 from leaks import wait_until
 from monarch._procs.os.blocked import (
     Blocked,
-    Wait,
+    WaitKind,
     blocked,
     cpu_of_family,
     cpu_shares,
@@ -49,22 +49,22 @@ def test_blocked_names_socket_of_read_and_poll() -> None:
         reads = [there.fileno()]
         assert seen(lambda: select.select(reads, [], []), lambda: here.send(b"x"), lambda it: it.files == tuple(reads))
         there.recv(9)
-        assert seen(poll.poll, lambda: here.send(b"x"), lambda it: it == Blocked(Wait.SOCKET, (there.fileno(),)))
+        assert seen(poll.poll, lambda: here.send(b"x"), lambda it: it == Blocked(WaitKind.SOCKET, (there.fileno(),)))
 
 
 def test_blocked_tells_locks_sleeps_and_work_apart() -> None:
     lock = threading.Lock()
     lock.acquire()
-    assert seen(lock.acquire, lock.release, lambda it: it.wait is Wait.OTHER)
-    assert seen(lambda: time.sleep(0.5), lambda: None, lambda it: it.wait is Wait.SLEEP)
+    assert seen(lock.acquire, lock.release, lambda it: it.wait is WaitKind.OTHER)
+    assert seen(lambda: time.sleep(0.5), lambda: None, lambda it: it.wait is WaitKind.SLEEP)
     going = threading.Event()
 
     def work() -> None:
         while not going.is_set():
             sum(range(100_000))
 
-    assert seen(work, going.set, lambda it: it.wait is Wait.NONE)
-    assert blocked(1).wait is Wait.NONE
+    assert seen(work, going.set, lambda it: it.wait is WaitKind.NONE)
+    assert blocked(1).wait is WaitKind.NONE
 
 
 def test_blocked_knows_main_thread_of_fork() -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.hosts import HostConnections
 from monarch._node.peers.peer import GonePeer
 from monarch._node.peers.port_table import PortTable
 from monarch._node.spreads.spreads import Spreads
@@ -20,8 +20,8 @@ from monarch._procs.agent.folding import Folding, ranges_of
 from monarch._procs.agent.routes.ordering import Ordering
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
-from monarch._telemetry.calls import LISTED, Calls
+from monarch._procs.agent.routes.uplink import AgentUplink
+from monarch._telemetry.calls import LISTED, ProcessCalls
 from monarch._wire import messages as m
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Link, make_context
@@ -192,7 +192,7 @@ def test_message_by_way_of_a_lost_host_is_handled() -> None:
     routes = cast("Any", Routes())
     spreading = Spreading(
         routes,
-        Uplink(routes, lambda seconds, action: None),
+        AgentUplink(routes, lambda seconds, action: None),
         lambda seconds, action: None,
         lambda frames: given.append(m.decode(frames[0])),
         lambda frames, error: failed.append(error),
@@ -219,7 +219,7 @@ def test_inbox_for_many_hosts_sends_no_heartbeats() -> None:
 
 def test_many_connections_share_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch._node.peers.hosts._TOGETHER", 2)
-    hosts = Hosts("h", "/nowhere", b"hello", make_context())
+    hosts = HostConnections("h", "/nowhere", b"hello", make_context())
     hosts.keys = KeyPair.new()
     try:
         for place in range(5):
@@ -238,7 +238,7 @@ def test_short_calls_to_many_ranks_leave_less_room_in_the_log() -> None:
         def __init__(self, count: int) -> None:
             self.targets = [GonePeer(cast("Any", None), f"h/m.{rank}") for rank in range(count)]
 
-    calls = Calls({}, PortTable())
+    calls = ProcessCalls({}, PortTable())
     few, many = Call(8), Call(256 * LISTED)
     for call in (few, many, few):
         calls.sent(call)

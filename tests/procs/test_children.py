@@ -13,7 +13,7 @@ from typing import Any
 
 from leaks import wait_until
 from monarch._debug.why.child_places import place_in_child
-from monarch._procs.os.child_stacks import Line, stacks_of
+from monarch._procs.os.child_stacks import StackLine, stacks_of
 from monarch._procs.os.children import at_other_end, doing_of_child, family_runs, process_runs
 from monarch._procs.os.file_locks import holders_in, lock_holders
 
@@ -91,7 +91,7 @@ print("ended")
         child("import time; time.sleep(60)") as other,
     ):
         assert wait_until(lambda: doing_of_child(served.pid) == "waiting to read from a pipe")
-        stacks: dict[int, list[Line]] = {}
+        stacks: dict[int, list[StackLine]] = {}
         # An overloaded machine takes longer than the patience of one request.
         assert wait_until(lambda: stacks.update(stacks_of([served.pid, other.pid])) or stacks)
         assert [(line.function, line.number) for line in stacks[served.pid]] == [("waits", 6), ("<module>", 7)]
@@ -102,9 +102,9 @@ print("ended")
 def test_collective_of_a_child_is_told_with_its_line() -> None:
     torch = "/usr/lib/python3/site-packages/torch/distributed"
     stack = [
-        Line(f"{torch}/distributed_c10d.py", 3137, "all_reduce"),
-        Line(f"{torch}/c10d_logger.py", 83, "wrapper"),
-        Line("cell [2]", 9, "train"),
+        StackLine(f"{torch}/distributed_c10d.py", 3137, "all_reduce"),
+        StackLine(f"{torch}/c10d_logger.py", 83, "wrapper"),
+        StackLine("cell [2]", 9, "train"),
     ]
     assert place_in_child(os.getpid(), stack) == "in all_reduce at cell [2] line 9 in train"
     assert place_in_child(os.getpid(), stack[:2]) == ""

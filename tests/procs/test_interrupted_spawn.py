@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.starting import ProcStarter
 from monarch.actor import this_host
 
 ROUNDS = 40
@@ -29,21 +29,21 @@ def session() -> Iterator[None]:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Starting]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProcStarter]]:
     """Those that have been asked to start processes."""
-    found: list[Starting] = []
-    start = Starting.start
+    found: list[ProcStarter] = []
+    start = ProcStarter.start
 
-    def noted(self: Starting, *args: Any) -> None:
+    def noted(self: ProcStarter, *args: Any) -> None:
         found.append(self)
         start(self, *args)
 
-    monkeypatch.setattr(Starting, "start", noted)
+    monkeypatch.setattr(ProcStarter, "start", noted)
     yield found
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def ranks_of(mesh: Starting) -> list[str]:
+def ranks_of(mesh: ProcStarter) -> list[str]:
     """Return the pids of the processes of a mesh that live."""
     name = f"{mesh.procs.name}["
     return [pid for pid in os.listdir("/proc") if pid.isdigit() and named(pid).startswith(name)]
@@ -58,26 +58,26 @@ def named(pid: str) -> str:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_interrupted_spawn_leaves_no_process(
-    leaks: Any, started: list[Starting], monkeypatch: pytest.MonkeyPatch, when: str
+    leaks: Any, started: list[ProcStarter], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     hosts = this_host()
-    start = Starting.start
+    start = ProcStarter.start
 
-    def interrupted(self: Starting, *args: Any) -> None:
+    def interrupted(self: ProcStarter, *args: Any) -> None:
         if when == "before":
             signal.raise_signal(signal.SIGINT)
         start(self, *args)
         if when == "after":
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Starting, "start", interrupted)
+    monkeypatch.setattr(ProcStarter, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hosts.spawn_procs(per_host={"gpus": 2}, name=f"cut_{when}")
     (mesh,) = started
     assert wait_until(lambda: not ranks_of(mesh))
 
 
-def test_interrupts_at_any_moment_of_a_spawn_leave_no_process(leaks: Any, started: list[Starting]) -> None:
+def test_interrupts_at_any_moment_of_a_spawn_leave_no_process(leaks: Any, started: list[ProcStarter]) -> None:
     hosts = this_host()
     interval, before = sys.getswitchinterval(), signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.setswitchinterval(1e-6)

@@ -20,14 +20,14 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch import kubernetes, manifests, podports
 from monarch._procs.launch.interface import HostRequest
 from monarch._procs.launch.kubernetes import KubernetesLauncher
-from monarch._procs.launch.payload import Order
+from monarch._procs.launch.payload import LaunchOrder
 from monarch._procs.launch.podports import PodPorts
 from monarch._procs.launch.registry import make_launcher
 from monarch._session.launching.launching import launch_hosts
 from monarch.exceptions import ArgumentError, SpawnError
 from monarch.job import KubernetesJob, job_loads
 
-ORDER = Order(AgentConfig("", "", "", 0, 0, [], owner_public="public"), "$MONARCH_POD_IP", 0, {})
+ORDER = LaunchOrder(AgentConfig("", "", "", 0, 0, [], owner_public="public"), "$MONARCH_POD_IP", 0, {})
 FULL: dict[str, Any] = {
     "resources": {"nvidia.com/gpu": 8, "memory": "64Gi"},
     "node_selector": {"pool": "gpu"},
@@ -116,7 +116,7 @@ def test_pods_have_what_was_asked_for() -> None:
 
 def test_environment_is_in_the_secret_alone() -> None:
     launcher = KubernetesLauncher("image:1", 1, env={"HF_TOKEN": "hf_secret"})
-    order = Order(ORDER.agent, ORDER.listen, 0, launcher.env)
+    order = LaunchOrder(ORDER.agent, ORDER.listen, 0, launcher.env)
     job = launcher.job("monarch-1", 1, jobset=False, parts=1)
     assert "hf_secret" not in json.dumps(job) and "HF_TOKEN" not in json.dumps(job)
     by_kind = {each["kind"]: each for each in manifests.dependents(job, "uid-1", order)["items"]}

@@ -19,7 +19,7 @@ from monarch._node.current import current_node
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.hostnames import HostEntry, expand_names, read_hostfile
 from monarch._procs.launch.interface import Environment, Queued
-from monarch._procs.launch.payload import BOOT, Order
+from monarch._procs.launch.payload import BOOT, LaunchOrder
 from monarch._procs.launch.registry import launcher_names, make_launcher
 from monarch._procs.launch.reports import problem
 from monarch._procs.launch.ssh import SSHLauncher
@@ -170,7 +170,7 @@ def test_agent_of_a_launcher_ends_if_no_program_connects(leaks: Kit) -> None:
     agent = AgentConfig("", "", "", 0, 0, [], owner_public=KeyPair.new().public.decode(), unclaimed=1.0)
     process = subprocess.Popen([sys.executable, "-u", "-c", BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(Order(agent, "127.0.0.1", 0, {}).encode())
+    process.stdin.write(LaunchOrder(agent, "127.0.0.1", 0, {}).encode())
     process.stdin.flush()
     # Its standard input stays open, as that of a pod does.
     assert process.wait(60) == 0

@@ -18,7 +18,7 @@ from monarch._procs.agent.routes.router import Router
 from monarch._procs.session_folder import ipc_address
 from monarch._session.workers import read_key_file
 from monarch._wire import messages as m
-from monarch._wire.handshake import Handshake, Probe
+from monarch._wire.handshake import Handshake, HandshakeProbe
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Inbox, Link, make_context
 from workers import Workers
@@ -261,7 +261,10 @@ def test_worker_is_free_after_a_program_that_said_hello_only(workers: Workers) -
     workers.wait(process)
     keys = read_key_file(workers.key)
     (agent,) = workers.agents()
-    with make_context() as context, contextlib.closing(Probe(context, address, keys, keys.public, 5.0)) as idle:
+    with (
+        make_context() as context,
+        contextlib.closing(HandshakeProbe(context, address, keys, keys.public, 5.0)) as idle,
+    ):
         assert wait_until(lambda: idle.look() is Handshake.DONE, SOON)
         Controller(address, keys, "b/c").close()
         assert wait_until(lambda: workers.agents() not in ([], [agent]), SOON)

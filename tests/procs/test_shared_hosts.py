@@ -18,7 +18,7 @@ import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until
 from light import LIGHT
-from monarch._procs.agent.request import AgentConfig, Launch, launch
+from monarch._procs.agent.request import AgentConfig, LaunchAgent, launch
 from monarch._procs.launch import fork_client
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.process import parent
@@ -469,7 +469,7 @@ def test_request_without_ticket_starts_an_agent_of_its_own(config: AgentConfig, 
 def test_agent_that_dies_before_its_claim_is_started_again(config: AgentConfig, monkeypatch: Any) -> None:
     """As when it is killed with its fork server, which has announced it already."""
 
-    def unclaimable(*args: Any) -> Launch:
+    def unclaimable(*args: Any) -> LaunchAgent:
         wanted = launch(*args)
         wanted.claim = f"{wanted.ticket}/no-folder/"
         return wanted

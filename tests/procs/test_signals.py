@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from monarch._wire.deferred_signals import Held
+from monarch._wire.deferred_signals import DeferredSignals
 from monarch._wire.links import Inbox, Link, make_context
 from receive_loops import GUARD, Background, Rig
 
@@ -88,7 +88,7 @@ def test_both_deferred_handlers_run(alarm: None) -> None:
         raise ValueError
 
     old = signal.signal(signal.SIGUSR1, other)
-    held = Held(lambda: None)
+    held = DeferredSignals(lambda: None)
     try:
         found = held.begin()
         _armed.append(True)
@@ -107,7 +107,7 @@ def test_handlers_that_alternate_are_each_deferred(alarm: None) -> None:
     ran: list[str] = []
     handlers = {name: (lambda _number, _frame, name=name: ran.append(name)) for name in ("one", "other", "third")}
     old = signal.getsignal(signal.SIGUSR1)
-    held = Held(lambda: None)
+    held = DeferredSignals(lambda: None)
     try:
         for name in ("one", "other", "one", "other", "third", "other", "one", "third"):
             signal.signal(signal.SIGUSR1, handlers[name])

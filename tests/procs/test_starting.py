@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit
-from monarch._procs.launch.reports import Task
+from monarch._procs.launch.reports import HostTask
 from monarch._procs.launch.streams import HostStream
 from monarch._procs.os import starting
 from monarch._procs.os.posix import proc_start_time
@@ -44,7 +44,7 @@ def test_interrupt_of_a_start_leaves_no_process(pids: list[int]) -> None:
 
 def test_interrupt_of_a_connection_leaves_nothing(pids: list[int], leaks: Kit) -> None:
     with pytest.raises(KeyboardInterrupt):
-        HostStream(SLEEP, None, [Task("node", 0)], {})
+        HostStream(SLEEP, None, [HostTask("node", 0)], {})
     assert not os.path.exists(f"/proc/{pids[0]}") and not leaks.left(2.0)
 
 

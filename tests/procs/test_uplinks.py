@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from monarch._node.spreads.spreads import Spreads
 from monarch._procs.agent.merging import OutputMerge, outputs_of
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.session_folder import host_of
 from monarch._session.routes.uplinks import Uplinks
 from monarch._wire import messages as m
@@ -158,7 +158,7 @@ class Wires:
         self.wires: dict[tuple[str, str], deque[list[Any]]] = {}
         self.timers: list[Callable[[], None]] = []
         names = [f"h{place}/agent" for place in range(count)]
-        self.agents = {name: Uplink(self._router(name), partial(self._later_of, name)) for name in names}
+        self.agents = {name: AgentUplink(self._router(name), partial(self._later_of, name)) for name in names}
         self.gateways: list[Any] = [self._gateway(name) for name in names]
         spreads = self.spreads = Spreads(PROGRAM, {each.host: each for each in self.gateways})
         self.join(count)

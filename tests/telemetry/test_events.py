@@ -18,7 +18,7 @@ from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStart
 from monarch._core.telemetry.fold import fold
 from monarch._node.peers.peer import GonePeer
 from monarch._node.peers.port_table import PortTable
-from monarch._telemetry.calls import LISTED, Calls
+from monarch._telemetry.calls import LISTED, ProcessCalls
 from monarch._telemetry.collector import telemetry_of
 from monarch.actor import Actor, endpoint, heal_mesh
 from monarch.exceptions import ActorError, ArgumentError, MonarchError
@@ -169,7 +169,7 @@ def test_call_that_is_first_counted_and_then_written_counts_once() -> None:
     events: list[Any] = []
     lives: Any = {"m": SimpleNamespace(log=SimpleNamespace(add=lambda event, when=0.0: events.append(event)))}
     ports = PortTable()
-    calls = Calls(lives, ports)
+    calls = ProcessCalls(lives, ports)
     calls._room = 0
     late, quick = NotedCall(), NotedCall()
     ports.open_call(late)

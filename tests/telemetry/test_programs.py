@@ -24,8 +24,8 @@ from monarch._core.telemetry.model import MeshModel
 from monarch._procs.session_folder import make_folder, program_folders, remove_folder
 from monarch._telemetry.exchange import NAME
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
-from monarch._telemetry.programs import OTHER_VERSION, SILENT, Copy, Program, Programs
-from monarch._telemetry.serving import MOST_ENTRIES, Caption, Server, caption, set_caption
+from monarch._telemetry.programs import OTHER_VERSION, SILENT, MeshCopy, Programs, WatchedProgram
+from monarch._telemetry.serving import MOST_ENTRIES, Caption, TelemetryServer, caption, set_caption
 
 pytestmark = pytest.mark.slow
 
@@ -205,10 +205,10 @@ class Desk:
         self.log.add(e.MeshStarted("mesh", ("gpus",), (2,), ("host", "host")))
         self.logs = [self.log]
         self.folder = make_folder()
-        self.server = Server(self.folder, lambda: self.logs)
-        self.program = Program(self.folder, os.getpid())
+        self.server = TelemetryServer(self.folder, lambda: self.logs)
+        self.program = WatchedProgram(self.folder, os.getpid())
 
-    def look(self) -> Copy:
+    def look(self) -> MeshCopy:
         self.program.look()
         return self.program.meshes["uid"]
 
@@ -309,7 +309,7 @@ def test_a_program_of_another_version_is_named_as_such(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / NAME))
         listener.listen()
-        program = Program(str(tmp_path), 12)
+        program = WatchedProgram(str(tmp_path), 12)
         _answer_once(listener, b"\x02\x00\x00\x00\x91\x63", program.look)
     assert program.trouble == OTHER_VERSION and program.name == "process 12"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from monarch._tensors.collectives.world import BOTH, Place, choose_backend, torchrun_variables
+from monarch._tensors.collectives.world import BOTH, JoinInfo, choose_backend, torchrun_variables
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_backend_is_gloo_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchrun_variables_match_the_mesh() -> None:
-    found = torchrun_variables(Place(5, 8, 1, 4, "node0", 29500, "node1", "cpu"))
+    found = torchrun_variables(JoinInfo(5, 8, 1, 4, "node0", 29500, "node1", "cpu"))
     assert {key: found[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
         "RANK": "5",
         "WORLD_SIZE": "8",

@@ -10,7 +10,7 @@ import torch
 
 from monarch._procs.os import gpus
 from monarch._state.rdma.plane import _kind_of  # pyright: ignore[reportPrivateUsage]
-from monarch._tensors.memory.registry import Registry, Remote
+from monarch._tensors.memory.registry import MemoryReference, Registry
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.base import Move
 from monarch._tensors.transports.cuda_ipc import CudaIpc, open_handle_of
@@ -53,7 +53,7 @@ def test_memory_of_a_failed_gpu_has_no_handle(memory: Memory) -> None:
 
 
 def test_each_segment_of_a_gpu_has_its_own_transport() -> None:
-    first = Remote("h/r0", "rank 0", 1, 0, 0, 0, 0, 4, "float32", DEVICE, False, b"a" * 64 + bytes(8))
+    first = MemoryReference("h/r0", "rank 0", 1, 0, 0, 0, 0, 4, "float32", DEVICE, False, b"a" * 64 + bytes(8))
     same, other = first._replace(gpu=b"a" * 64 + b"12345678"), first._replace(gpu=b"b" * 64 + bytes(8))
     assert _kind_of(first, DEVICE) == _kind_of(same, DEVICE) != _kind_of(other, DEVICE)
 

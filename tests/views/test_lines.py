@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.output.log import Line, OutputLog
+from monarch_kernel.output.log import LoggedLine, OutputLog
 
 
 def filled(lines: int, memory: int = 1 << 20) -> OutputLog:
@@ -17,8 +17,8 @@ def test_newest_lines_know_ranks_stream_cell_and_mesh() -> None:
     lines, more = filled(12).newest(lambda line: True, 2)
     assert more
     assert lines == [
-        Line("mesh0", (0, 1), "stdout", "line 10", 1),
-        Line("mesh1", (0, 1, 2), "stderr", "line 11", 1),
+        LoggedLine("mesh0", (0, 1), "stdout", "line 10", 1),
+        LoggedLine("mesh1", (0, 1, 2), "stderr", "line 11", 1),
     ]
 
 

@@ -13,7 +13,7 @@ import zmq
 
 from leaks import wait_until
 from monarch._wire import handshake
-from monarch._wire.handshake import Handshake, Probe
+from monarch._wire.handshake import Handshake, HandshakeProbe
 from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Link
 from monarch._wire.tcp import LEASE_S, unreachable
@@ -30,7 +30,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @contextmanager
 def probe(context: zmq.Context[zmq.Socket[bytes]], address: str, server: bytes = KEYS.public) -> Iterator[Look]:
-    made = Probe(context, address, KEYS, server, LEASE_S)
+    made = HandshakeProbe(context, address, KEYS, server, LEASE_S)
     try:
         yield made.look
     finally:

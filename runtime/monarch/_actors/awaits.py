@@ -11,7 +11,7 @@ from monarch._python.later import asyncio
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._core.deadlock import Request
+    from monarch._core.deadlock import PendingRequest
     from monarch._node.future import Future
     from monarch._wire.messages import Call
 
@@ -24,12 +24,12 @@ _LAST = 1.0
 class DeadlockFinder(Protocol):
     """A finder of actors that wait for each other; see deadlocks.py."""
 
-    def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits, /) -> int: ...
+    def begin(self, mailbox: ActorLike, texts: dict[PendingRequest, str], awaits: Awaits, /) -> int: ...
     def end(self, number: int, /) -> None: ...
     def ask_around(self, number: int, futures: list[Future[Any]], /) -> None: ...
     def requests(
         self, mailbox: ActorLike, call: Call, waiter: Any, /
-    ) -> tuple[list[Request], Callable[[Request], str]]: ...
+    ) -> tuple[list[PendingRequest], Callable[[PendingRequest], str]]: ...
 
 
 class Awaits:
@@ -98,7 +98,7 @@ class Awaits:
         if not waiting or call is None:
             return
         self._by_text = {}
-        texts: dict[Request, str] = {}
+        texts: dict[PendingRequest, str] = {}
         for arrival in waiting:
             requests, text = self._deadlocks.requests(self._mailbox, call, self._awaited[arrival])
             for request in requests:

@@ -19,7 +19,7 @@ _HARMLESS = {"Exception", "RuntimeError", "ValueError", "TypeError", "KeyError",
 """Classes that a handler may name without catching an interrupt."""
 
 
-class Region(NamedTuple):
+class CleanupRegion(NamedTuple):
     """A block of code that has caught an interrupt; lines of its file, both ends included."""
 
     code: CodeType
@@ -51,7 +51,7 @@ def cleans_up(ident: int) -> bool:
     return region is not None and not is_in(frame_of(ident), region)
 
 
-def region_of(raised: BaseException | None) -> Region | None:
+def region_of(raised: BaseException | None) -> CleanupRegion | None:
     """Return the block that has caught an interrupt; None if none has yet."""
     tb = raised.__traceback__ if raised is not None else None
     if tb is None:
@@ -61,10 +61,10 @@ def region_of(raised: BaseException | None) -> Region | None:
     enclosing = [each for each in _blocks(lines) if each[0][0] <= tb.tb_lineno <= each[0][1]]
     # The innermost one begins last.
     body, handlers = max(enclosing) if enclosing else ((0, sys.maxsize), ())
-    return Region(code, body, handlers)
+    return CleanupRegion(code, body, handlers)
 
 
-def is_in(frame: FrameType | None, region: Region) -> bool:
+def is_in(frame: FrameType | None, region: CleanupRegion) -> bool:
     """Return whether code runs in the body of a block, or is called from there."""
     while frame is not None:
         if frame.f_code is region.code and region.body[0] <= (frame.f_lineno or 0) <= region.body[1]:

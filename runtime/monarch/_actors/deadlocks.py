@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.awaits import Awaits
 from monarch._actors.running import ActorLike
-from monarch._core.deadlock import Probe, Request, Waits
+from monarch._core.deadlock import PendingRequest, Probe, WaitGraph
 from monarch._python.later import asyncio
 from monarch._wire import messages as m
 from monarch._wire.receiving.loop import Waiter
@@ -32,7 +32,7 @@ class Deadlocks:
     def __init__(self, node: Node, actor_of: Callable[[str], ActorLike | None]) -> None:
         self._node = node
         self._actor_of = actor_of
-        self._waits = Waits(node.proc, self._state_of)
+        self._waits = WaitGraph(node.proc, self._state_of)
         self._lock = RLock()
         self._stuck: dict[int, _Blocked | Awaits] = {}
         """The waiters to tell of a deadlock, by the number of the wait; under ``_lock``."""
@@ -46,7 +46,7 @@ class Deadlocks:
                 mailbox.awaits = Awaits(mailbox, self)
             mailbox.awaits.add(arrival, future)
 
-    def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
+    def begin(self, mailbox: ActorLike, texts: dict[PendingRequest, str], awaits: Awaits) -> int:
         """Register a wait of an actor for requests; return its number, 0 if the actor is in another wait."""
         with self._lock:
             try:
@@ -144,17 +144,19 @@ class Deadlocks:
                 self._waits.end(number)
                 self._stuck.pop(number, None)
 
-    def requests(self, mailbox: ActorLike, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+    def requests(
+        self, mailbox: ActorLike, call: m.Call, waiter: Any
+    ) -> tuple[list[PendingRequest], Callable[[PendingRequest], str]]:
         """Return the requests that an actor waits for, and a function that describes each."""
         return self._open(waiter), lambda _: f"{mailbox.title()}.{call.method}() waits for {waiter.label}"
 
-    def _open(self, waiter: Any) -> list[Request]:
+    def _open(self, waiter: Any) -> list[PendingRequest]:
         actor = getattr(waiter, "actor", "")
         if not actor:
             return []
-        return [Request(self._node.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
+        return [PendingRequest(self._node.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
 
-    def _state_of(self, request: Request) -> Any:
+    def _state_of(self, request: PendingRequest) -> Any:
         mailbox = self._actor_of(request.actor)
         return mailbox.state_of(request.proc, request.port) if mailbox is not None else None
 
@@ -167,7 +169,9 @@ class Deadlocks:
         """Handle a probe of another process."""
         proc, actor, wait, round_, request, path = message.body
         with self._lock:
-            probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
+            probes, deadlock = self._waits.receive(
+                Probe(proc, actor, wait, round_, PendingRequest(*request), tuple(path))
+            )
             blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
             if isinstance(blocked, _Blocked) and deadlock is not None:
                 blocked.cycle = deadlock.message()

@@ -13,7 +13,7 @@ from time import monotonic
 from types import CodeType, FrameType
 
 from monarch._actors import interrupts
-from monarch._actors.cleanup import Region, is_in, of_interrupt, region_of
+from monarch._actors.cleanup import CleanupRegion, is_in, of_interrupt, region_of
 from monarch._actors.letting_go import letting_go
 from monarch._node.remote_errors import is_ours
 
@@ -25,11 +25,11 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 class Escape:
     """An attempt to get a running call of the main thread out of blocks that swallow interrupts."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: CleanupRegion) -> None:
         self._until = monotonic() + _LASTS
         # Main thread only.
         self._regions = [region]
-        self._caught_by: list[Region] = []
+        self._caught_by: list[CleanupRegion] = []
         """Blocks that may catch the last interrupt of a body."""
         self._tried: set[tuple[CodeType, int]] = set()
         """Instructions where an interrupt was raised for those."""
@@ -69,7 +69,7 @@ _wanted: list[Escape] = []
 """The last one asked for; set by the thread of a service, read by the main thread, in atomic steps."""
 
 
-def ask_escape(region: Region) -> None:
+def ask_escape(region: CleanupRegion) -> None:
     """Get the main thread's call out of a block that has swallowed an interrupt, if its Python code runs soon."""
     _wanted[:] = [Escape(region)]
     interrupts.prod()

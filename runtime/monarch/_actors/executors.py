@@ -37,7 +37,7 @@ _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
     "continues. Call os._exit() to end the process"
 )
-Item: TypeAlias = "Action | tuple[Receiver, Call, Sequence[Any]]"
+Item: TypeAlias = "Action | tuple[MessageReceiver, Call, Sequence[Any]]"
 """An action, or a message for an actor: mailbox, call and buffers."""
 
 
@@ -46,7 +46,7 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) 
     return asyncio.Task(work, loop=loop)
 
 
-class Receiver(Protocol):
+class MessageReceiver(Protocol):
     """A receiver of messages; see mailbox.py."""
 
     since: float
@@ -56,7 +56,7 @@ class Receiver(Protocol):
     def answer_broken(self, call: Call, error: BaseException, /) -> bool: ...
 
 
-class Executor:
+class ActionExecutor:
     """Runs actions one by one in the order posted; on an event loop once it has an async actor."""
 
     def __init__(self, node: Node) -> None:
@@ -114,7 +114,7 @@ class Executor:
         else:
             self.post(action)
 
-    def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, mailbox: MessageReceiver, call: Call, more: Sequence[Any]) -> None:
         """Queue a message, from any thread."""
         with self._lock:
             self._items.append((mailbox, call, more))
@@ -342,7 +342,7 @@ class Executor:
         raise NotImplementedError
 
 
-class MainExecutor(Executor):
+class MainExecutor(ActionExecutor):
     """The main thread of a rank: while nothing is posted, it receives messages itself."""
 
     def __init__(self, node: Node) -> None:
@@ -375,7 +375,7 @@ class MainExecutor(Executor):
         # No user code waits here, so exceptions of signal handlers have no receiver.
         self.node.receive_loop.wait(self, report=traceback.print_exc)
 
-    def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, mailbox: MessageReceiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
             # The thread itself receives and sees the new item.
             self._items.append((mailbox, call, more))
@@ -412,7 +412,7 @@ def _nothing() -> None:
     pass
 
 
-class ThreadExecutor(Executor):
+class ThreadExecutor(ActionExecutor):
     """A thread for one actor, which ends with the actor."""
 
     def __init__(self, node: Node, name: str) -> None:

@@ -113,7 +113,7 @@ def new_interrupt() -> KeyboardInterrupt:
     return error
 
 
-class Interrupt(KeyboardInterrupt):
+class ThreadInterrupt(KeyboardInterrupt):
     """A KeyboardInterrupt in a thread other than the main one."""
 
     def __init__(self) -> None:
@@ -129,8 +129,8 @@ class Interrupt(KeyboardInterrupt):
 
 
 # Endpoints expect, and users see, this name; callers know by it that a Stop has ended their call.
-Interrupt.__name__ = Interrupt.__qualname__ = "KeyboardInterrupt"
-Interrupt.__module__ = "builtins"
+ThreadInterrupt.__name__ = ThreadInterrupt.__qualname__ = "KeyboardInterrupt"
+ThreadInterrupt.__module__ = "builtins"
 
 
 class ThreadInterrupts:
@@ -182,5 +182,5 @@ class ThreadInterrupts:
             if not self.pending:
                 _arrived.discard(self.ident)
                 self._raised = True
-                raise_in(self.ident, Interrupt)
+                raise_in(self.ident, ThreadInterrupt)
             return True

@@ -35,7 +35,7 @@ from monarch._core.kinds import class_of
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import Outcome, is_consequence, pack_failure
+from monarch._node.remote_errors import TellsFailure, is_consequence, pack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote import user_forks
 from monarch._procs.zygote.user_forks import leave_if_forked
@@ -46,7 +46,7 @@ from monarch.exceptions import ArgumentError, MonarchError, PointError
 
 if TYPE_CHECKING:
     from monarch._actors.awaits import Awaits
-    from monarch._actors.executors import Executor
+    from monarch._actors.executors import ActionExecutor
 
 EXPLICIT = 1
 """Flag of a Call: the method gets a port, whatever its decorator."""
@@ -79,7 +79,7 @@ class Mailbox:
         home: the actors of its process, from which it removes itself at its end.
     """
 
-    def __init__(self, node: Node, key: str, executor: Executor, home: Home) -> None:
+    def __init__(self, node: Node, key: str, executor: ActionExecutor, home: Home) -> None:
         self.node = node
         self._home = home
         self.key = key
@@ -434,7 +434,7 @@ class Mailbox:
         if self._is_abandoned(call):
             return
         if call.port and not method.explicit:
-            status = value.status if isinstance(value, Outcome) else m.RESULT
+            status = value.status if isinstance(value, TellsFailure) else m.RESULT
             try:
                 if type(value) in ATOMS:
                     # The same as dumps(), without the call.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Tensor(NamedTuple):
+class TensorInfo(NamedTuple):
     """The dtype and the shape of a tensor."""
 
     dtype: str
@@ -18,7 +18,7 @@ class Tensor(NamedTuple):
         """Return it as in ``float32[4, 2]``."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
-    def fits(self, other: Tensor) -> bool:
+    def fits(self, other: TensorInfo) -> bool:
         """Return whether the other one can receive this one: torch copies elements whatever their shape."""
         return self.dtype == other.dtype and math.prod(self.shape) == math.prod(other.shape)
 
@@ -32,9 +32,9 @@ class CollectiveCall(NamedTuple):
     """As in ``sum``; empty if there is none, or if it is unknown."""
     root: int
     """The source or destination, numbered in the group; -1 if there is none."""
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[TensorInfo, ...]
     """The tensors that the rank sends; for kinds with a tensor for each rank, by rank in the group."""
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[TensorInfo, ...]
     """The tensors that it receives, likewise."""
     place: str
     """Where, as in ``cell [3] line 2: dist.all_reduce(x)``; empty if unknown."""
@@ -71,11 +71,11 @@ _PAIRED = {"all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "g
 _SHOWN = 4
 
 
-def _tensors(packed: list[tuple[str, list[int]]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(dtype, tuple(shape)) for dtype, shape in packed)
+def _tensors(packed: list[tuple[str, list[int]]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(dtype, tuple(shape)) for dtype, shape in packed)
 
 
-def _list_text(tensors: tuple[Tensor, ...]) -> str:
+def _list_text(tensors: tuple[TensorInfo, ...]) -> str:
     if len(tensors) == 1:
         return str(tensors[0])
     if len(set(tensors)) == 1:
@@ -115,5 +115,5 @@ def _fit(calls: Mapping[int, CollectiveCall], source: int, target: int) -> bool:
             return _at(given.inputs, target, taken.outputs, source)
 
 
-def _at(given: tuple[Tensor, ...], at: int, taken: tuple[Tensor, ...], place: int) -> bool:
+def _at(given: tuple[TensorInfo, ...], at: int, taken: tuple[TensorInfo, ...], place: int) -> bool:
     return at < len(given) and place < len(taken) and given[at].fits(taken[place])

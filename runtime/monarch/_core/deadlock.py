@@ -20,7 +20,7 @@ explicit response port, through which any actor may answer."""
 _REMEMBERED = 1 << 16
 
 
-class Request(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request whose reply an actor waits for."""
 
     proc: str
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     """The key of that actor in its process."""
 
 
-Text: TypeAlias = Callable[[Request], str]
+Text: TypeAlias = Callable[[PendingRequest], str]
 """Describe the wait: ``a[gpus=0].ping waits for b[gpus=0].pong``."""
 
 
@@ -46,7 +46,7 @@ class Probe(NamedTuple):
     """The initiator's wait, as numbered in its process."""
     round: int
     """How often the initiator has probed during this wait."""
-    request: Request
+    request: PendingRequest
     """The last request of the chain; the probe goes to its ``target``."""
     path: tuple[str, ...]
     """A description of each wait of the chain, the initiator's first."""
@@ -77,7 +77,7 @@ class _Wait:
 
     __slots__ = ("actor", "number", "requests", "round", "seen", "text")
 
-    def __init__(self, number: int, actor: str, requests: Iterable[Request], text: Text) -> None:
+    def __init__(self, number: int, actor: str, requests: Iterable[PendingRequest], text: Text) -> None:
         self.number = number
         self.actor = actor
         # Unanswered requests; a dict, to keep their order.
@@ -105,7 +105,7 @@ class _Wait:
             yield probe._replace(request=request, path=(*probe.path, self.text(request)))
 
 
-class Waits:
+class WaitGraph:
     """The waits of the actors of one process, and the probes that follow them.
 
     There are no false alarms as long as waits end only by their replies: a chain that a probe has seen can change only
@@ -126,14 +126,14 @@ class Waits:
         state: the state of a request to an actor of this process; None if it is not here, or answered.
     """
 
-    def __init__(self, proc: str, state: Callable[[Request], State | None]) -> None:
+    def __init__(self, proc: str, state: Callable[[PendingRequest], State | None]) -> None:
         self._proc = proc
         self._state = state
         self._numbers = count(1)
         self._waits: dict[int, _Wait] = {}
         self._by_actor: dict[str, _Wait] = {}
 
-    def begin(self, actor: str, requests: Iterable[Request], text: Text) -> int:
+    def begin(self, actor: str, requests: Iterable[PendingRequest], text: Text) -> int:
         """Register that an actor, which handles one message at a time, is blocked until all requests are answered.
 
         Args:
@@ -153,12 +153,12 @@ class Waits:
         self._waits[wait.number] = self._by_actor[actor] = wait
         return wait.number
 
-    def requests(self, wait: int) -> list[Request]:
+    def requests(self, wait: int) -> list[PendingRequest]:
         """Return the unanswered requests of a wait; empty if it has ended."""
         entry = self._waits.get(wait)
         return list(entry.requests) if entry is not None else []
 
-    def answered(self, wait: int, request: Request) -> None:
+    def answered(self, wait: int, request: PendingRequest) -> None:
         """Note that a reply has arrived; does nothing if the wait has ended."""
         entry = self._waits.get(wait)
         if entry is not None:
@@ -181,7 +181,7 @@ class Waits:
         if entry is None:
             return [], None
         entry.round += 1
-        none = Request(self._proc, 0, self._proc, entry.actor)
+        none = PendingRequest(self._proc, 0, self._proc, entry.actor)
         start = Probe(self._proc, entry.actor, wait, entry.round, none, ())
         return self._chase(entry.onward(start))
 

@@ -22,7 +22,7 @@ STUBBORN = 0.5
 """Seconds until a rank that was freed but did not move is interrupted."""
 
 
-class Standing(NamedTuple):
+class CallState(NamedTuple):
     """Where a rank is in a call, by its own report."""
 
     rank: int
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
     """Port of the only call that runs there, if it joins nothing until all calls with lower ports have ended."""
 
 
-def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
+def waits_in_vain(standing: CallState, failed: Iterable[CallState]) -> bool:
     """Return whether a rank has begun a collective, or group creation, that a failed rank never joins."""
     for other in failed:
         if other.rank == standing.rank:
@@ -112,7 +112,7 @@ class FailFast:
         self._told = False
         self._failed: set[int] = set()
         self._left = set(range(count))
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, CallState] = {}
         self._at_rest: dict[int, int] = {}
         """By position: how often in a row nothing ran there, since the last call was added."""
         self.generation = 0
@@ -178,7 +178,7 @@ class FailFast:
         self._period = min(PERIOD, self._period * 2)
         return commands
 
-    def standing(self, position: int, standing: Standing, now: float) -> list[Command]:
+    def standing(self, position: int, standing: CallState, now: float) -> list[Command]:
         """Note a rank's report of its state."""
         before, self._standings[position] = self._standings.get(position), standing
         self._at_rest[position] = 0 if standing.busy and not standing.gate else self._at_rest.get(position, 0) + 1

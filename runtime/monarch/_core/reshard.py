@@ -21,7 +21,7 @@ _LEAST = 1 << 20
 """Bytes below which a piece is not split further."""
 
 
-class Holder(NamedTuple):
+class BoxHolder(NamedTuple):
     """A process, and the box of each tensor that it has or needs."""
 
     host: str
@@ -40,7 +40,7 @@ class Fetch(NamedTuple):
 
 
 @dataclass
-class Plan:
+class FetchPlan:
     """The fetches of each target in each phase."""
 
     phases: list[dict[int, list[Fetch]]] = field(default_factory=lambda: [{}, {}, {}])
@@ -71,15 +71,15 @@ class Planner:
         widths: bytes per element of each tensor.
     """
 
-    def __init__(self, sources: Sequence[Holder], targets: Sequence[Holder], widths: Mapping[str, int]) -> None:
+    def __init__(self, sources: Sequence[BoxHolder], targets: Sequence[BoxHolder], widths: Mapping[str, int]) -> None:
         self._sources = sources
         self._targets = targets
         self._widths = widths
         self._serving = _Balance()
         self._fetching = _Balance()
-        self._plan = Plan()
+        self._plan = FetchPlan()
 
-    def plan(self) -> Plan:
+    def plan(self) -> FetchPlan:
         """Return the plan.
 
         Raises:
@@ -153,6 +153,6 @@ class Planner:
                         self._plan.add(WITHIN_HOSTS, target, Fetch(name, unit, TARGET, had[host]))
 
 
-def _some(holders: Sequence[Holder]) -> str:
+def _some(holders: Sequence[BoxHolder]) -> str:
     names = sorted({name for holder in holders for name in holder.boxes})
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"

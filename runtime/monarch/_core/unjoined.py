@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from monarch._core.fail_fast import Standing
+from monarch._core.fail_fast import CallState
 
 SYMMETRIC = frozenset(
     {
@@ -26,7 +26,7 @@ _AGAIN = 10.0
 """Factor between the waiting times of two reports of one wait."""
 
 
-class Waits(NamedTuple):
+class CollectiveWait(NamedTuple):
     """A collective that a rank waits in."""
 
     rank: int
@@ -46,10 +46,10 @@ class Waits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finding:
+class UnjoinedRanks:
     """Ranks that wait in one collective, and ranks of its group that have finished without joining it."""
 
-    waits: Waits
+    waits: CollectiveWait
     """The wait of the first one."""
     ranks: tuple[int, ...]
     absent: tuple[int, ...]
@@ -57,7 +57,7 @@ class Finding:
     """Minimum seconds that all of ``ranks`` were seen to wait."""
 
 
-def never_joining(waits: Waits, finished: Mapping[int, Standing]) -> tuple[int, ...]:
+def never_joining(waits: CollectiveWait, finished: Mapping[int, CallState]) -> tuple[int, ...]:
     """Return the finished ranks that a rank waits for in vain; empty if others may still join, or if unknown."""
     if waits.peers:
         return waits.peers if all(peer in finished for peer in waits.peers) else ()
@@ -67,7 +67,7 @@ def never_joining(waits: Waits, finished: Mapping[int, Standing]) -> tuple[int, 
     return () if may_be_slow else tuple(sorted(absent))
 
 
-def _has_not_joined(waits: Waits, other: Standing) -> bool:
+def _has_not_joined(waits: CollectiveWait, other: CallState) -> bool:
     return not waits.number or other.groups.get(waits.group, ((), 0))[1] < waits.number
 
 
@@ -80,9 +80,9 @@ class Unjoined:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._waits: dict[int, tuple[Waits, float]] = {}
+        self._waits: dict[int, tuple[CollectiveWait, float]] = {}
         """By rank, what it waits in, and since when."""
-        self._finished: dict[int, tuple[Standing, int]] = {}
+        self._finished: dict[int, tuple[CallState, int]] = {}
         """By rank, its position, and in how many checks in a row nothing ran there."""
         self._next: dict[tuple[int, str, int, tuple[int, ...]], float] = {}
         """By reported wait, the seconds after which it is reported again."""
@@ -104,7 +104,7 @@ class Unjoined:
         self._waits.pop(rank, None)
         self._next = {key: seconds for key, seconds in self._next.items() if key[0] != rank}
 
-    def waiting(self, rank: int, waits: Waits | None, now: float) -> None:
+    def waiting(self, rank: int, waits: CollectiveWait | None, now: float) -> None:
         """Note the report of an unfinished rank: the collective that it waits in, if any."""
         self._now = now
         known = self._waits.get(rank)
@@ -114,7 +114,7 @@ class Unjoined:
             self._waits[rank] = waits, now
         self._finished.pop(rank, None)
 
-    def standing(self, rank: int, standing: Standing) -> None:
+    def standing(self, rank: int, standing: CallState) -> None:
         """Note the report of a rank that owes nothing."""
         self._waits.pop(rank, None)
         if standing.busy:
@@ -123,11 +123,11 @@ class Unjoined:
         before, looks = self._finished.get(rank, (standing, 0))
         self._finished[rank] = standing, looks + 1 if before.groups == standing.groups else 1
 
-    def findings(self, now: float) -> list[Finding]:
+    def findings(self, now: float) -> list[UnjoinedRanks]:
         """Return new findings, and those that last ten times as long as when they were reported."""
         # A single check may overtake a call that is on its way there.
         finished = {rank: standing for rank, (standing, looks) in self._finished.items() if looks > 1}
-        groups: dict[tuple[str, str, int, tuple[int, ...]], list[tuple[Waits, float]]] = {}
+        groups: dict[tuple[str, str, int, tuple[int, ...]], list[tuple[CollectiveWait, float]]] = {}
         for waits, since in self._waits.values():
             absent = never_joining(waits, finished)
             if absent and now - since >= self._next.get(_key(waits), self._limit):
@@ -136,10 +136,12 @@ class Unjoined:
                 groups.setdefault(key, []).append((waits, since))
         return [self._finding(each, absent, now) for (_, _, _, absent), each in groups.items()]
 
-    def _finding(self, several: list[tuple[Waits, float]], absent: tuple[int, ...], now: float) -> Finding:
+    def _finding(
+        self, several: list[tuple[CollectiveWait, float]], absent: tuple[int, ...], now: float
+    ) -> UnjoinedRanks:
         ranks = tuple(sorted(waits.rank for waits, _ in several))
-        return Finding(several[0][0], ranks, absent, now - max(since for _, since in several))
+        return UnjoinedRanks(several[0][0], ranks, absent, now - max(since for _, since in several))
 
 
-def _key(waits: Waits) -> tuple[int, str, int, tuple[int, ...]]:
+def _key(waits: CollectiveWait) -> tuple[int, str, int, tuple[int, ...]]:
     return waits.rank, waits.group, waits.number, waits.place

@@ -19,7 +19,7 @@ from monarch._debug.resuming import resume_here
 from monarch._debug.stepping import go_here
 from monarch._node.current import current_node
 from monarch._node.services.asking import ask_soon
-from monarch._node.services.registry import Request, declared, request
+from monarch._node.services.registry import ServiceRequest, declared, request
 from monarch.exceptions import ArgumentError
 
 PATIENCE = 1.5
@@ -300,7 +300,7 @@ def _not_resumed(answer: object) -> str:
     return "not paused" if answer is False else str(answer)
 
 
-def answers_of(procs: list[str], asked: Request, patience: float = PATIENCE) -> dict[int, Any]:
+def answers_of(procs: list[str], asked: ServiceRequest, patience: float = PATIENCE) -> dict[int, Any]:
     """Return the answer of each rank; for one that gives none, a text that says why."""
     node = current_node()
     answers = ask_soon([proc for proc in procs if node.peers.get(proc).dead is None], asked, patience)
@@ -316,7 +316,7 @@ def positions(procs: list[str]) -> dict[int, Position]:
     }
 
 
-def asked(procs: list[str], what: Request, shown: Callable[[Any], str], patience: float = PATIENCE) -> str:
+def asked(procs: list[str], what: ServiceRequest, shown: Callable[[Any], str], patience: float = PATIENCE) -> str:
     """Return the answers of ranks as text, equal ones once."""
     answers = answers_of(procs, what, patience)
     return grouped_lines((rank, shown(each) if is_tuple(each) else str(each)) for rank, each in answers.items())

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._debug.commands import parse_command
-from monarch._telemetry.exchange import NAME, VERSION, Request, send
-from monarch._telemetry.programs import OTHER_VERSION, Program, Programs
+from monarch._telemetry.exchange import NAME, VERSION, MeshesRequest, send
+from monarch._telemetry.programs import OTHER_VERSION, Programs, WatchedProgram
 
 _CONNECT_S = 3.0
 """Seconds for a program to take a client."""
@@ -53,7 +53,7 @@ def main(args: Sequence[str]) -> int:
     return 1
 
 
-def _chosen(running: Sequence[Program], pid: int | None) -> Program | str:
+def _chosen(running: Sequence[WatchedProgram], pid: int | None) -> WatchedProgram | str:
     """Return the program to attach to, or why it cannot be chosen."""
     if not running:
         return _NONE
@@ -64,17 +64,17 @@ def _chosen(running: Sequence[Program], pid: int | None) -> Program | str:
     return found or f"process {pid} is not running a mesh; these are:\n{listed}"
 
 
-def _meshes(program: Program) -> str:
+def _meshes(program: WatchedProgram) -> str:
     names = [copy.read(lambda model: model.name) for copy in program.meshes.values()]
     return program.trouble or ", ".join(f"mesh {name!r}" for name in names)
 
 
-def _prompt(program: Program) -> int:
+def _prompt(program: WatchedProgram) -> int:
     """Ask for commands until the user leaves or the program ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_CONNECT_S)
         connection.connect(os.path.join(program.folder, NAME))
-        send(connection, Request(VERSION, {}, True), time.monotonic() + _CONNECT_S)
+        send(connection, MeshesRequest(VERSION, {}, True), time.monotonic() + _CONNECT_S)
         connection.settimeout(_ANSWER_S)
         lines = connection.makefile("rb")
         _say(f"attached to {program.name}; 'help' lists the commands, 'quit' leaves")

@@ -10,7 +10,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.roster import split_proc
 from monarch._core.text.tables import text_table
-from monarch._debug.stops import Stopped, stops
+from monarch._debug.stops import StoppedRank, stops
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.replies.gather import is_gather
@@ -76,7 +76,7 @@ def debug_controller() -> DebugController:
     return get_or_spawn_controller(_NAME, DebugController).get()
 
 
-def _info(stopped: Stopped) -> DebugSessionInfo:
+def _info(stopped: StoppedRank) -> DebugSessionInfo:
     frame = next(iter(stopped.position.frames), None)
     state = meshes_of(current_node()).own_procs.get(stopped.uid)
     procs = state.procs if state is not None else None
@@ -88,7 +88,7 @@ def _info(stopped: Stopped) -> DebugSessionInfo:
     )  # fmt: skip
 
 
-def _actor_of(stopped: Stopped) -> str:
+def _actor_of(stopped: StoppedRank) -> str:
     """Return the name of the actor mesh whose endpoint a rank runs, as far as this program waits for it."""
     node = current_node()
     for each in list(node.ports.gathers.values()):

@@ -15,14 +15,14 @@ from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._node.current import current_node
 from monarch._node.services.asking import ask_soon
-from monarch._node.services.registry import Request, request, service
+from monarch._node.services.registry import ServiceRequest, request, service
 
 PATIENCE = 1.5
 """Seconds for all ranks to answer; one in C code takes half a second to say so."""
 SILENT, DEAD = "does not answer", "dead"
 
 
-def ask_ranks(procs: Procs, ranks: Iterable[int], asked: Request, patience: float = PATIENCE) -> dict[int, Any]:
+def ask_ranks(procs: Procs, ranks: Iterable[int], asked: ServiceRequest, patience: float = PATIENCE) -> dict[int, Any]:
     """Return the answer of each rank; for one that gives none, a text that says why."""
     node = current_node()
     names = {rank: procs.proc(rank) for rank in ranks}
@@ -54,11 +54,11 @@ def values_of(mesh: ProcMeshLike, values: list[Any]) -> ValueMesh[Any]:
     return ValueMesh.of(mesh.extent, values, region_of(mesh).base_ranks)
 
 
-def _answers(mesh: ProcMeshLike, asked: Request) -> list[Any]:
+def _answers(mesh: ProcMeshLike, asked: ServiceRequest) -> list[Any]:
     return list(ask_ranks(state_of(mesh).procs, region_of(mesh).base_ranks(), asked).values())
 
 
-def _positions(mesh: ProcMeshLike, asked: Request) -> ValueMesh[Position]:
+def _positions(mesh: ProcMeshLike, asked: ServiceRequest) -> ValueMesh[Position]:
     answers = _answers(mesh, asked)
     found = [Position.unpacked(answer) if is_tuple(answer) else Position(str(answer), []) for answer in answers]
     return values_of(mesh, found)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from monarch._actors.pausing.failed import failed
 from monarch._actors.pausing.gate import gate
 from monarch._actors.pausing.points import Packed
-from monarch._actors.pausing.tracing import Step
+from monarch._actors.pausing.tracing import StepState
 from monarch._node.services.registry import service
 
 
 @service("stepping.go_here", "quick")
 def go_here(how: str, line: int) -> bool:
     """Service: let a paused rank continue for a step; return whether it was paused."""
-    return gate.go(Step(how, line))
+    return gate.go(StepState(how, line))
 
 
 @service("stepping.break_here", "quick")

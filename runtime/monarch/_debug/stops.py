@@ -28,7 +28,7 @@ _GRACE = 0.15
 """Seconds in which other ranks may come to the same breakpoint by themselves."""
 
 
-class Stopped(NamedTuple):
+class StoppedRank(NamedTuple):
     """A rank that has stopped by itself."""
 
     proc: str
@@ -53,7 +53,7 @@ class Stops:
     def __init__(self, node: Node) -> None:
         self._node = node
         # Written by the receiving thread in single operations, read by any.
-        self.now: dict[str, Stopped] = {}
+        self.now: dict[str, StoppedRank] = {}
         """By proc, the stopped ranks."""
         self.turns: dict[str, int] = {}
         """By proc, how often it has stopped or continued for good."""
@@ -63,12 +63,12 @@ class Stops:
         """The ranks that keep others paused: at a breakpoint, or in a step from there."""
         self.paused: dict[str, tuple[Position, bool]] = {}
         """By proc, the ranks that are paused, but not by themselves, each with whether it waits for another one."""
-        self.by_hand: dict[str, Stopped] = {}
+        self.by_hand: dict[str, StoppedRank] = {}
         """By proc, those that somebody has paused."""
         self._parked: dict[str, set[str]] = {}
         """By uid of a mesh, the ranks that are paused because of those."""
         terminal = Terminal(self, tell)
-        self.on_stop: Callable[[Stopped], object] = lambda stopped: terminal.show(
+        self.on_stop: Callable[[StoppedRank], object] = lambda stopped: terminal.show(
             stopped.proc, stopped.position, stopped.kind == BREAKPOINT
         )
         """Called for each stop. It must not wait. Set once."""
@@ -78,7 +78,7 @@ class Stops:
         """Called after each change, likewise. Any thread adds and removes, in single operations."""
         node.events.proc_died.subscribe(self._died)
 
-    def stopped(self, stopped: Stopped) -> None:
+    def stopped(self, stopped: StoppedRank) -> None:
         """Note that a rank has stopped."""
         self.now[stopped.proc] = stopped
         self._stepping.discard(stopped.proc)
@@ -111,7 +111,7 @@ class Stops:
         if position is not None:
             self.paused[proc] = position, parked
             if not parked:
-                self.by_hand[proc] = Stopped(proc, PAUSE, position)
+                self.by_hand[proc] = StoppedRank(proc, PAUSE, position)
         elif self.paused.pop(proc, None) is None:
             return
         for each in list(self.on_pause):
@@ -173,7 +173,7 @@ def stops() -> Stops:
 @service("stops.stopped_there", "quick")
 def stopped_there(proc: str, kind: str, packed: Packed) -> None:
     """Service: note that a rank has stopped by itself."""
-    stopped = Stopped(proc, kind, Position.unpacked(packed))
+    stopped = StoppedRank(proc, kind, Position.unpacked(packed))
     node = current_node()
     node.receive_loop.run_in_order(lambda: node.part(Stops).stopped(stopped))
 

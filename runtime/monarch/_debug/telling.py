@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from types import FrameType
 
-from monarch._actors.pausing.tracing import Stop
+from monarch._actors.pausing.tracing import StopReason
 from monarch._core.position import PAUSED, Position
 from monarch._debug.frames import described, users_frames
 from monarch._debug.stops import left_there, paused_there, resumed_there, stopped_there
@@ -15,7 +15,7 @@ from monarch._node.services.registry import service
 
 
 @service("telling.tell_stopped", "local")
-def tell_stopped(stop: Stop, frame: FrameType) -> None:
+def tell_stopped(stop: StopReason, frame: FrameType) -> None:
     """Tell it where and why."""
     node = current_node()
     found = Position(PAUSED, [described(each) for each in users_frames(frame)], stop.text)

@@ -14,7 +14,7 @@ from monarch._groups.breaking import give_up_everywhere
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.services.asking import ask_soon
-from monarch._node.services.registry import Request, request, service
+from monarch._node.services.registry import ServiceRequest, request, service
 from monarch.exceptions import GroupError
 
 PATIENCE = 60.0
@@ -116,7 +116,7 @@ def set_all(procs: Procs, on: bool) -> None:
     )
 
 
-def _refused(procs: list[str], asked: Request) -> dict[str, str]:
+def _refused(procs: list[str], asked: ServiceRequest) -> dict[str, str]:
     """Ask ranks for a reason against something; return those that have one, or do not answer."""
     answers = ask_soon(procs, asked, PATIENCE)
     return {proc: _reason(answers.get(proc)) for proc in procs if answers.get(proc) != ""}

@@ -9,7 +9,7 @@ from monarch._groups.torchrun import run_script
 from monarch._node.remote_errors import is_ours
 
 
-class Program(NamedTuple):
+class RaisingProgram(NamedTuple):
     """The program that raised an error."""
 
     file: str
@@ -17,7 +17,7 @@ class Program(NamedTuple):
     """Its frames; None for an error in its syntax, or its exit code."""
 
 
-def program_of(error: BaseException) -> Program | None:
+def program_of(error: BaseException) -> RaisingProgram | None:
     """Return the program that raised an error; None if no program did."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_code is not run_script.__code__:
@@ -28,8 +28,8 @@ def program_of(error: BaseException) -> Program | None:
     while tb is not None and _runs_programs(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     if tb is not None:
-        return Program(tb.tb_frame.f_code.co_filename, tb)
-    return Program((isinstance(error, SyntaxError) and error.filename) or path, None)
+        return RaisingProgram(tb.tb_frame.f_code.co_filename, tb)
+    return RaisingProgram((isinstance(error, SyntaxError) and error.filename) or path, None)
 
 
 def _runs_programs(file: str) -> bool:

@@ -27,7 +27,7 @@ from monarch.exceptions import GroupError
 
 if TYPE_CHECKING:
     from monarch._tensors.collectives.renewed import Formers
-    from monarch._tensors.collectives.world import Place, World
+    from monarch._tensors.collectives.world import JoinInfo, World
 
 Sockets = frozenset[tuple[int, int]]
 """As ``open_sockets`` has them."""
@@ -151,10 +151,10 @@ class Rendezvous:
         assert config is not None
         return config.procs
 
-    def place(self, address: str, port: int) -> Place:
+    def place(self, address: str, port: int) -> JoinInfo:
         """Return the place of this rank among the others."""
         from monarch._tensors.collectives.interfaces import LOOPBACK
-        from monarch._tensors.collectives.world import Place
+        from monarch._tensors.collectives.world import JoinInfo
 
         node, procs = current_node(), self.procs()
         assert node.config is not None
@@ -162,7 +162,7 @@ class Rendezvous:
         rank, local = node.rank, procs.per_host
         own = addresses[rank // local] if addresses else LOOPBACK
         gpu, size = rank_gpu(), procs.region().nelements
-        return Place(rank, size, rank % local, local, address, port, own, gpu.name(), gpu.of_groups(), gpu.is_used())
+        return JoinInfo(rank, size, rank % local, local, address, port, own, gpu.name(), gpu.of_groups(), gpu.is_used())
 
     # Joining
 

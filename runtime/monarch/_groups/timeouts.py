@@ -28,7 +28,7 @@ from monarch._wire.receiving.aside import tell
 
 if TYPE_CHECKING:
     from monarch._tensors.collectives.open_messages import OpenMessage
-    from monarch._tensors.collectives.timeouts import Held
+    from monarch._tensors.collectives.timeouts import UntimedBackend
 
 _SHARE = 0.1
 """Part of the shortest timeout between two looks."""
@@ -88,7 +88,7 @@ class _Watch:
         self._new.set()
 
     def _run(self, node: Node) -> None:
-        seen: dict[Held, _Seen] = {}
+        seen: dict[UntimedBackend, _Seen] = {}
         wait = _SHORTEST
         is_told = False
         while not node.closed:
@@ -103,11 +103,11 @@ class _Watch:
                 is_told, wait = True, _LONGEST
 
     @staticmethod
-    def _look(node: Node, before: dict[Held, _Seen]) -> tuple[dict[Held, _Seen], float]:
+    def _look(node: Node, before: dict[UntimedBackend, _Seen]) -> tuple[dict[UntimedBackend, _Seen], float]:
         from monarch._tensors.collectives.open_messages import open_messages
         from monarch._tensors.collectives.timeouts import held_groups
 
-        seen: dict[Held, _Seen] = {}
+        seen: dict[UntimedBackend, _Seen] = {}
         held = held_groups()
         for each, seconds in held.items():
             # A group that is being destroyed.
@@ -119,7 +119,7 @@ class _Watch:
         return seen, min(max(shortest * _SHARE, _SHORTEST), _LONGEST)
 
 
-def _look_at(node: Node, held: Held, seconds: float, before: _Seen | None) -> _Seen:
+def _look_at(node: Node, held: UntimedBackend, seconds: float, before: _Seen | None) -> _Seen:
     from monarch._tensors.collectives.timeouts import let_go, unended
 
     generation, number, now = local_rendezvous().generation, begun_by(*held), time.monotonic()
@@ -157,7 +157,7 @@ def _look_at_message(node: Node, message: OpenMessage) -> None:
         node.receive_loop.post(lambda: _expire_message(message))
 
 
-def _expire(held: Held, number: int, operation: str, seconds: float) -> None:
+def _expire(held: UntimedBackend, number: int, operation: str, seconds: float) -> None:
     """Break the groups of this rank, since a collective has not ended in time; in the receiving thread."""
     from monarch._tensors.collectives.timeouts import held_groups, name_of
 

@@ -86,7 +86,7 @@ def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
 
 def variables_of(meeting: Meeting) -> dict[str, str]:
     """Return the environment that torchrun would give a program in this rank."""
-    from monarch._tensors.collectives.world import Place, torchrun_variables
+    from monarch._tensors.collectives.world import JoinInfo, torchrun_variables
 
     node = current_node()
     config = node.config
@@ -96,7 +96,7 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
     here = [rank for rank in meeting.ranks if rank // per_host == node.rank // per_host]
     rank, local = meeting.ranks.index(node.rank), here.index(node.rank)
     size, at = len(meeting.ranks), meeting.address
-    place = Place(rank, size, local, len(here), at, meeting.port, at, "cpu")
+    place = JoinInfo(rank, size, local, len(here), at, meeting.port, at, "cpu")
     variables = torchrun_variables(place)
     if meeting.served:
         variables.update(

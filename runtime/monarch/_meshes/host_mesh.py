@@ -16,20 +16,20 @@ from monarch._actors.running import current
 from monarch._core.kinds import is_a, is_count, is_mapping
 from monarch._core.roster import Procs, Roster
 from monarch._core.shapes.extent import Extent, Point, axes_text
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
 from monarch._meshes.actors.creation import Booting
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.inside import node_of, region_of, state_of
-from monarch._meshes.mesh_like import Hosts
+from monarch._meshes.mesh_like import ResizableHosts
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.procs.roles import Role, axes_of, environments, ranges_of
-from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.starting import ProcStarter
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import is_boot_unwanted, meshes_of
 from monarch._node.current import node_for, open_node
@@ -67,7 +67,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand()
 
 
-class HostMesh(Hosts, MeshView, AsyncResource):
+class HostMesh(ResizableHosts, MakesViews, AsyncResource):
     """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
 
     def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: SharedHosts) -> None:
@@ -185,7 +185,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
                 meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
                 owner = here[0].key if here else ""
                 shared.roles = ranges_of(roles)
-                shared.starting = Starting(node, procs, packed, owner, variables, by_rank, binds, path, cwd, spares)
+                shared.starting = ProcStarter(node, procs, packed, owner, variables, by_rank, binds, path, cwd, spares)
                 shared.supervision.restart = rule
                 for rank in range(extent.nelements):
                     meshes_of(node).joined.tell(uid, rank, procs.proc(rank))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.region import Region
-from monarch._meshes.mesh_like import ActorMeshLike, Hosts, ProcMeshLike
+from monarch._meshes.mesh_like import ActorMeshLike, ProcMeshLike, ResizableHosts
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from monarch._node.peers.targets import Targets
 
 A = TypeVar("A", bound=ActorMeshLike)
-V = TypeVar("V", bound=MeshView)
+V = TypeVar("V", bound=MakesViews)
 
 
 @overload
@@ -37,7 +37,7 @@ def node_of(mesh: ActorMeshLike | ProcMeshLike) -> Node:
     return mesh._node  # pyright: ignore[reportPrivateUsage]
 
 
-def region_of(mesh: ActorMeshLike | ProcMeshLike | Hosts) -> Region:
+def region_of(mesh: ActorMeshLike | ProcMeshLike | ResizableHosts) -> Region:
     """Return the ranks that a mesh or view addresses."""
     return mesh._region  # pyright: ignore[reportPrivateUsage]
 
@@ -96,6 +96,6 @@ def coming_procs(mesh: ProcMeshLike) -> dict[int, m.Dead]:
     return mesh._coming()  # pyright: ignore[reportPrivateUsage]
 
 
-def hosts_of(mesh: Hosts) -> tuple[str, ...]:
+def hosts_of(mesh: ResizableHosts) -> tuple[str, ...]:
     """Return the hosts of a mesh of hosts, by base rank."""
     return mesh._hosts  # pyright: ignore[reportPrivateUsage]

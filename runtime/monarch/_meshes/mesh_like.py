@@ -10,7 +10,7 @@ from monarch._core.shapes.region import Region
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.procs.state import ProcsState
 from monarch._node.node import Node
-from monarch._node.peers.targets import Shape, Targets
+from monarch._node.peers.targets import Targets, TargetShape
 from monarch._wire import messages as m
 
 
@@ -19,7 +19,7 @@ class ActorMeshLike(Protocol):
 
     _node: Node
     _state: ActorsState
-    _shape: Shape
+    _shape: TargetShape
 
     @property
     def _name(self) -> str: ...
@@ -40,7 +40,7 @@ class ActorMeshLike(Protocol):
     def __len__(self) -> int: ...
     def _members_at(self) -> Targets: ...
     def _member(self, position: int, /) -> Any: ...
-    def _member_of(self, shape: Shape, position: int, /) -> Any: ...
+    def _member_of(self, shape: TargetShape, position: int, /) -> Any: ...
     def _check_alive(self, method: str, /) -> None: ...
     def _awaits_verdict(self) -> bool: ...
     def _has_read(self, positions: Iterable[int], /) -> None: ...
@@ -64,7 +64,7 @@ class ProcMeshLike(Protocol):
     def _view(self, region: Region, /) -> Any: ...
 
 
-class Hosts:
+class ResizableHosts:
     """Base of host meshes, with what a resize needs."""
 
     _hosts: tuple[str, ...]

@@ -17,7 +17,7 @@ from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import StoppedError
 
 
-class Meshes:
+class SpawnedMeshes:
     """The part of a node with the meshes spawned from here. The dicts change by single operations only."""
 
     def __init__(self, node: Node) -> None:
@@ -80,9 +80,9 @@ class Meshes:
         send_to_all(self._node, [peer for peer in siblings if peer is not None], frame)
 
 
-def meshes_of(node: NodeLike) -> Meshes:
+def meshes_of(node: NodeLike) -> SpawnedMeshes:
     """Return the meshes that were spawned from a process."""
-    return node.part(Meshes)
+    return node.part(SpawnedMeshes)
 
 
 def give_up_lost(node: Node, uid: str) -> None:

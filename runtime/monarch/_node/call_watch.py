@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class CallGroup(Protocol):
+class WatchesCalls(Protocol):
     """Watches the ranks of some calls; see ``monarch._supervision.fail_fast``."""
 
     @property

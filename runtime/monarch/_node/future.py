@@ -377,7 +377,7 @@ class Promise(Future[R]):
         return value
 
 
-class Ready(Future[R]):
+class DoneFuture(Future[R]):
     """A future that is done from the beginning."""
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from monarch._node.call_watch import CallWatch, NoWatch
 from monarch._node.dispatch import Dispatch
 from monarch._node.events import NodeEvents
 from monarch._node.mishaps import Mishaps
-from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.hosts import HostConnections
 from monarch._node.peers.peer_table import PeerTable
 from monarch._node.peers.port_table import PortTable
 from monarch._node.rank_config import RankConfig
@@ -24,7 +24,7 @@ from monarch._node.replies.replies import Replies
 from monarch._node.services.answering import on_ask
 from monarch._node.services.lanes import Lanes
 from monarch._node.spreads.spreads import Spreads
-from monarch._node.waits import Waits
+from monarch._node.waits import ProcessWaits
 from monarch._procs.session_folder import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
 from monarch._wire import pickler, plain
@@ -91,10 +91,10 @@ class Node:
         self.dispatch = Dispatch(inbox, Mishaps(self))
         self.receive_loop = ReceiveLoop(inbox, self.dispatch.on_frame)
         plain.receives_here = self.receive_loop.receives_here
-        self.waits = Waits(self.receive_loop)
+        self.waits = ProcessWaits(self.receive_loop)
         self.ports = PortTable()
         hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
-        self.hosts = Hosts(host_of(proc), folder, hello, context)
+        self.hosts = HostConnections(host_of(proc), folder, hello, context)
         self.hosts.spreads = Spreads(proc, self.hosts.gateways)
         self.hosts.spreads.later = self.receive_loop.call_later
         self.peers = PeerTable(

@@ -8,12 +8,12 @@ from typing import Any, Protocol, TypeVar
 from monarch._node.bulk import BulkData
 from monarch._node.call_watch import CallWatch
 from monarch._node.events import NodeEvents
-from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.hosts import HostConnections
 from monarch._node.peers.peer_table import PeerTable
 from monarch._node.peers.port_table import PortTable
 from monarch._node.replies.replies import Replies
 from monarch._node.services.lanes import Lanes
-from monarch._node.waits import Waits
+from monarch._node.waits import ProcessWaits
 from monarch._wire.receiving.loop import ReceiveLoop
 
 P = TypeVar("P")
@@ -28,10 +28,10 @@ class NodeLike(Protocol):
     events: NodeEvents
     receive_loop: ReceiveLoop
     watch: CallWatch
-    waits: Waits
+    waits: ProcessWaits
     ports: PortTable
     peers: PeerTable
-    hosts: Hosts
+    hosts: HostConnections
     bulk: BulkData
     replies: Replies
     lanes: Lanes

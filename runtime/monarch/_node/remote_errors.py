@@ -33,7 +33,7 @@ _LINKS = {name: BaseException.__dict__[name] for name in ("__cause__", "__contex
 """The attributes that link exceptions, in the order to set them: a cause suppresses the context."""
 
 
-class Outcome:
+class TellsFailure:
     """A value that tells whether its call has failed, such as the result of a cell."""
 
     @property

@@ -19,7 +19,7 @@ class ActorWaits(Protocol):
     def awaited(self, future: Any, arrival: asyncio.Future[Any], /) -> None: ...
 
 
-class Waits:
+class ProcessWaits:
     """The waits of one process, and the output shown before a result is read."""
 
     def __init__(self, receive_loop: ReceiveLoop) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from monarch._core.roster import split_proc
 from monarch._core.text.cpp_frames import without_cpp_frames
-from monarch._core.text.folding.blocks import Block, Line, merge_blocks
+from monarch._core.text.folding.blocks import Block, OutputLine, merge_blocks
 from monarch._core.text.folding.folder import Folder
 from monarch._node.node import Node
 from monarch._node.services.frame import send_to_all
@@ -91,7 +91,7 @@ class FoldedOutput:
         """Ended calls whose output may wait there."""
         self._stops: dict[int, EndingMesh] = {}
         """Stopped meshes, by the port of the future of their end."""
-        self.on_line: Callable[[Line], None] = show
+        self.on_line: Callable[[OutputLine], None] = show
         self.on_blocks: Callable[[list[Block]], None] = self._by_line
         self.on_unfinished: Callable[[Source, list[Block]], None] | None = None
         """Called with a source and its unfinished lines when they have changed, from time to time. Such lines are of

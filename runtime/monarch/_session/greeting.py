@@ -13,7 +13,7 @@ import zmq
 from monarch._node.future import Promise
 from monarch._node.node import Node
 from monarch._wire import messages as m
-from monarch._wire.handshake import Handshake, Probe
+from monarch._wire.handshake import Handshake, HandshakeProbe
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import Link
 from monarch._wire.tcp import Unreachable, unreachable
@@ -129,7 +129,7 @@ class Greeting:
         self._node, self._greetings, self._keys = node, greetings, keys
         self._own = (agent.return_address or own[0], own[1])
         self.link = Link(node.hosts.context, agent.address, node.hosts.hello, keys, keys.public, node.hosts.lease)
-        self._probe: Probe | None = None
+        self._probe: HandshakeProbe | None = None
         self._begun = time.monotonic()
         self._token = secrets.token_hex(8)
         """Of all its questions: a late answer counts too."""
@@ -185,7 +185,7 @@ class Greeting:
                 # Without descriptors left there is no second one, and no reason then.
                 with suppress(zmq.ZMQError, OSError):
                     context, lease = self._node.hosts.context, self._node.hosts.lease
-                    self._probe = Probe(context, self.agent.address, self._keys, self._keys.public, lease)
+                    self._probe = HandshakeProbe(context, self.agent.address, self._keys, self._keys.public, lease)
             return
         try:
             state = self._probe.look()

@@ -8,7 +8,7 @@ from collections.abc import Container
 
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.procs.state import Ended
+from monarch._meshes.procs.state import DeathFuture
 from monarch._meshes.procs.stopping import begin_stop
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
@@ -31,11 +31,11 @@ def end_processes(node: Node, seconds: float, hosts: Container[str], reason: str
         reason: for later callers.
     """
     until = time.monotonic() + seconds
-    ends: list[tuple[str, Ended]] = []
+    ends: list[tuple[str, DeathFuture]] = []
     for state in list(meshes_of(node).own_procs.values()):
         if all(host in hosts for host in state.procs.hosts):
             ended = begin_stop(node, state, reason, _REACT_S, _DRAIN_S)
-            if isinstance(ended, Ended):
+            if isinstance(ended, DeathFuture):
                 ends.append((state.procs.name, ended))
     for name, ended in ends:
         try:

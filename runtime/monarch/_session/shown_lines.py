@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from monarch._core.text.folding.blocks import Block, Line
+from monarch._core.text.folding.blocks import Block, OutputLine
 
 
 def in_units(count: int) -> str:
@@ -16,7 +16,7 @@ def in_units(count: int) -> str:
     return ""
 
 
-def show(line: Line) -> None:
+def show(line: OutputLine) -> None:
     """Write a line to stdout or stderr of this process."""
     show_blocks([Block(line.source, line.ranks, line.stream, line.text + "\n")])
 

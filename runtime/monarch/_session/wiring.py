@@ -10,14 +10,14 @@ from monarch._node.node import Node
 from monarch._node.services.registry import declared
 from monarch._supervision.behind import Behind
 from monarch._supervision.unjoined import UnjoinedCollectives
-from monarch._supervision.watch import Watch
+from monarch._supervision.watch import FailureWatch
 
 
 def wire(node: Node) -> None:
     """Connect the hooks of actors and calls to a node. Programs and ranks both call this."""
     begin(node)
     running.on_error = _explain
-    node.watch = Watch(node)
+    node.watch = FailureWatch(node)
     node.part(Liveness).ticked.subscribe(Behind(node).tick)
     node.part(Liveness).ticked.subscribe(node.part(UnjoinedCollectives).tick)
 

@@ -12,7 +12,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.future import is_awaited
 from monarch._node.replies.gather import Gather, is_gather
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request, service
 from monarch._supervision.freeing import waiting
 from monarch._wire.receiving.aside import tell
@@ -94,7 +94,7 @@ class _Look:
         """By rank, the running call and its seconds. Leader only, except at a timeout."""
         self.thread: Any = None
         asked = request(ahead, gather.actor, node.proc, gather.port)
-        self._answers = Answers(node, sorted(self._pending), asked, self._heard)
+        self._answers = ServiceAnswers(node, sorted(self._pending), asked, self._heard)
 
     @property
     def done(self) -> bool:

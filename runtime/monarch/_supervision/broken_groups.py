@@ -10,7 +10,7 @@ from monarch._groups.breaking import spoil_generation
 from monarch._meshes.inside import state_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node_like import NodeLike
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 
 
@@ -41,4 +41,4 @@ def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: i
         number: the number of the generation; ranks with a newer one keep it.
     """
     ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-    Answers(node, ranks, request(spoil_generation, reason, number)).close()
+    ServiceAnswers(node, ranks, request(spoil_generation, reason, number)).close()

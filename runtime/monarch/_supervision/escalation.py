@@ -16,7 +16,7 @@ from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._python.threads import spawn_thread
 from monarch._supervision.mesh_failure import MeshFailure
-from monarch._supervision.state import Judge, supervisors_of
+from monarch._supervision.state import FailureHandler, supervisors_of
 from monarch._wire import messages as m
 from monarch.exceptions import SupervisionError
 
@@ -86,7 +86,7 @@ class Escalation:
             self.up(failure, owner)
 
     def ask(
-        self, failure: MeshFailure, supervisors: Sequence[Judge], owner: str, judged: Callable[[bool], None]
+        self, failure: MeshFailure, supervisors: Sequence[FailureHandler], owner: str, judged: Callable[[bool], None]
     ) -> None:
         """Ask the supervisors, then the owner, to handle a failure; in a thread that may wait."""
         for supervisor in supervisors:

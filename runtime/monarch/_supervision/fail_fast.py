@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from monarch._actors.interrupting import interrupt
-from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
+from monarch._core.fail_fast import CallState, Command, FailFast, Free, Look, Tell
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.pipelined import Failures
 from monarch._node.replies.owed import node_of_call
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 from monarch._supervision.freeing import expect, free, standing
 
 if TYPE_CHECKING:
     from monarch._node.peers.peer import Peer
-    from monarch._node.replies.owed import Watched
+    from monarch._node.replies.owed import WatchedCall
 
 _AT_ONCE = 8
 """Calls to one actor examined at a time, oldest first: it handles them in order, or a few at once."""
@@ -34,13 +34,13 @@ _AT_ONCE = 8
 class _Member:
     """A watched call. Weakly held once it has ended."""
 
-    def __init__(self, call: Watched, first: int) -> None:
+    def __init__(self, call: WatchedCall, first: int) -> None:
         self.first = first
         """The number of its first task."""
         self.actor, self.port, self.view = call.actor, call.port, call.view
         self.targets = call.targets
         # Nobody else holds a broadcast.
-        self.call: Callable[[], Watched | None] = ref(call) if call.port else lambda: call
+        self.call: Callable[[], WatchedCall | None] = ref(call) if call.port else lambda: call
 
     def waits_for(self) -> list[Peer]:
         """Return the living procs that have not answered."""
@@ -61,7 +61,7 @@ class CallGroup:
     """
 
     def __init__(
-        self, calls: Sequence[Watched], on_failure: Callable[[], None] | None = None, alike: bool = False
+        self, calls: Sequence[WatchedCall], on_failure: Callable[[], None] | None = None, alike: bool = False
     ) -> None:
         self._node = node_of_call(calls[0])
         self._on_failure = on_failure
@@ -82,7 +82,7 @@ class CallGroup:
         self._freed_tasks = 0
         self._freed_procs: set[str] = set()
         """Of so many freed tasks."""
-        self._answers: list[Answers] = []
+        self._answers: list[ServiceAnswers] = []
         """Of the last look."""
         self._serial = 0
         """Of the timer that counts."""
@@ -90,7 +90,7 @@ class CallGroup:
         """Ranks told that others are about to be freed."""
         self._expecting: set[int] = set()
         """Those of them that have not confirmed."""
-        self._announced: list[Answers] = []
+        self._announced: list[ServiceAnswers] = []
         self._to_free: set[int] = set()
         """Ranks to free once all have confirmed."""
         self._alike = alike
@@ -102,7 +102,7 @@ class CallGroup:
         """Start the watch; some ranks may already have failed."""
         self._look_back([call for each in self._calls if (call := each.call()) is not None])
 
-    def add(self, calls: Sequence[Watched]) -> bool:
+    def add(self, calls: Sequence[WatchedCall]) -> bool:
         """Watch more calls, unless it is over."""
         with self._lock:
             if self.over:
@@ -111,7 +111,7 @@ class CallGroup:
         self._look_back(calls)
         return True
 
-    def _take(self, calls: Sequence[Watched]) -> None:
+    def _take(self, calls: Sequence[WatchedCall]) -> None:
         due = self._machine.due if self._machine is not None else 0.0
         for call in calls:
             if self._member(call) is not None:
@@ -125,7 +125,7 @@ class CallGroup:
         if self._machine is not None and self._machine.due < due:
             self._schedule()
 
-    def _member(self, call: Watched) -> _Member | None:
+    def _member(self, call: WatchedCall) -> _Member | None:
         member = self._by_call.get(id(call))
         return member if member is not None and member.call() is call else None
 
@@ -135,14 +135,14 @@ class CallGroup:
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _look_back(self, calls: Sequence[Watched]) -> None:
+    def _look_back(self, calls: Sequence[WatchedCall]) -> None:
         for call in calls:
             call.party = self
         for call in calls:
             for position in call.failed_positions():
                 self.failed(call, position)
 
-    def failed(self, call: Watched, position: int) -> None:
+    def failed(self, call: WatchedCall, position: int) -> None:
         """Note that the code of a rank has raised."""
         with self._lock:
             if self._machine is None:
@@ -270,7 +270,7 @@ class CallGroup:
 
     def _heard(self, task: int, standing: Any) -> None:
         """Take the position that a rank reports."""
-        if not isinstance(standing, Standing):
+        if not isinstance(standing, CallState):
             return
         with self._lock:
             machine = self._machine
@@ -335,9 +335,9 @@ class CallGroup:
         service: Callable[..., Any],
         args: tuple[Any, ...],
         heard: Callable[[int, Any], None] = lambda task, answer: None,
-    ) -> list[Answers]:
+    ) -> list[ServiceAnswers]:
         """Ask the ranks of tasks for a service that gets the call's actor, caller and port before other args."""
-        made: list[Answers] = []
+        made: list[ServiceAnswers] = []
         places_of: dict[_Member, dict[str, int]] = {}
         for task in tasks:
             places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
@@ -345,7 +345,7 @@ class CallGroup:
             # A broadcast has no waiting caller and may come from any process.
             named = (call.actor, self._node.proc if call.port else "", call.port)
             made.append(
-                Answers(
+                ServiceAnswers(
                     self._node,
                     list(places),
                     request(service, *named, *args),

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.cleanup import cleans_up
 from monarch._actors.pausing.gate import gate
 from monarch._actors.table import actors_of
-from monarch._core.fail_fast import Standing
+from monarch._core.fail_fast import CallState
 from monarch._core.stop_ladder import Freed
 from monarch._groups.breaking import spoil_generation
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.services.registry import service
-from monarch._procs.os.blocked import Blocked, Wait, blocked
+from monarch._procs.os.blocked import Blocked, WaitKind, blocked
 from monarch._procs.rank.foreground import end_shell
 from monarch._python.frames import frame_of, is_between_calls
 
@@ -80,7 +80,7 @@ def thread_of(mailbox: Mailbox) -> int:
 
 
 @service("freeing.standing", "quick")
-def standing(key: str, src: str, port: int) -> Standing:
+def standing(key: str, src: str, port: int) -> CallState:
     """Return where a call stands among this rank's process groups.
 
     Args:
@@ -104,15 +104,15 @@ def standing(key: str, src: str, port: int) -> Standing:
     making = [] if world is None else [(name, ranks) for name, (ranks, _) in list(world.making.items())]
     made = () if world is None else tuple(world.made.copy())
     if found is None:
-        return Standing(node.rank, groups, tuple(making), (), False, number, idle, busy, made, gate)
+        return CallState(node.rank, groups, tuple(making), (), False, number, idle, busy, made, gate)
     ident = thread_of(found[0])
     frame = frame_of(ident)
     if _makes_group(frame) and not making:
         making.append(("", ()))
     wait = blocked(ident).wait
     groups |= _being_checked(ident, frame, node.rank, wait)
-    place, sleeps = place_of(frame), wait is Wait.SLEEP and not _is_checking(ident)
-    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, made, gate)
+    place, sleeps = place_of(frame), wait is WaitKind.SLEEP and not _is_checking(ident)
+    return CallState(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, made, gate)
 
 
 def _gate(src: str) -> int:
@@ -124,12 +124,12 @@ def _gate(src: str) -> int:
 
 
 def _being_checked(
-    ident: int, frame: FrameType | None, rank: int, wait: Wait
+    ident: int, frame: FrameType | None, rank: int, wait: WaitKind
 ) -> dict[str, tuple[tuple[int, ...], int]]:
     """Return the group whose collective a thread is checking, if checks run before collectives are counted."""
     if not _is_checking(ident):
         return {}
-    waits = sys.modules["monarch._tensors.collectives.waiting"].waits_in(frame, rank, (), wait is Wait.OTHER)
+    waits = sys.modules["monarch._tensors.collectives.waiting"].waits_in(frame, rank, (), wait is WaitKind.OTHER)
     return {waits.group: (waits.members, waits.number)} if waits is not None and not waits.peers else {}
 
 
@@ -237,7 +237,7 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
         return Freed.CONNECTION
     if _wake(ident):
         return Freed.WAIT
-    if what.wait is Wait.SLEEP or local_rendezvous().generation > number:
+    if what.wait is WaitKind.SLEEP or local_rendezvous().generation > number:
         return Freed.NOTHING
     if frame is not None and is_between_calls(frame):
         # It has not taken its interrupt yet, and others may be in a collective of its groups.
@@ -269,7 +269,7 @@ def _explain(reason: str) -> None:
 
 def _shut_waited(what: Blocked) -> int:
     """Shut the TCP connections that a thread waits for, such as to torch's store."""
-    if what.wait is not Wait.SOCKET or not what.files:
+    if what.wait is not WaitKind.SOCKET or not what.files:
         return 0
     from monarch._tensors.collectives.connections import open_sockets, shut_down
 

@@ -20,7 +20,7 @@ from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.procs.replace import create, replace
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._node.future import Future, Ready
+from monarch._node.future import DoneFuture, Future
 from monarch._node.node import Node
 from monarch._node.replies.gather import Gather
 from monarch._supervision.late_deaths import await_deaths
@@ -56,7 +56,7 @@ def heal(
         replaced = _replace_dead(shared, node, until, hosts)
         renewed = _renew_failed(shared, node, until, replaced)
         if replaced and (shared.initialized is None or shared.initialized.done):
-            shared.initialized = Ready(node, shared.procs.name, True)
+            shared.initialized = DoneFuture(node, shared.procs.name, True)
         if shared.starting is not None:
             shared.starting.fill()
         return sorted(replaced), renewed
@@ -123,7 +123,7 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
 
 def _is_whole(node: Node, state: ActorsState) -> None:
     """Note that all actors of a mesh exist, so that the errors of its spawn no longer count."""
-    state.creation, state.initialized = None, Ready(node, state.name, True)
+    state.creation, state.initialized = None, DoneFuture(node, state.name, True)
 
 
 def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from monarch._node.node_like import NodeLike
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._procs.agent.services import ended
 from monarch._procs.session_folder import host_of
 
@@ -43,7 +43,7 @@ def _with_ended(node: NodeLike, agents: list[str], procs: Sequence[str], until: 
         if not left:
             all_answered.set()
 
-    answers = Answers(node, agents, ended(sorted(procs)), heard)
+    answers = ServiceAnswers(node, agents, ended(sorted(procs)), heard)
     try:
         all_answered.wait(max(0.0, until - time.monotonic()))
     finally:

@@ -14,7 +14,7 @@ TOGETHER = 0.05
 """Seconds to collect failures, so that those of one cause are reported together."""
 
 
-class Judge(Protocol):
+class FailureHandler(Protocol):
     """A handler of failures."""
 
     def covers(self, uid: str, key: str, rank: int) -> bool: ...
@@ -26,20 +26,20 @@ class Supervisors:
 
     def __init__(self, node: Node) -> None:
         self._lock = threading.RLock()
-        self._supervisors: tuple[Judge, ...] = ()
+        self._supervisors: tuple[FailureHandler, ...] = ()
         """Supervisors in their ``with`` block, outermost first. Replaced as a whole under ``_lock``."""
 
-    def enter(self, supervisor: Judge) -> None:
+    def enter(self, supervisor: FailureHandler) -> None:
         """Add a supervisor, to be asked before the others."""
         with self._lock:
             self._supervisors = (*self._supervisors, supervisor)
 
-    def leave(self, supervisor: Judge) -> None:
+    def leave(self, supervisor: FailureHandler) -> None:
         """Remove a supervisor."""
         with self._lock:
             self._supervisors = tuple(each for each in self._supervisors if each is not supervisor)
 
-    def asked_of(self, uid: str, key: str, rank: int) -> list[Judge]:
+    def asked_of(self, uid: str, key: str, rank: int) -> list[FailureHandler]:
         """Return the supervisors of a failure, innermost first."""
         return [each for each in reversed(self._supervisors) if each.covers(uid, key, rank)]
 

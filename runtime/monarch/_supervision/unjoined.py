@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from monarch._core.fail_fast import Standing
+from monarch._core.fail_fast import CallState
 from monarch._core.roster import Procs, split_proc
 from monarch._core.text.unjoined import describe_unjoined
-from monarch._core.unjoined import Finding, Unjoined, Waits
+from monarch._core.unjoined import CollectiveWait, Unjoined, UnjoinedRanks
 from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.replies.gather import Gather, is_gather
-from monarch._node.services.asking import Answers
-from monarch._node.services.registry import Request, request, service
-from monarch._procs.os.blocked import Wait, blocked
+from monarch._node.services.asking import ServiceAnswers
+from monarch._node.services.registry import ServiceRequest, request, service
+from monarch._procs.os.blocked import WaitKind, blocked
 from monarch._python.frames import frame_of
 from monarch._supervision.freeing import place_of, running, standing, thread_of
 from monarch._wire.receiving.aside import tell
@@ -30,7 +30,7 @@ _SHARE = 0.5
 
 
 @service("unjoined.waits", "threaded")
-def waits(key: str, src: str, port: int) -> Waits | None:
+def waits(key: str, src: str, port: int) -> CollectiveWait | None:
     """Service: return the collective that a call waits in here.
 
     Args:
@@ -50,7 +50,7 @@ def waits(key: str, src: str, port: int) -> Waits | None:
 
     ident = thread_of(found[0])
     frame = frame_of(ident)
-    return waits_in(frame, current_node().rank, place_of(frame), blocked(ident).wait is Wait.OTHER)
+    return waits_in(frame, current_node().rank, place_of(frame), blocked(ident).wait is WaitKind.OTHER)
 
 
 class UnjoinedCollectives:
@@ -62,7 +62,7 @@ class UnjoinedCollectives:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.show: Callable[[Finding, Gather[Any], int], None] = _print
+        self.show: Callable[[UnjoinedRanks, Gather[Any], int], None] = _print
         self._latest = 0
         """The port of the last call at the last look."""
         self._looks: dict[str, _Look] = {}
@@ -85,11 +85,11 @@ class UnjoinedCollectives:
             look.hurry(now)
         self._looks = {uid: look for uid, look in self._looks.items() if not look.over}
 
-    def _show_now(self, finding: Finding, call: Gather[Any], count: int) -> None:
+    def _show_now(self, finding: UnjoinedRanks, call: Gather[Any], count: int) -> None:
         self.show(finding, call, count)
 
 
-def _print(finding: Finding, call: Gather[Any], count: int) -> None:
+def _print(finding: UnjoinedRanks, call: Gather[Any], count: int) -> None:
     tell(f"monarch: {describe_unjoined(finding, count, call.label, 'end that call', ranks_of(call))}")
 
 
@@ -117,14 +117,16 @@ class _Known:
 class _Look:
     """Examines one mesh while a rank waits in a collective and others have finished."""
 
-    def __init__(self, node: Node, uid: str, known: _Known, show: Callable[[Finding, Gather[Any], int], None]) -> None:
+    def __init__(
+        self, node: Node, uid: str, known: _Known, show: Callable[[UnjoinedRanks, Gather[Any], int], None]
+    ) -> None:
         self._node, self._uid, self._known, self._show = node, uid, known, show
         self._limit = COLLECTIVE_WAIT()
         self._machine = known.machine
         self._calls: dict[str, Gather[Any]] = {}
         """The oldest call that waits for each proc."""
         self._procs: Procs | None = None
-        self._answers: list[Answers] = []
+        self._answers: list[ServiceAnswers] = []
         self._pending: set[str] = set()
         """Procs that have not answered this look."""
         self._asked = 0.0
@@ -170,10 +172,10 @@ class _Look:
         for call, procs in several.values():
             self._ask(procs, request(waits, call.actor, self._node.proc, call.port), self._waits)
 
-    def _ask(self, procs: list[str], asked: Request, heard: Any) -> None:
+    def _ask(self, procs: list[str], asked: ServiceRequest, heard: Any) -> None:
         self._pending.update(procs)
         if procs:
-            self._answers.append(Answers(self._node, procs, asked, partial(self._heard, heard)))
+            self._answers.append(ServiceAnswers(self._node, procs, asked, partial(self._heard, heard)))
 
     def _heard(self, note: Any, proc: str, answer: Any) -> None:
         if proc not in self._pending:
@@ -184,10 +186,10 @@ class _Look:
             self._judge()
 
     def _waits(self, proc: str, answer: Any) -> None:
-        self._machine.waiting(split_proc(proc)[1], answer if isinstance(answer, Waits) else None, self._asked)
+        self._machine.waiting(split_proc(proc)[1], answer if isinstance(answer, CollectiveWait) else None, self._asked)
 
     def _stands(self, proc: str, answer: Any) -> None:
-        if isinstance(answer, Standing):
+        if isinstance(answer, CallState):
             self._machine.standing(answer.rank, answer)
 
     def _judge(self) -> None:

@@ -16,7 +16,7 @@ from monarch._groups.pipelined import Failures
 from monarch._meshes.inside import state_of, targets_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
-from monarch._node.replies.owed import Unanswered, Watched
+from monarch._node.replies.owed import Unanswered, WatchedCall
 
 # Imported now: the first failure is handled in the receiving thread, where an import would run import hooks.
 from monarch._supervision.fail_fast import CallGroup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from monarch._wire import messages as m
 
 
-class Watch:
+class FailureWatch:
     """The call groups of a process with failures, by process mesh.
 
     Args:
@@ -37,11 +37,11 @@ class Watch:
         self._lock = RLock()
         self._parties: dict[str, CallGroup] = {}
         """Lock: ``_lock``, as for the next one; emptiness is checked without it."""
-        self._unread: dict[str, dict[str, ref[Watched]]] = {}
+        self._unread: dict[str, dict[str, ref[WatchedCall]]] = {}
         """The last failed call of each proc whose error nobody has read: later calls may wait for it."""
         node.events.faulted.subscribe(self.faulted)
 
-    def failed(self, call: Watched, position: int) -> None:
+    def failed(self, call: WatchedCall, position: int) -> None:
         """Note that a rank of a call has raised; in the receiving thread."""
         self._node.part(Failures).hear(call.port, self._node.ports.last)
         if call.party is None and call.actor and call.watched:
@@ -56,7 +56,7 @@ class Watch:
         if call.party is not None:
             call.party.failed(call, position)
 
-    def sent(self, call: Watched) -> None:
+    def sent(self, call: WatchedCall) -> None:
         """Note a new call; in the sending thread."""
         self._node.events.sent(call)
         if not self._unread:
@@ -87,7 +87,7 @@ class Watch:
             uid = _uid_of(call)
             self._join(uid, [call, *self._under_way(uid)])
 
-    def _join(self, uid: str, calls: list[Watched]) -> None:
+    def _join(self, uid: str, calls: list[WatchedCall]) -> None:
         """Watch calls as one, next to those already watched."""
         while True:
             with self._lock:
@@ -100,7 +100,7 @@ class Watch:
             if party.add([call for call in calls if call.party is not party]):
                 return
 
-    def _still_unread(self, uid: str) -> list[Watched]:
+    def _still_unread(self, uid: str) -> list[WatchedCall]:
         """Drop failed calls whose error was read; with the lock."""
         unread = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
         if unread:
@@ -109,7 +109,7 @@ class Watch:
             self._unread.pop(uid, None)
         return list(unread.values())
 
-    def _under_way(self, uid: str) -> Iterator[Watched]:
+    def _under_way(self, uid: str) -> Iterator[WatchedCall]:
         """Return the pending calls to a mesh that are not watched yet."""
         calls: list[Any] = list(self._node.ports.gathers.values())
         for call in calls:
@@ -118,5 +118,5 @@ class Watch:
                 yield call
 
 
-def _uid_of(call: Watched) -> str:
+def _uid_of(call: WatchedCall) -> str:
     return split_proc(call.targets[0].proc)[0]

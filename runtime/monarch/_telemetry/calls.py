@@ -68,7 +68,7 @@ class _Open:
         """By proc id, the ranks that have not answered."""
 
 
-class Calls:
+class ProcessCalls:
     """The calls of a process; see ``Collector`` for who may use what.
 
     Args:

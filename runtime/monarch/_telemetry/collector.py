@@ -25,11 +25,11 @@ from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.services.registry import service
 from monarch._python.threads import new_thread
-from monarch._telemetry.calls import Calls
+from monarch._telemetry.calls import ProcessCalls
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.logged import Logged
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
-from monarch._telemetry.serving import Server
+from monarch._telemetry.serving import TelemetryServer
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
 from monarch._wire.receiving.leadership import Gate
@@ -56,14 +56,14 @@ class Collector:
         self.lives: dict[str, Lives] = {}
         self._logs: WeakValueDictionary[str, MeshTelemetry] = WeakValueDictionary()
         self._early: deque[tuple[str, bytes, list[bytes], float, float]] = deque(maxlen=_EARLY)
-        self._calls = Calls(self.lives, node.ports)
+        self._calls = ProcessCalls(self.lives, node.ports)
         self._calls.wake = self.wake
         self._gate = Gate()
         self._closing = False
         """Whether the thread must end. Set once."""
         self._thread: Thread | None = None
         """Made once, under ``_writing``."""
-        self._server: Server | None = None
+        self._server: TelemetryServer | None = None
         """Shows the meshes to other programs; made once, under ``_writing``. None in a rank."""
         self._own: Logged | None = None
         """Metrics and progress of this program; None in a rank, which reports them to its owner. Set once."""
@@ -98,7 +98,7 @@ class Collector:
         """Show the meshes to other programs of this user from now on."""
         with self._writing, suppress(OSError):
             if self._server is None and not self._closing:
-                self._server = Server(self._node.folder, self.running_logs)
+                self._server = TelemetryServer(self._node.folder, self.running_logs)
 
     # From any thread
 

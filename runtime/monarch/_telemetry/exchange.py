@@ -21,7 +21,7 @@ LARGEST_REQUEST, LARGEST_ANSWER = 1 << 20, 1 << 28
 _LENGTH = 4
 
 
-class Request(msgspec.Struct):
+class MeshesRequest(msgspec.Struct):
     """Asks for the meshes of a program."""
 
     version: int
@@ -39,7 +39,7 @@ class News(msgspec.Struct):
     entries: list[Entry]
 
 
-class Answer(msgspec.Struct):
+class MeshesAnswer(msgspec.Struct):
     """All meshes of a program that run."""
 
     version: int
@@ -59,11 +59,11 @@ def _made(kind: Any, value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-request_of = msgspec.msgpack.Decoder(Request).decode
-_answer_of = msgspec.msgpack.Decoder(Answer, dec_hook=_made).decode
+request_of = msgspec.msgpack.Decoder(MeshesRequest).decode
+_answer_of = msgspec.msgpack.Decoder(MeshesAnswer, dec_hook=_made).decode
 
 
-def answer_of(body: bytes) -> Answer:
+def answer_of(body: bytes) -> MeshesAnswer:
     """Read an answer.
 
     Raises:
@@ -77,7 +77,7 @@ def answer_of(body: bytes) -> Answer:
     return answer
 
 
-def send(connection: socket.socket, message: Request | Answer, until: float) -> None:
+def send(connection: socket.socket, message: MeshesRequest | MeshesAnswer, until: float) -> None:
     """Send a message.
 
     Raises:

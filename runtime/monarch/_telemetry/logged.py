@@ -22,7 +22,7 @@ _PATIENCE = 1.0
 _LOOK = 0.001
 
 
-class Late(Protocol):
+class LateValue(Protocol):
     """A value on its way from a GPU."""
 
     def is_there(self) -> bool: ...
@@ -51,7 +51,7 @@ class Logged:
     def __init__(self, node: Node) -> None:
         self._node = node
         # Steps of both are atomic: appended by any thread.
-        self.values: deque[tuple[str, int, float | Late]] = deque()
+        self.values: deque[tuple[str, int, float | LateValue]] = deque()
         self.bars: deque[Bar] = deque()
         self._steps: dict[str, int] = {}
         """The last step of each metric."""
@@ -62,7 +62,7 @@ class Logged:
         self.heard: Callable[[], bool] = _yes
         """Whether somebody takes what is logged. Set once."""
 
-    def add(self, name: str, value: float | Late, step: int | None) -> None:
+    def add(self, name: str, value: float | LateValue, step: int | None) -> None:
         """Log a value; without a step, with the one after the last."""
         if step is None:
             step = self._steps.get(name, -1) + 1
@@ -120,16 +120,16 @@ class Logged:
         return found
 
 
-def _is_float(value: float | Late) -> TypeIs[float]:
+def _is_float(value: float | LateValue) -> TypeIs[float]:
     """Return whether a value is there already."""
     return type(value) is float
 
 
-def _is_there(value: float | Late) -> bool:
+def _is_there(value: float | LateValue) -> bool:
     return _is_float(value) or value.is_there()
 
 
-def _read(value: float | Late) -> float:
+def _read(value: float | LateValue) -> float:
     return value if _is_float(value) else value.read()
 
 

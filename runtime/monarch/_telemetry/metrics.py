@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch._core.kinds import class_of, is_a
 from monarch._node.current import current_node, has_node
-from monarch._telemetry.logged import Late, Logged
+from monarch._telemetry.logged import LateValue, Logged
 from monarch.exceptions import ArgumentError, MonarchError
 
 _LONGEST = 200
@@ -59,7 +59,7 @@ def _step(name: str, step: Any) -> int:
     raise ArgumentError(f"log_metric({name!r}): expected an int as step, got {step!r}")
 
 
-def _number(name: str, value: Any) -> float | Late:
+def _number(name: str, value: Any) -> float | LateValue:
     torch: Any = sys.modules.get("torch")
     if torch is not None and is_a(value, torch.Tensor):
         return _of_tensor(name, value)
@@ -73,7 +73,7 @@ def _number(name: str, value: Any) -> float | Late:
     raise ArgumentError(f"log_metric({name!r}): expected a number or a tensor with one element, got {kind}")
 
 
-def _of_tensor(name: str, value: Any) -> float | Late:
+def _of_tensor(name: str, value: Any) -> float | LateValue:
     if value.numel() != 1:
         raise ArgumentError(
             f"log_metric({name!r}): expected a number or a tensor with one element, got a tensor of shape "

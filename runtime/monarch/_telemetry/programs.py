@@ -15,7 +15,17 @@ import msgspec
 from monarch._core.telemetry.fold import fold
 from monarch._core.telemetry.model import MeshModel
 from monarch._procs.session_folder import program_folders
-from monarch._telemetry.exchange import LARGEST_ANSWER, NAME, VERSION, Answer, News, Request, answer_of, receive, send
+from monarch._telemetry.exchange import (
+    LARGEST_ANSWER,
+    NAME,
+    VERSION,
+    MeshesAnswer,
+    MeshesRequest,
+    News,
+    answer_of,
+    receive,
+    send,
+)
 
 T = TypeVar("T")
 
@@ -25,7 +35,7 @@ OTHER_VERSION = "runs another version of Monarch"
 SILENT = "does not answer; this is its last state"
 
 
-class Copy:
+class MeshCopy:
     """The state of a mesh of another program. Thread-safe."""
 
     def __init__(self, uid: str, model: MeshModel) -> None:
@@ -65,7 +75,7 @@ class Copy:
             callback()
 
 
-class Program:
+class WatchedProgram:
     """A program that runs, and its meshes at the last look. One thread looks; any may read ``meshes``.
 
     Args:
@@ -80,7 +90,7 @@ class Program:
         """Its name for people; empty before its first answer."""
         self.server = ""
         """The Jupyter server that has started it; empty for none."""
-        self.meshes: dict[str, Copy] = {}
+        self.meshes: dict[str, MeshCopy] = {}
         """By uid; replaced as a whole."""
         self.trouble = ""
         """Why its last answer is missing."""
@@ -111,17 +121,17 @@ class Program:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(patience)
             connection.connect(os.path.join(self.folder, NAME))
-            send(connection, Request(VERSION, known), until)
+            send(connection, MeshesRequest(VERSION, known), until)
             return receive(connection, LARGEST_ANSWER, until)
 
-    def _take(self, answer: Answer) -> None:
-        before, now = self.meshes, dict[str, Copy]()
+    def _take(self, answer: MeshesAnswer) -> None:
+        before, now = self.meshes, dict[str, MeshCopy]()
         for news in answer.meshes:
             copy = before.get(news.uid)
             if copy is not None:
                 copy.change(partial(_newer, news))
             elif news.model is not None:
-                copy = Copy(news.uid, news.model)
+                copy = MeshCopy(news.uid, news.model)
             if copy is not None:
                 now[news.uid] = copy
         self.meshes = now
@@ -135,7 +145,7 @@ def _newer(news: News, model: MeshModel) -> MeshModel:
     return news.model or model
 
 
-def end_copy(copy: Copy, reason: str) -> None:
+def end_copy(copy: MeshCopy, reason: str) -> None:
     """Show a mesh as ended: nothing more will be known of it."""
 
     def ended(model: MeshModel) -> MeshModel:
@@ -152,18 +162,20 @@ class Programs:
         wanted: tells whether to follow a program, after its first answer.
     """
 
-    def __init__(self, wanted: Callable[[Program], bool] = lambda _: True) -> None:
+    def __init__(self, wanted: Callable[[WatchedProgram], bool] = lambda _: True) -> None:
         self._wanted = wanted
-        self._known: dict[str, Program] = {}
+        self._known: dict[str, WatchedProgram] = {}
         """By folder, all that run. Thread that looks only."""
-        self.running: tuple[Program, ...] = ()
+        self.running: tuple[WatchedProgram, ...] = ()
         """Those that are followed, oldest first; replaced as a whole."""
 
-    def look(self) -> list[Program]:
+    def look(self) -> list[WatchedProgram]:
         """Bring all up to date, and return those that have ended since the last look."""
         folders = {folder: pid for folder, pid in program_folders(NAME) if pid != os.getpid()}
         ended = [program for program in self.running if program.folder not in folders]
-        self._known = {folder: self._known.get(folder) or Program(folder, pid) for folder, pid in folders.items()}
+        self._known = {
+            folder: self._known.get(folder) or WatchedProgram(folder, pid) for folder, pid in folders.items()
+        }
         for program in self._known.values():
             if not program.title or self._wanted(program):
                 program.look()
@@ -173,7 +185,7 @@ class Programs:
                 end_copy(copy, "its program has ended")
         return ended
 
-    def copy_of(self, uid: str) -> Copy | None:
+    def copy_of(self, uid: str) -> MeshCopy | None:
         """Return the copy of a mesh."""
         copies = (program.meshes.get(uid) for program in self.running)
         return next((copy for copy in copies if copy is not None), None)

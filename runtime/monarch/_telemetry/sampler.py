@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from monarch._actors.pausing.gate import gate
 from monarch._core.places import is_ours, place_of
 from monarch._core.telemetry.events import Collective, RankState
-from monarch._procs.os.blocked import Wait, blocked, ran_on_cpu
+from monarch._procs.os.blocked import WaitKind, blocked, ran_on_cpu
 from monarch._python.frames import frame_of
 from monarch._supervision.freeing import thread_of
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from monarch._actors.mailbox import Mailbox
-    from monarch._core.unjoined import Waits
+    from monarch._core.unjoined import CollectiveWait
 
 BLOCKED_S = 0.5
 """Seconds without running after which code counts as blocked in a C call."""
@@ -30,7 +30,7 @@ still: dict[int, float] = {}
 entry; the last thread that was looked at."""
 
 
-class Look(NamedTuple):
+class RankSample(NamedTuple):
     """The state of a rank."""
 
     state: RankState
@@ -51,7 +51,7 @@ class Sampler:
         self._still = 0.0
         """Since when, on the monotonic clock, these have not changed."""
 
-    def look(self, mailbox: Mailbox | None, rank: int) -> Look:
+    def look(self, mailbox: Mailbox | None, rank: int) -> RankSample:
         """Return what the rank does.
 
         Args:
@@ -68,7 +68,7 @@ class Sampler:
             # Each pause has its own time, although a step in between may have been too short to be seen.
             self._state = RankState.PAUSED
             self._since = max(self._since, gate.since)
-            return Look(RankState.PAUSED, place_of(paused), self._since, None)
+            return RankSample(RankState.PAUSED, place_of(paused), self._since, None)
         frame = frame_of(ident)
         still = self._still_for(ident)
         if ident == get_ident() or frame is None:
@@ -82,11 +82,11 @@ class Sampler:
             state = RankState.BLOCKED
         return self._found(state, place_of(frame), waits, 0.0 if state is RankState.RUNNING else still)
 
-    def _found(self, state: RankState, place: str, waits: Collective | None, ago: float = 0.0) -> Look:
+    def _found(self, state: RankState, place: str, waits: Collective | None, ago: float = 0.0) -> RankSample:
         if state is not self._state:
             # Not before the last state: the monotonic clock is read a moment earlier than this one.
             self._state, self._since = state, max(self._since, time.time() - ago)
-        return Look(state, place, self._since, waits)
+        return RankSample(state, place, self._since, waits)
 
     def _forget(self) -> None:
         """Forget since when the thread has not run: it may run before the next look."""
@@ -109,6 +109,6 @@ def _collective(frame: FrameType, rank: int, ident: int, still: float) -> Collec
     if waiting is None:
         return None
     # A thread that waits for the GIL is in a futex as well, but runs now and then.
-    in_futex = still > 0 and blocked(ident).wait is Wait.OTHER
-    found: Waits | None = waiting.waits_in(frame, rank, (), in_futex)
+    in_futex = still > 0 and blocked(ident).wait is WaitKind.OTHER
+    found: CollectiveWait | None = waiting.waits_in(frame, rank, (), in_futex)
     return None if found is None else Collective(found.operation, found.group, found.number)

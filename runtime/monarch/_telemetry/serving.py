@@ -20,7 +20,7 @@ import msgspec
 
 from monarch._node.services.registry import declared
 from monarch._python.threads import new_thread
-from monarch._telemetry.exchange import LARGEST_REQUEST, NAME, VERSION, Answer, News, receive, request_of, send
+from monarch._telemetry.exchange import LARGEST_REQUEST, NAME, VERSION, MeshesAnswer, News, receive, request_of, send
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
 REQUEST_S, ANSWER_S = 0.5, 2.0
@@ -62,7 +62,7 @@ def caption() -> Caption:
     return _caption or Caption(os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python")
 
 
-class Server:
+class TelemetryServer:
     """Answers the requests of other programs until it is closed.
 
     Args:
@@ -119,7 +119,7 @@ class Server:
         # An asker of another version sees by the answer that it is one.
         logs = self._logs() if request.version == VERSION else ()
         meshes = [news_of(log, request.known.get(log.uid, 0)) for log in logs]
-        send(connection, Answer(VERSION, *caption(), meshes), time.monotonic() + ANSWER_S)
+        send(connection, MeshesAnswer(VERSION, *caption(), meshes), time.monotonic() + ANSWER_S)
 
     def close(self) -> None:
         """End the thread and remove the socket."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._telemetry.programs import Program, Programs
+from monarch._telemetry.programs import Programs, WatchedProgram
 from monarch._telemetry.top import SHOWN, picture
 
 EVERY_S = 0.5
@@ -80,7 +80,7 @@ def _room(programs: Programs, height: int) -> int:
     return max(_LEAST, min(SHOWN, left // max(1, meshes) - _AROUND))
 
 
-def _picture(programs: Sequence[Program], ended: Sequence[str], most: int) -> Any:
+def _picture(programs: Sequence[WatchedProgram], ended: Sequence[str], most: int) -> Any:
     """Return the view of programs, for rich."""
     from rich.console import Group
     from rich.text import Text

@@ -20,7 +20,7 @@ harmless_idle: list[Handler] = []
 """Those that raise nothing as long as the main thread runs no user code. Only added to."""
 
 
-class Held:
+class DeferredSignals:
     """Defers handlers, from ``begin`` to ``end``; for the main thread, which alone runs handlers.
 
     Args:

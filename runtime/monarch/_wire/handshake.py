@@ -45,7 +45,7 @@ class Handshake(Enum):
     """Both have the key."""
 
 
-class Probe:
+class HandshakeProbe:
     """A connection of its own to an address, only to see its handshake. One thread at a time.
 
     Args:

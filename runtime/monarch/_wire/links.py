@@ -17,7 +17,7 @@ import zmq
 
 from monarch._python.locks import is_owned
 from monarch._wire.accepting import tolerate_full_table
-from monarch._wire.deferred_signals import Held
+from monarch._wire.deferred_signals import DeferredSignals
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.keys import KeyPair
 from monarch._wire.options import TimeLimit, pending_in
@@ -27,7 +27,7 @@ from monarch._wire.tcp import LEASE_S, over_network
 RECONNECT_MS = 10
 IPC_PATH_LIMIT = 107
 _MAIN = main_thread().ident
-_held = Held(lambda: None)
+_held = DeferredSignals(lambda: None)
 """Defers handlers of the main thread while it sends a message of several frames."""
 _MORE = int(zmq.SNDMORE)
 

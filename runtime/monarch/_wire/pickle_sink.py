@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 THRESHOLD = 120 * 1024
 """Size from which a buffer is sent beside the body: below, one more copy costs less than a frame of its own. Copies of
-128 KiB and more cost far more, since the allocator maps each again. At least pickle's frame size: see ``Sink``."""
+128 KiB and more cost far more: the allocator maps each again. At least pickle's frame size: see ``PickleSink``."""
 
 
-class Sink:
+class PickleSink:
     """The file that a pickler writes to. It turns large bytes and bytearrays in the stream into out-of-band buffers.
 
     CPython's pickler writes these in two calls: the first ends in opcode and length, the second is the object itself,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from monarch._wire.codes import DISPATCH_TABLE
-from monarch._wire.pickle_sink import THRESHOLD, Sink
+from monarch._wire.pickle_sink import THRESHOLD, PickleSink
 from monarch._wire.rebuilding import itself, make_gpu_tensor, make_storage, make_tensor, make_tied, make_typed_storage
 from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 
@@ -42,13 +42,13 @@ def dump_any(
     """Return the body and the out-of-band buffers of an object by cloudpickle's rules; see ``pickling.dumps``."""
     exported: dict[int, Reduced] = {}
     try:
-        sink = Sink(threshold)
+        sink = PickleSink(threshold)
         pickler = _Pickler(sink, frozenset(), receivers, exported, here)
         pickler.dump(obj)
         shared = pickler.wrongly_cloned()
         if shared:
             # Only now is it known which storages are used by several tensors.
-            sink = Sink(threshold)
+            sink = PickleSink(threshold)
             # Exported tensors may have been temporary, such as the data of a parameter.
             _cancel(exported)
             _Pickler(sink, shared, receivers, exported, here).dump(obj)
@@ -70,7 +70,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def __init__(
         self,
-        sink: Sink,
+        sink: PickleSink,
         shared: frozenset[int],
         receivers: Receivers | None,
         exported: dict[int, Reduced],

@@ -24,7 +24,7 @@ from typing import Any
 
 from monarch._core.kinds import kind_of
 from monarch._wire.blame import blame, error_text
-from monarch._wire.pickle_sink import THRESHOLD, Sink
+from monarch._wire.pickle_sink import THRESHOLD, PickleSink
 from monarch._wire.pickler import Receivers, dump_any
 from monarch._wire.small_arrays import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
 from monarch.exceptions import SerializationError
@@ -73,7 +73,7 @@ def _dumps(obj: Any, what: str, receivers: Receivers | None, here: bool) -> tupl
         if plain is SMALL:
             return dump_small(obj), []
         if plain is LARGE:
-            sink = Sink()
+            sink = PickleSink()
             dump_large(obj, sink)
             return b"".join(sink.chunks), sink.buffers
         return dump_any(obj, receivers, here)

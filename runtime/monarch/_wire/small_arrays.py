@@ -22,7 +22,7 @@ _copy = ctypes.memmove
 _bytes_at = ctypes.string_at
 
 
-class Sink(Protocol):
+class BufferSink(Protocol):
     """The file that a pickle with large buffers is written to."""
 
     def keep(self, buffer: pickle.PickleBuffer, /) -> bool: ...
@@ -91,7 +91,7 @@ def dump_small(obj: Any) -> bytes:
     return file.getvalue()
 
 
-def dump_large(obj: Any, sink: Sink) -> None:
+def dump_large(obj: Any, sink: BufferSink) -> None:
     """Pickle the same with LARGE values."""
     pickler = pickle.Pickler(sink, 5, buffer_callback=sink.keep)
     pickler.dispatch_table = _TABLE

@@ -9,7 +9,7 @@ from typing import Any
 from monarch._actors import running
 from monarch._actors.pausing.failed import failed
 from monarch._actors.pausing.gate import gate
-from monarch._actors.pausing.tracing import BREAKPOINT, Stop
+from monarch._actors.pausing.tracing import BREAKPOINT, StopReason
 from monarch._node.remote_errors import is_consequence
 from monarch._procs.zygote import user_forks
 from monarch._python.frames import caller
@@ -45,4 +45,4 @@ def break_here(*_: Any, **__: Any) -> None:
     if where:
         print(f"breakpoint() {where} was skipped: ranks pause in cells and endpoints", file=sys.stderr)
         return
-    gate.stop_at(caller(), Stop(BREAKPOINT, "breakpoint"))
+    gate.stop_at(caller(), StopReason(BREAKPOINT, "breakpoint"))

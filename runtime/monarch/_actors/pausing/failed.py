@@ -10,7 +10,7 @@ from monarch._actors.pausing.gate import gate
 from monarch._actors.pausing.tracing import describe
 
 
-class Failed:
+class FailedFrames:
     """Keeps the frames of the last error, and lets them go at the beginning of the next call."""
 
     def __init__(self) -> None:
@@ -58,5 +58,5 @@ class Failed:
         return frames[0][0] if frames else None
 
 
-failed = Failed()
+failed = FailedFrames()
 """Of this process; used in ranks."""

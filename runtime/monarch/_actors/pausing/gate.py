@@ -20,8 +20,8 @@ from monarch._actors.interruptible import sleep
 from monarch._actors.interrupts import new_interrupt
 from monarch._actors.pausing.actor_threads import ActorThreads
 from monarch._actors.pausing.next_line import at_next_line
-from monarch._actors.pausing.points import UNCAUGHT, Packed, Points
-from monarch._actors.pausing.tracing import ERROR, Step, Stop, Tracer, describe
+from monarch._actors.pausing.points import UNCAUGHT, Packed, RankBreakpoints
+from monarch._actors.pausing.tracing import ERROR, StepState, StopReason, Tracer, describe
 from monarch._core.places import is_ours, is_users
 from monarch._node.services.registry import declared
 from monarch._python.frames import caller, frame_of
@@ -39,7 +39,7 @@ Work = Callable[["FrameType | None"], None]
 
 
 @declared("telling.tell_stopped")
-def tell_stopped(stop: Stop, frame: FrameType) -> None:
+def tell_stopped(stop: StopReason, frame: FrameType) -> None:
     """Tell the program that controls this rank that the rank has stopped by itself."""
     raise NotImplementedError
 
@@ -73,7 +73,7 @@ class PauseGate:
         """Whether there may be something to do at the beginning of a call: ``enter`` looks."""
         self.parked = False
         """Whether it is paused only as long as another rank is at a breakpoint."""
-        self.step: Step | None = None
+        self.step: StepState | None = None
         """The step that it takes when it is resumed."""
         self.ends = False
         """Whether the process ends: code that is paused is aborted, not resumed. Set once."""
@@ -87,7 +87,7 @@ class PauseGate:
         """When it was paused, in seconds since the epoch."""
         self.resumed = -math.inf
         """When it was last resumed, in seconds of the monotonic clock."""
-        self.stop: Stop | None = None
+        self.stop: StopReason | None = None
         """Why it has stopped by itself, at a breakpoint or after a step; None for a pause."""
         self.at_entry: list[Callable[[], object]] = []
         """Called at the beginning of a call. Set up before there is any."""
@@ -98,7 +98,7 @@ class PauseGate:
         it back."""
         self._told = False
         """Whether it counts it as paused."""
-        self.points = Points()
+        self.points = RankBreakpoints()
         """The breakpoints of this process."""
         self.busy: Callable[[], bool] = lambda: False
         """Whether any actor runs a call. Set before there is any, and at the end."""
@@ -245,7 +245,7 @@ class PauseGate:
         """Return whether a thread is paused."""
         return ident in self._along or (self._holder == ident and self.is_paused())
 
-    def go(self, step: Step) -> bool:
+    def go(self, step: StepState) -> bool:
         """Let the main thread continue until the end of a step; return whether it was paused."""
         if not self.is_paused():
             return False
@@ -271,7 +271,7 @@ class PauseGate:
         self._ask_threads()
         signal.pthread_kill(threading.main_thread().ident or 0, PAUSE)
 
-    def stop_at(self, frame: FrameType, stop: Stop) -> None:
+    def stop_at(self, frame: FrameType, stop: StopReason) -> None:
         """Pause this thread, which has come to a breakpoint or to the end of a step.
 
         Args:
@@ -303,7 +303,7 @@ class PauseGate:
         if UNCAUGHT in self.points.others:
             frame = next((each for each in frames if is_users(each)), None)
             if frame is not None:
-                self.stop_at(frame, Stop(ERROR, describe(error), error, error.__traceback__))
+                self.stop_at(frame, StopReason(ERROR, describe(error), error, error.__traceback__))
 
     def do(self, work: Work) -> bool:
         """Run something in the main thread, with the frame in which it is paused; None if it has just been resumed.
@@ -413,7 +413,7 @@ class PauseGate:
 
     def _hold(self, frame: FrameType) -> None:
         """Hold this thread, which has the lock, and release that."""
-        step: Step | None = None
+        step: StepState | None = None
         try:
             self._holder = threading.get_ident()
             # One that came as the last pause ended.
@@ -459,7 +459,7 @@ class PauseGate:
         # A thread of the program itself ends without a word.
         raise SystemExit
 
-    def _leave(self, step: Step | None) -> None:
+    def _leave(self, step: StepState | None) -> None:
         if not self._is_holder():
             # It has left already, and another thread may be paused now.
             return

@@ -20,7 +20,7 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {
 _SLOT = re.compile(r"\{([^{}]+)\}")
 
 
-class Point(NamedTuple):
+class RankBreakpoint(NamedTuple):
     """A breakpoint."""
 
     number: int
@@ -59,12 +59,12 @@ class Point(NamedTuple):
         return _SLOT.sub(lambda found: _value(found[1], frame), self.message)
 
 
-class Points:
+class RankBreakpoints:
     """The breakpoints of a process."""
 
     def __init__(self) -> None:
         # Written by any thread, as a whole.
-        self.now: tuple[Point, ...] = ()
+        self.now: tuple[RankBreakpoint, ...] = ()
         """Those that a trace function looks for."""
         self.others: frozenset[str] = frozenset()
         """The kinds of the others."""
@@ -94,11 +94,11 @@ def hits_of(text: str) -> tuple[Callable[[int, int], bool], int]:
     return _COMPARED[found[1] or "=="], int(found[2])
 
 
-def _unpacked(packed: Packed) -> Point:
+def _unpacked(packed: Packed) -> RankBreakpoint:
     if packed[5]:
         hits_of(packed[5])
     condition = compile(packed[4], "<condition>", "eval") if packed[4] else None
-    return Point(*packed, condition, itertools.count(1))
+    return RankBreakpoint(*packed, condition, itertools.count(1))
 
 
 def _value(source: str, frame: FrameType) -> str:
@@ -112,16 +112,16 @@ def _value(source: str, frame: FrameType) -> str:
         return f"<{type(error).__name__}: {error}>"
 
 
-def lines_of(points: Iterable[Point], code: CodeType) -> dict[int, tuple[Point, ...]]:
+def lines_of(points: Iterable[RankBreakpoint], code: CodeType) -> dict[int, tuple[RankBreakpoint, ...]]:
     """Return the breakpoints in lines of a function, by line."""
-    wanted: dict[int, tuple[Point, ...]] = {}
+    wanted: dict[int, tuple[RankBreakpoint, ...]] = {}
     for each in points:
         if each.kind == LINE and _is_file(each.where, code.co_filename):
             wanted[each.line] = (*wanted.get(each.line, ()), each)
     return {line: wanted[line] for line in {line for *_, line in code.co_lines() if line in wanted}} if wanted else {}
 
 
-def enters(point: Point, frame: FrameType) -> bool:
+def enters(point: RankBreakpoint, frame: FrameType) -> bool:
     """Return whether a breakpoint is at the beginning of the function of a frame."""
     if point.kind != FUNCTION:
         return False
@@ -134,7 +134,7 @@ def enters(point: Point, frame: FrameType) -> bool:
     return names == point.where or names.endswith(f".{point.where}")
 
 
-def describe_error(point: Point, frame: FrameType) -> str:
+def describe_error(point: RankBreakpoint, frame: FrameType) -> str:
     """Return a note that a condition raises; empty if it does not."""
     if point.condition is None:
         return ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from monarch._actors.pausing.points import RAISED, Point, Points, describe_error, enters, lines_of
+from monarch._actors.pausing.points import RAISED, RankBreakpoint, RankBreakpoints, describe_error, enters, lines_of
 from monarch._core.places import is_ours, is_users
 from monarch._python.thread_trace import may_trace
 
@@ -33,7 +33,7 @@ _PASSING = (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsy
 """Errors that code raises as a matter of course, or that end it."""
 
 
-class Stop(NamedTuple):
+class StopReason(NamedTuple):
     """Why a rank has stopped by itself."""
 
     kind: str
@@ -46,7 +46,7 @@ class Stop(NamedTuple):
     """Its frames so far, which it may not have itself yet."""
 
 
-class Step(NamedTuple):
+class StepState(NamedTuple):
     """The way of a resumed rank until it stops again."""
 
     how: str
@@ -69,8 +69,8 @@ class Tracer:
 
     def __init__(
         self,
-        points: Points,
-        reached: Callable[[FrameType, Stop], object],
+        points: RankBreakpoints,
+        reached: Callable[[FrameType, StopReason], object],
         over: Callable[[], object],
         busy: Callable[[], bool],
         canceled: Callable[[], int],
@@ -78,13 +78,13 @@ class Tracer:
         self._canceled, self._before = canceled, 0
         """How often steps have been canceled, and that as the step has begun."""
         self._points, self._reached, self._over, self._busy = points, reached, over, busy
-        self._used: tuple[Point, ...] = ()
+        self._used: tuple[RankBreakpoint, ...] = ()
         """The breakpoints that the trace function knows."""
         self._raised = False
         """Whether it stops where errors are raised."""
-        self._known: dict[int, tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]] = {}
+        self._known: dict[int, tuple[CodeType, dict[int, tuple[RankBreakpoint, ...]], tuple[RankBreakpoint, ...]]] = {}
         """By identity of a function's code: the code, its breakpoints by line, and those at its beginning."""
-        self._step: Step | None = None
+        self._step: StepState | None = None
         self._frame: FrameType | None = None
         """Of a step: the frame in which it ends; None for any."""
         self._line = 0
@@ -110,7 +110,7 @@ class Tracer:
                     each.f_trace, each.f_trace_lines = self._local, True
         self._switch()
 
-    def begin(self, frame: FrameType, step: Step) -> None:
+    def begin(self, frame: FrameType, step: StepState) -> None:
         """Begin a step from a frame that is paused."""
         # The frame that is shown: libraries that it has called are not stepped through.
         users = next((each for each in _outward(frame) if is_users(each)), frame)
@@ -135,7 +135,7 @@ class Tracer:
         if outer is None:
             self.end()
             return
-        self._step, self._frame = Step(NEXT), outer
+        self._step, self._frame = StepState(NEXT), outer
         self._trace(outer)
         self._switch()
 
@@ -205,13 +205,13 @@ class Tracer:
         frame.f_trace_lines = False
         return self._local
 
-    def _at_beginning(self, point: Point) -> Callable[[FrameType, str, Any], Any]:
+    def _at_beginning(self, point: RankBreakpoint) -> Callable[[FrameType, str, Any], Any]:
         """Return a trace function that stops at the first line of a function that has a breakpoint."""
 
         def first(frame: FrameType, event: str, _: Any) -> Any:
             if event != "line":
                 return first
-            self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
+            self._stop(frame, StopReason(BREAKPOINT, self._why(point, frame)))
             return self._local
 
         return first
@@ -224,9 +224,9 @@ class Tracer:
             points = self._lines(frame).get(frame.f_lineno, ()) if self._used else ()
             point = self._met(points, frame) if points else None
             if point is not None:
-                self._stop(frame, Stop(BREAKPOINT, self._why(point, frame)))
+                self._stop(frame, StopReason(BREAKPOINT, self._why(point, frame)))
             elif self._step is not None and self._is_end(frame):
-                self._stop(frame, Stop(STEP, ""))
+                self._stop(frame, StopReason(STEP, ""))
         elif event == "return":
             self._returns(frame, arg)
         elif event == "exception":
@@ -234,7 +234,7 @@ class Tracer:
                 # Code that handles it must run on.
                 self.end()
             elif self._raised and not issubclass(arg[0], _PASSING) and _is_new(arg[2]):
-                self._stop(frame, Stop(ERROR, describe(arg[1]), arg[1], arg[2]))
+                self._stop(frame, StopReason(ERROR, describe(arg[1]), arg[1], arg[2]))
         return self._local
 
     def _is_end(self, frame: FrameType) -> bool:
@@ -260,7 +260,7 @@ class Tracer:
             return
         if step.how == FINISH:
             self._left = None if _suspends(frame) else frame
-            self._stop(frame, Stop(STEP, f"returns {_shown(value)}"))
+            self._stop(frame, StopReason(STEP, f"returns {_shown(value)}"))
             return
         self._end_in_caller(frame)
 
@@ -272,24 +272,26 @@ class Tracer:
         is_task = is_coroutine and not any(each.f_code.co_flags & inspect.CO_COROUTINE for each in callers)
         self._frame = None if is_task else next((each for each in callers if is_users(each)), None)
         self._line = 0
-        self._step = Step(INTO if is_task else NEXT)
+        self._step = StepState(INTO if is_task else NEXT)
 
-    def _stop(self, frame: FrameType, stop: Stop) -> None:
+    def _stop(self, frame: FrameType, stop: StopReason) -> None:
         self._forget()
         self._reached(frame, stop)
         self._switch()
 
     # Breakpoints
 
-    def _lines(self, frame: FrameType) -> dict[int, tuple[Point, ...]]:
+    def _lines(self, frame: FrameType) -> dict[int, tuple[RankBreakpoint, ...]]:
         return (self._known.get(id(frame.f_code)) or self._remember(frame))[1]
 
-    def _remember(self, frame: FrameType) -> tuple[CodeType, dict[int, tuple[Point, ...]], tuple[Point, ...]]:
+    def _remember(
+        self, frame: FrameType
+    ) -> tuple[CodeType, dict[int, tuple[RankBreakpoint, ...]], tuple[RankBreakpoint, ...]]:
         if len(self._known) > _MOST:
             self._known = {}
         code = frame.f_code
-        lines: dict[int, tuple[Point, ...]] = {}
-        first: tuple[Point, ...] = ()
+        lines: dict[int, tuple[RankBreakpoint, ...]] = {}
+        first: tuple[RankBreakpoint, ...] = ()
         if self._used and not is_ours(frame):
             lines = lines_of(self._used, code)
             first = tuple(each for each in self._used if enters(each, frame))
@@ -297,12 +299,12 @@ class Tracer:
         known = self._known[id(code)] = code, lines, first
         return known
 
-    def _met(self, points: Sequence[Point], frame: FrameType) -> Point | None:
+    def _met(self, points: Sequence[RankBreakpoint], frame: FrameType) -> RankBreakpoint | None:
         """Return the first breakpoint of a place that stops there; all of them count, and print their messages."""
         met = [each for each in points if self._is_met(each, frame)]
         return met[0] if met else None
 
-    def _is_met(self, point: Point, frame: FrameType) -> bool:
+    def _is_met(self, point: RankBreakpoint, frame: FrameType) -> bool:
         try:
             met = point.condition is None or bool(eval(point.condition, frame.f_globals, frame.f_locals))
         except KeyboardInterrupt:
@@ -317,7 +319,7 @@ class Tracer:
             print(point.text(frame))
         return not point.message
 
-    def _why(self, point: Point, frame: FrameType) -> str:
+    def _why(self, point: RankBreakpoint, frame: FrameType) -> str:
         number = f" {point.number}" if point.number else ""
         return f"breakpoint{number}{describe_error(point, frame)}"
 

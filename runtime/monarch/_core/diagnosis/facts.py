@@ -101,7 +101,7 @@ class Target(NamedTuple):
     """Key of its mesh."""
 
 
-class Holder(NamedTuple):
+class FileLockHolder(NamedTuple):
     """A process that holds the lock on a file."""
 
     pid: int
@@ -135,7 +135,7 @@ class Doing(NamedTuple):
     """While it waits for its GPU: the last collective of each group that runs there, which may have ended."""
     children: tuple[str, ...] = ()
     """Where the child processes are that it may wait for, in words."""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[FileLockHolder, ...] = ()
     """The processes that hold the lock on a file that it waits for, until it is known which of them are ranks."""
 
 

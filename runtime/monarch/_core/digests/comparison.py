@@ -12,7 +12,7 @@ _MANY = 4
 """Groups of ranks of which each is described."""
 
 
-class Part(NamedTuple):
+class ComparedPart(NamedTuple):
     """A part of a value without parts of its own: an array, a number, a text."""
 
     path: str
@@ -91,7 +91,9 @@ class Comparison(NamedTuple):
         return "\n".join([*lines, *(f"{describe_ranks(ranks)}: {text}" for text, ranks in failed.items())])
 
 
-def first_difference(here: list[Part], there: list[Part]) -> tuple[Part | None, Part | None, int]:
+def first_difference(
+    here: list[ComparedPart], there: list[ComparedPart]
+) -> tuple[ComparedPart | None, ComparedPart | None, int]:
     """Return the first part that differs, in both values, None where it is missing, and how many differ.
 
     Args:
@@ -106,7 +108,7 @@ def first_difference(here: list[Part], there: list[Part]) -> tuple[Part | None, 
     return ours.get(differing[0]), theirs.get(differing[0]), len(differing)
 
 
-def _differs(one: Part | None, other: Part | None) -> bool:
+def _differs(one: ComparedPart | None, other: ComparedPart | None) -> bool:
     if one is None or other is None:
         return True
     return one.form != other.form or bool(one.mark and other.mark and one.mark != other.mark)

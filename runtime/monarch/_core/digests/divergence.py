@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     """Tensors with ``NaN`` or ``Inf``, by their position."""
 
 
-class Finding(NamedTuple):
+class Divergence(NamedTuple):
     """A finding; each kind is reported once."""
 
     kind: str
@@ -60,14 +60,14 @@ class Sentry:
         """The last step that was compared."""
         self.compared = 0
         """How many were compared."""
-        self.found: list[Finding] = []
+        self.found: list[Divergence] = []
         self._told: set[str] = set()
         """Kinds of findings that are not reported again."""
         self._pending: dict[int, dict[int, Sample]] = {}
         self._random_state: set[str] | None = None
         """States of generators that were equal at the first step; None before it."""
 
-    def take(self, rank: int, sample: Sample) -> list[Finding]:
+    def take(self, rank: int, sample: Sample) -> list[Divergence]:
         """Take the sample of a rank; return what is found when those of all ranks are there."""
         samples = self._pending.setdefault(sample.step, {})
         samples[rank] = sample
@@ -78,19 +78,19 @@ class Sentry:
         del self._pending[sample.step]
         return self._compare(sample.step, samples)
 
-    def overdue(self) -> list[Finding]:
+    def overdue(self) -> list[Divergence]:
         """Return NaN and Inf in steps that not all ranks have reached, since NaN may be what stops the others."""
-        found: list[Finding] = []
+        found: list[Divergence] = []
         for step, samples in sorted(self._pending.items()):
             found += self._strange(step, samples)
             self._note(found)
         return found
 
-    def _note(self, found: list[Finding]) -> None:
+    def _note(self, found: list[Divergence]) -> None:
         self.found += found
         self._told |= {each.kind for each in found}
 
-    def _compare(self, step: int, samples: dict[int, Sample]) -> list[Finding]:
+    def _compare(self, step: int, samples: dict[int, Sample]) -> list[Divergence]:
         found = self._strange(step, samples)
         differing = self._differing(step, samples)
         if any(sample.strange for sample in samples.values()):
@@ -103,7 +103,7 @@ class Sentry:
         self.compared += 1
         return found
 
-    def _strange(self, step: int, samples: dict[int, Sample]) -> list[Finding]:
+    def _strange(self, step: int, samples: dict[int, Sample]) -> list[Divergence]:
         ranks = sorted(rank for rank, sample in samples.items() if sample.strange)
         if not ranks or STRANGE in self._told:
             return []
@@ -115,9 +115,9 @@ class Sentry:
         more = f" (and {others:,} other tensor{'s' * (others != 1)})" if others else ""
         where = f"on {describe_ranks(holders)} after step {step}"
         text = f"the {tensor} has {what} {where}{more}{self._before()}"
-        return [Finding(STRANGE, self.watch, step, tensor, holders, text)]
+        return [Divergence(STRANGE, self.watch, step, tensor, holders, text)]
 
-    def _differing(self, step: int, samples: dict[int, Sample]) -> list[Finding]:
+    def _differing(self, step: int, samples: dict[int, Sample]) -> list[Divergence]:
         names = {rank: list(sample.names) for rank, sample in samples.items()}
         groups = _groups(names)
         if len(groups) > 1:
@@ -126,7 +126,7 @@ class Sentry:
                 f"{describe_ranks(odd)} and {describe_ranks(groups[0])} have different parameters or gradients "
                 f"after step {step}{self._before()}"
             )
-            return [Finding(DIFFERS, self.watch, step, "", odd, text)]
+            return [Divergence(DIFFERS, self.watch, step, "", odd, text)]
         shared = next(iter(names.values()))
         differing = [at for at, _ in enumerate(shared) if len({sample.marks[at] for sample in samples.values()}) > 1]
         random = {name for at, (kind, name) in enumerate(shared) if kind == RANDOM and at not in differing}
@@ -145,7 +145,7 @@ class Sentry:
         kinds = [f"{len(same):,} {kind}{'s' * (len(same) != 1)}" for kind, same in _by_kind(shared, differing).items()]
         one = len(differing) == 1
         text = f"the {tensor} {whose} after step {step}{self._before()}; {' and '.join(kinds)} differ{'s' * one}"
-        return [Finding(DIFFERS, self.watch, step, tensor, odd, text)]
+        return [Divergence(DIFFERS, self.watch, step, tensor, odd, text)]
 
     def _is_due(self, kind: str, name: str) -> bool:
         return kind != SHARD and (kind != RANDOM or name in (self._random_state or ()))

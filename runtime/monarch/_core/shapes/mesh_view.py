@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class MeshView:
+class MakesViews:
     """Mixin of every mesh: methods that return views, which are the same members addressed in another way.
 
     None of them sends messages. A subclass has a ``_region``; ``_view`` makes the mesh of another region.

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from monarch._core.shapes.extent import Extent, Point, axes_text, no_rank
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.pairs import Pair
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import AxisIndex, Region
@@ -50,7 +50,7 @@ class Deferred(Generic[R]):
             return self._value
 
 
-class ValueMesh(MeshView, Generic[R]):
+class ValueMesh(MakesViews, Generic[R]):
     """One value for each member of a mesh. Iterating gives ``(Point, value)`` pairs in rank order; ``values()`` is the
     list of values.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.unjoined import Finding, Waits
+from monarch._core.unjoined import CollectiveWait, UnjoinedRanks
 
 
-def describe_unjoined(finding: Finding, count: int, where: str, what: str, ranks_of_call: Collection[int]) -> str:
+def describe_unjoined(finding: UnjoinedRanks, count: int, where: str, what: str, ranks_of_call: Collection[int]) -> str:
     """Return the problem and what to do, without a full stop.
 
     Args:
@@ -41,7 +41,7 @@ def _why(absent: Collection[int], where: str, ranks_of_call: Collection[int]) ->
     return f"{describe_ranks(finished)} {has} finished {where}, which does not run on {describe_ranks(outside)}"
 
 
-def _operation(waits: Waits) -> str:
+def _operation(waits: CollectiveWait) -> str:
     group = "the default group" if waits.is_default else f"the group of {describe_ranks(list(waits.members))}"
     name = f"{waits.operation}(), " if waits.operation else ""
     if not waits.number:

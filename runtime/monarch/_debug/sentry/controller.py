@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import NamedTuple
 
-from monarch._core.digests.divergence import Finding, Sample, Sentry
+from monarch._core.digests.divergence import Divergence, Sample, Sentry
 from monarch._core.roster import split_proc
 from monarch._core.telemetry.events import Diverged
 from monarch._node.current import current_node
@@ -32,7 +32,7 @@ class Sent(NamedTuple):
     strange: dict[int, str]
 
 
-class Watched(NamedTuple):
+class SentryState(NamedTuple):
     """The state of a sentry."""
 
     name: str
@@ -40,7 +40,7 @@ class Watched(NamedTuple):
     """The last step that was compared; 0 if none was."""
     compared: int
     """Steps that were compared."""
-    found: list[Finding]
+    found: list[Divergence]
 
 
 class Sentries:
@@ -89,7 +89,7 @@ class Sentries:
             found = sentry.overdue() if sentry is not None else []
         self._report(uid, found)
 
-    def _report(self, uid: str, found: list[Finding]) -> None:
+    def _report(self, uid: str, found: list[Divergence]) -> None:
         for each in found:
             log = self._node.part(Collector).log_of(uid)
             if log is not None:
@@ -106,13 +106,13 @@ class Sentries:
         for each in [each for each in self._names if each[:2] == (uid, key)]:
             del self._names[each]
 
-    def watched(self, uid: str, key: str) -> Watched | None:
+    def watched(self, uid: str, key: str) -> SentryState | None:
         """Return the state of a sentry; None before its first sample."""
         with self._lock:
             sentry = self._sentries.get((uid, key))
             if sentry is None:
                 return None
-            return Watched(sentry.watch, sentry.last, sentry.compared, list(sentry.found))
+            return SentryState(sentry.watch, sentry.last, sentry.compared, list(sentry.found))
 
 
 @service("sentry.take", "threaded")

@@ -23,7 +23,7 @@ _GPU_S = 60.0
 """Seconds between two looks whether a GPU has computed the fingerprints, and until they are given up."""
 
 
-class Watch:
+class ModuleWatch:
     """Watches a module or an optimizer of this rank.
 
     Args:
@@ -211,7 +211,7 @@ def _generators() -> list[tuple[str, int]]:
     return [own, *((name, int.from_bytes(hashlib.sha256(data).digest()[:8], "little")) for name, data in states)]
 
 
-_watches: dict[str, Watch] = {}
+_watches: dict[str, ModuleWatch] = {}
 """Of this process, by key. Single dict operations, by the threads that begin and end watches."""
 
 
@@ -233,7 +233,7 @@ def begin(key: str, name: str, value: Any, every: int, count: int) -> str:
         raise ArgumentError(f"every: expected at least 1 step, got {every}")
     for each in [each for each, watch in list(_watches.items()) if watch.name == name]:
         finish(each)
-    watch = _watches[key] = Watch(key, name, value, every, count)
+    watch = _watches[key] = ModuleWatch(key, name, value, every, count)
     return watch.described()
 
 

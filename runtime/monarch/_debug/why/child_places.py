@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from monarch._core.places import is_users_file
 from monarch._core.position import Frame
 from monarch._procs.os.blocked import children_of
-from monarch._procs.os.child_stacks import Line, stacks_of
+from monarch._procs.os.child_stacks import StackLine, stacks_of
 from monarch._procs.os.children import doing_of_child
 
 _MOST = 64
@@ -29,7 +29,7 @@ def child_places() -> tuple[str, ...]:
     return (*lines, f"{left} child processes elsewhere") if left else tuple(lines)
 
 
-def place_in_child(pid: int, stack: Sequence[Line]) -> str:
+def place_in_child(pid: int, stack: Sequence[StackLine]) -> str:
     """Return where a child process is: the innermost line of the user's code, and its collective or system call."""
     at = next((at for at, line in enumerate(stack) if is_users_file(line.file)), None)
     if at is None:

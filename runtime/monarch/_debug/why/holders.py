@@ -28,7 +28,7 @@ _MOST_LINES = 20_000
 _Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
-class Held(NamedTuple):
+class HeldLock(NamedTuple):
     """A lock in the hands of a thread."""
 
     ident: int
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     """Where it is now, likewise."""
 
 
-class Wait(NamedTuple):
+class LockWait(NamedTuple):
     """The holder of the lock that a thread waits for."""
 
     text: str
@@ -49,7 +49,7 @@ class Wait(NamedTuple):
     """Whether the holder waits for the thread, directly or by others."""
 
 
-def wait_for(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> Wait:
+def wait_for(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> LockWait:
     """Return who holds a lock.
 
     Args:
@@ -58,10 +58,10 @@ def wait_for(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> Wai
         awaited: returns the lock that the innermost frame of a thread waits for, or None.
     """
     if type(lock).__module__ not in ("_thread", "threading"):
-        return Wait("", False)
+        return LockWait("", False)
     held = holder_of(lock, waiter, awaited)
     if held is None:
-        return Wait("", False)
+        return LockWait("", False)
     parts = [_text(held)]
     seen = {waiter, held.ident}
     for _ in range(_LONGEST_CHAIN):
@@ -74,16 +74,16 @@ def wait_for(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> Wai
         if further.ident == waiter:
             since = f", taken at {further.line}" if further.line else ""
             parts.append(f"which waits for a lock of this thread{since}: a deadlock")
-            return Wait(", ".join(parts), True)
+            return LockWait(", ".join(parts), True)
         if further.ident in seen:
             break
         parts.append(f"which waits for a lock {_text(further)}")
         seen.add(further.ident)
         held = further
-    return Wait(", ".join(parts), False)
+    return LockWait(", ".join(parts), False)
 
 
-def holder_of(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> Held | None:
+def holder_of(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> HeldLock | None:
     """Return the thread that holds a lock, another one than its waiter; None if it is not known."""
     owner = _OWNER.search(repr(lock)) if type(lock).__module__ in ("_thread", "threading") else None
     idents = [int(owner[1])] if owner else [each.ident for each in threading.enumerate() if each.ident is not None]
@@ -95,11 +95,11 @@ def holder_of(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> He
         line = "" if awaited(frame) is lock else next(_taken(frame, lock), "")
         if owner or line:
             name = next((each.name for each in threading.enumerate() if each.ident == ident), str(ident))
-            return Held(ident, name, line, line_of(frame))
+            return HeldLock(ident, name, line, line_of(frame))
     return None
 
 
-def _text(held: Held) -> str:
+def _text(held: HeldLock) -> str:
     at = f" at {held.at}" if held.at else ""
     since = f", taken at {held.line}" if held.line and held.line != held.at else ""
     return f"held by thread {held.name!r}{at}{since}"

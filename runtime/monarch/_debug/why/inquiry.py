@@ -17,7 +17,7 @@ from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe
 from monarch._debug.why.probing import facts
 from monarch._node.node import Node
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 from monarch._procs.os.blocked import process_state
 from monarch._procs.os.children import process_runs
@@ -51,7 +51,7 @@ class Inquiry:
         """By process, when that came. Receiving thread only writes."""
         self._open: dict[str, float] = {}
         """By process, when it was asked what it has not answered."""
-        self._asking: list[Answers] = []
+        self._asking: list[ServiceAnswers] = []
 
     def ask(self, procs: Iterable[str]) -> None:
         """Ask processes, except dead ones and those that have not answered the last time."""
@@ -60,7 +60,9 @@ class Inquiry:
         self._open.update(dict.fromkeys(asked, now))
         if asked:
             left = set(asked)
-            self._asking.append(Answers(self._node, asked, request(facts), partial(self._take, left), urgent=True))
+            self._asking.append(
+                ServiceAnswers(self._node, asked, request(facts), partial(self._take, left), urgent=True)
+            )
 
     def _take(self, left: set[str], proc: str, answer: Any) -> None:
         self._open.pop(proc, None)

@@ -22,7 +22,7 @@ _NONE = ""
 Values = Mapping[str, Any]
 
 
-class Known(NamedTuple):
+class KnownWait(NamedTuple):
     """A function that waits."""
 
     kind: Kind
@@ -69,14 +69,14 @@ def _command(args: Any, pid: Any) -> str:
     return f"{text} (pid {pid})" if text and type(pid) is int else text
 
 
-def _known(kind: Kind, functions: str, describe: Callable[[Values], str] | None = None) -> dict[str, Known]:
+def _known(kind: Kind, functions: str, describe: Callable[[Values], str] | None = None) -> dict[str, KnownWait]:
     return {
-        name: Known(kind, name.rpartition("/")[2]) if describe is None else Known(kind, name, describe)
+        name: KnownWait(kind, name.rpartition("/")[2]) if describe is None else KnownWait(kind, name, describe)
         for name in functions.split()
     }
 
 
-_TABLE: dict[str, Known] = {
+_TABLE: dict[str, KnownWait] = {
     **_known(Kind.QUEUE, "queue.py:get queue.py:put queue.py:join"),
     **_known(Kind.EVENT, "threading.py:wait threading.py:wait_for", _of_condition),
     **_known(Kind.LOCK, "threading.py:acquire", _of_condition),
@@ -118,14 +118,14 @@ _TABLE: dict[str, Known] = {
 """By file below the folder of Python's library, or of packages, and function."""
 
 
-def known_wait(frame: FrameType | None, ends: Callable[[FrameType], bool]) -> tuple[Known, FrameType] | None:
+def known_wait(frame: FrameType | None, ends: Callable[[FrameType], bool]) -> tuple[KnownWait, FrameType] | None:
     """Return the outermost known wait that the user's code has called, and its frame; None if there is none.
 
     Args:
         frame: the innermost one.
         ends: whether a frame is of the user's code, where the search ends.
     """
-    found: tuple[Known, FrameType] | None = None
+    found: tuple[KnownWait, FrameType] | None = None
     while frame is not None and not ends(frame):
         known = _TABLE.get(_name_of(frame))
         if known is not None:

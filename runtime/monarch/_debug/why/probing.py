@@ -20,7 +20,7 @@ from monarch._core.position import Frame
 from monarch._core.roster import split_proc
 from monarch._debug.frames import described, users_frames
 from monarch._debug.why.child_places import child_places
-from monarch._debug.why.threads import Look, collective_beside, look_at
+from monarch._debug.why.threads import ThreadActivity, collective_beside, look_at
 from monarch._groups.convening import ensure_world
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
@@ -98,21 +98,21 @@ def _of_thread(mailbox: Mailbox, call: Call, rank: int, ident: int, cores: float
     paused = gate.paused_in(ident)
     if paused is not None:
         stop = gate.stop
-        look = Look(Kind.PAUSED, stop.text if stop is not None else "")
+        look = ThreadActivity(Kind.PAUSED, stop.text if stop is not None else "")
         return _doing(mailbox, call, ident, look, _described(users_frames(paused)), cores)
     frame = frame_of(ident)
     future = _awaited(frame)
     if future is not None and _forms(frame):
-        look = Look(Kind.COLLECTIVE, "", _forming())
+        look = ThreadActivity(Kind.COLLECTIVE, "", _forming())
         return _doing(mailbox, call, ident, look, _described(users_frames(frame)), cores)
     if future is not None:
-        look = Look(Kind.FUTURE, future.label)
+        look = ThreadActivity(Kind.FUTURE, future.label)
         return _doing(mailbox, call, ident, look, _described(users_frames(frame)), cores, 0, [future])
     task = task_of(frame)
     if task is not None:
         frames, name = awaiting(task)
         callers = [*frames, *users_frames(frame)]
-        return _doing(mailbox, call, ident, *_or_beside(Look(Kind.ASYNC, name), callers, ident, rank), cores)
+        return _doing(mailbox, call, ident, *_or_beside(ThreadActivity(Kind.ASYNC, name), callers, ident, rank), cores)
     look = look_at(ident, rank)
     if look.kind in _BY_THREADS:
         return _doing(mailbox, call, ident, *_or_beside(look, users_frames(frame_of(ident)), ident, rank), cores)
@@ -122,7 +122,9 @@ def _of_thread(mailbox: Mailbox, call: Call, rank: int, ident: int, cores: float
     return _doing(mailbox, call, ident, look, _described(users_frames(frame)), cores)
 
 
-def _or_beside(look: Look, frames: list[FrameType], ident: int, rank: int) -> tuple[Look, tuple[Frame, ...]]:
+def _or_beside(
+    look: ThreadActivity, frames: list[FrameType], ident: int, rank: int
+) -> tuple[ThreadActivity, tuple[Frame, ...]]:
     """Return the collective that another thread is in, which may be what a thread waits for, or else that wait."""
     found = collective_beside(ident, rank)
     if found is None:
@@ -134,7 +136,7 @@ def _of_task(mailbox: Mailbox, call: Call, task: asyncio.Task[Any], ident: int, 
     frames, name = awaiting(task)
     awaits = mailbox.awaits
     futures = awaits.waited() if awaits is not None and mailbox.turns.call is call else []
-    look = Look(Kind.FUTURE, futures[0].label) if futures else Look(Kind.ASYNC, name)
+    look = ThreadActivity(Kind.FUTURE, futures[0].label) if futures else ThreadActivity(Kind.ASYNC, name)
     return _doing(mailbox, call, ident, look, _described(frames), cores, id(task), futures)
 
 
@@ -142,7 +144,7 @@ def _doing(
     mailbox: Mailbox,
     call: Call,
     ident: int,
-    look: Look,
+    look: ThreadActivity,
     frames: tuple[Frame, ...],
     cores: float,
     task: int = 0,
@@ -198,7 +200,7 @@ def _is_cell(mailbox: Mailbox) -> bool:
     return mailbox.spec is None or mailbox.spec.cls.__module__.startswith("monarch.")
 
 
-def _seconds(key: tuple[int, int, str], what: object, look: Look) -> float:
+def _seconds(key: tuple[int, int, str], what: object, look: ThreadActivity) -> float:
     """Return how long a call has certainly done the same."""
     now = time.monotonic()
     with _memory.lock:

@@ -12,14 +12,14 @@ from ipaddress import IPv6Address
 from types import FrameType
 from typing import Any, NamedTuple
 
-from monarch._core.diagnosis.facts import FORMING, Entered, Holder, Kind
+from monarch._core.diagnosis.facts import FORMING, Entered, FileLockHolder, Kind
 from monarch._core.kinds import class_of, is_dict
 from monarch._core.places import is_ours, is_users
 from monarch._debug.frames import users_frames
 from monarch._debug.why.holders import wait_for
 from monarch._debug.why.known_waits import known_wait
 from monarch._debug.why.workers_compat import doing_of
-from monarch._procs.os.blocked import Blocked, Call, Wait, awaited_child, blocked, ran_on_cpu, system_call
+from monarch._procs.os.blocked import Blocked, CallKind, WaitKind, awaited_child, blocked, ran_on_cpu, system_call
 from monarch._procs.os.children import at_other_end, child_named, command_of, only_child
 from monarch._procs.os.file_locks import lock_holders
 from monarch._python.frames import frame_of
@@ -34,7 +34,7 @@ _INODE = 9
 """The column of a socket's inode in /proc/net/tcp."""
 
 
-class Look(NamedTuple):
+class ThreadActivity(NamedTuple):
     """The activity of a thread."""
 
     kind: Kind
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     """Whether it waits for another thread that waits for it."""
     is_work: bool = False
     """Whether it waits for a Work of ``torch.distributed``, which tells little of its collective."""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[FileLockHolder, ...] = ()
     """Other processes that hold the lock on a file that it waits for."""
     advice: str = ""
 
@@ -52,30 +52,30 @@ class Look(NamedTuple):
 _BETWEEN_PROCESSES = "multiprocessing.synchronize"
 """The module of locks whose methods are of each object, not of their classes."""
 _CALLED = {
-    Call.SELECT: Look(Kind.SOCKET, "any of several"),
-    Call.OPEN: Look(Kind.FILE, "opening it"),
-    Call.SIGNAL: Look(Kind.EVENT, "a signal"),
-    Call.SYNC: Look(Kind.FILE, "writing it to its disk"),
+    CallKind.SELECT: ThreadActivity(Kind.SOCKET, "any of several"),
+    CallKind.OPEN: ThreadActivity(Kind.FILE, "opening it"),
+    CallKind.SIGNAL: ThreadActivity(Kind.EVENT, "a signal"),
+    CallKind.SYNC: ThreadActivity(Kind.FILE, "writing it to its disk"),
 }
 
 
 _STORE = "a reply from a torch.distributed store"
-_OWN_FILE_LOCK = Look(
+_OWN_FILE_LOCK = ThreadActivity(
     Kind.LOCK, "a lock on a file, held by this process through another descriptor", is_deadlock=True,
     advice="lock the file once, or unlock it before it is locked through another descriptor",
 )  # fmt: skip
-_EVENTFD = Look(Kind.EVENT, "an eventfd")
+_EVENTFD = ThreadActivity(Kind.EVENT, "an eventfd")
 _INODES = {
     "anon_inode:[eventfd]": _EVENTFD,
-    "anon_inode:[eventpoll]": Look(Kind.SOCKET, "any of several"),
-    "anon_inode:[signalfd]": Look(Kind.EVENT, "a signal"),
-    "anon_inode:[timerfd]": Look(Kind.SLEEP),
-    "anon_inode:[pidfd]": Look(Kind.CHILD),
+    "anon_inode:[eventpoll]": ThreadActivity(Kind.SOCKET, "any of several"),
+    "anon_inode:[signalfd]": ThreadActivity(Kind.EVENT, "a signal"),
+    "anon_inode:[timerfd]": ThreadActivity(Kind.SLEEP),
+    "anon_inode:[pidfd]": ThreadActivity(Kind.CHILD),
 }
 """By the link of a file descriptor, what waits for it wait for."""
 
 
-def look_at(ident: int, rank: int) -> Look:
+def look_at(ident: int, rank: int) -> ThreadActivity:
     """Return the activity of a thread.
 
     Args:
@@ -89,27 +89,27 @@ def look_at(ident: int, rank: int) -> Look:
     share = (ran_on_cpu(ident) - ran) / (time.monotonic() - begun)
     frame = frame_of(ident)
     if frame is None:
-        return Look(Kind.IDLE)
+        return ThreadActivity(Kind.IDLE)
     # A thread that wants the GIL is in a futex too, but runs now and then.
     moves = place != _place(frame)
-    wait = Blocked(Wait.NONE) if share >= _RAN else blocked(ident)
-    if moves and wait.wait is Wait.OTHER:
-        wait = Blocked(Wait.NONE)
-    collective = _collective(frame, rank, wait.wait is Wait.OTHER)
+    wait = Blocked(WaitKind.NONE) if share >= _RAN else blocked(ident)
+    if moves and wait.wait is WaitKind.OTHER:
+        wait = Blocked(WaitKind.NONE)
+    collective = _collective(frame, rank, wait.wait is WaitKind.OTHER)
     if collective is not None:
-        return Look(Kind.COLLECTIVE, "", collective, is_work=_is_work(collective))
+        return ThreadActivity(Kind.COLLECTIVE, "", collective, is_work=_is_work(collective))
     known = known_wait(frame, is_users)
     if known is not None:
         kind, what = known[0].look(known[1].f_locals)
-        if kind is Kind.SOCKET and not what and wait.wait is Wait.SOCKET:
+        if kind is Kind.SOCKET and not what and wait.wait is WaitKind.SOCKET:
             what = _of_files(wait.files).what
-        return Look(kind, what)
-    if wait.wait is Wait.NONE:
-        return Look(Kind.C_CODE if not moves and _calls(frame) else Kind.PYTHON)
+        return ThreadActivity(kind, what)
+    if wait.wait is WaitKind.NONE:
+        return ThreadActivity(Kind.C_CODE if not moves and _calls(frame) else Kind.PYTHON)
     return _blocked(ident, frame, wait)
 
 
-def collective_beside(ident: int, rank: int) -> tuple[Look, list[FrameType]] | None:
+def collective_beside(ident: int, rank: int) -> tuple[ThreadActivity, list[FrameType]] | None:
     """Return the collective that another thread of this rank is in, which the user's code has started, and its frames.
 
     Args:
@@ -121,9 +121,11 @@ def collective_beside(ident: int, rank: int) -> tuple[Look, list[FrameType]] | N
         frame = frame_of(other) if other not in (None, ident, threading.get_ident()) else None
         if frame is None or other is None or is_own(each):
             continue
-        found = _collective(frame, rank, blocked(other).wait is Wait.OTHER)
+        found = _collective(frame, rank, blocked(other).wait is WaitKind.OTHER)
         if found is not None:
-            return Look(Kind.COLLECTIVE, f"thread {each.name!r}", found, is_work=_is_work(found)), users_frames(frame)
+            return ThreadActivity(
+                Kind.COLLECTIVE, f"thread {each.name!r}", found, is_work=_is_work(found)
+            ), users_frames(frame)
     return None
 
 
@@ -154,48 +156,54 @@ def _instruction(frame: FrameType) -> str:
     return next((each.opname for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti), "")
 
 
-def _blocked(ident: int, frame: FrameType, wait: Blocked) -> Look:
-    if wait.wait is Wait.SLEEP:
+def _blocked(ident: int, frame: FrameType, wait: Blocked) -> ThreadActivity:
+    if wait.wait is WaitKind.SLEEP:
         return _asleep(frame)
-    if wait.wait is Wait.SOCKET:
+    if wait.wait is WaitKind.SOCKET:
         look = _of_files(wait.files)
         if look.kind is Kind.SOCKET and any(_is_store(each) for each in _named(frame)):
             return look._replace(what=", ".join(filter(None, [_STORE, look.what])))
         # ZeroMQ receives in a thread of its own, which wakes others by an eventfd.
         is_zmq = look is _EVENTFD and any(class_of(each).__module__.startswith("zmq.") for each in _named(frame))
-        return Look(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
+        return ThreadActivity(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
     call = system_call(ident)
-    if call is Call.CHILD:
+    if call is CallKind.CHILD:
         pid = awaited_child(ident) or only_child()
-        return Look(Kind.CHILD, child_named(pid) + doing_of(pid or None))
-    if call is Call.FILE_LOCK:
+        return ThreadActivity(Kind.CHILD, child_named(pid) + doing_of(pid or None))
+    if call is CallKind.FILE_LOCK:
         return _at_file_lock()
     if call is not None:
         return _CALLED[call]
     lock = _lock_of(frame)
     if lock is not None:
         if class_of(lock).__module__ == _BETWEEN_PROCESSES:
-            return Look(Kind.LOCK, f"{class_of(lock).__name__} of multiprocessing")
+            return ThreadActivity(Kind.LOCK, f"{class_of(lock).__name__} of multiprocessing")
         known = wait_for(lock, ident, _lock_of)
-        return Look(Kind.LOCK, known.text, None, known.is_deadlock)
-    return Look(Kind.C_CODE)
+        return ThreadActivity(Kind.LOCK, known.text, None, known.is_deadlock)
+    return ThreadActivity(Kind.C_CODE)
 
 
-def _at_file_lock() -> Look:
+def _at_file_lock() -> ThreadActivity:
     pids = lock_holders(os.getpid())
     if os.getpid() in pids:
         return _OWN_FILE_LOCK
-    return Look(Kind.LOCK, "a lock on a file", holders=tuple(Holder(pid, command_of(pid)) for pid in pids))
+    return ThreadActivity(
+        Kind.LOCK, "a lock on a file", holders=tuple(FileLockHolder(pid, command_of(pid)) for pid in pids)
+    )
 
 
-def _asleep(frame: FrameType) -> Look:
+def _asleep(frame: FrameType) -> ThreadActivity:
     """Return the sleep of a thread: of Python's ``sleep``, or in C code that tries again and again."""
     name = called_name(frame) if not is_ours(frame) else ""
     if not name or name.rpartition(".")[2] == "sleep":
-        return Look(Kind.SLEEP)
+        return ThreadActivity(Kind.SLEEP)
     # Their methods are the only code of SQLite that sleeps, and they do if another connection has locked the file.
     kinds = {class_of(each).__module__ for each in _named(frame)}
-    return Look(Kind.LOCK, "a lock of a SQLite database") if "sqlite3" in kinds else Look(Kind.SLEEP, f"in {name}()")
+    return (
+        ThreadActivity(Kind.LOCK, "a lock of a SQLite database")
+        if "sqlite3" in kinds
+        else ThreadActivity(Kind.SLEEP, f"in {name}()")
+    )
 
 
 def called_name(frame: FrameType) -> str:
@@ -210,18 +218,20 @@ def called_name(frame: FrameType) -> str:
     return name.strip() if opens and name.replace(".", "").strip().isidentifier() else ""
 
 
-def _of_files(files: tuple[int, ...]) -> Look:
+def _of_files(files: tuple[int, ...]) -> ThreadActivity:
     links = [_link(file) for file in files]
     if any(link.startswith("socket:") for link in links):
-        return Look(Kind.SOCKET, _peer(next(link for link in links if link.startswith("socket:"))))
+        return ThreadActivity(Kind.SOCKET, _peer(next(link for link in links if link.startswith("socket:"))))
     pipe = next((link for link in links if link.startswith("pipe:")), "")
     if pipe:
         other = at_other_end(pipe)
-        return Look(Kind.PIPE, f"shared with child process {other[1]} (pid {other[0]})" if other is not None else "")
+        return ThreadActivity(
+            Kind.PIPE, f"shared with child process {other[1]} (pid {other[0]})" if other is not None else ""
+        )
     inode = next((each for link in links if (each := _INODES.get(link)) is not None), None)
     if inode is not None:
         return inode
-    return Look(Kind.FILE, links[0]) if links and links[0] else Look(Kind.SOCKET)
+    return ThreadActivity(Kind.FILE, links[0]) if links and links[0] else ThreadActivity(Kind.SOCKET)
 
 
 def _is_store(value: Any) -> bool:

@@ -13,7 +13,7 @@ from monarch._engine.checkpoints.states import by_mesh, check_real, parts_in, st
 from monarch._engine.layouts.specs import replicated
 from monarch._engine.making import made_with_placements
 from monarch._engine.meshes.tensor_mesh import TensorMesh, tensor_mesh_of
-from monarch._engine.rank.operations.checkpoints import LOAD, Contents, Wanted
+from monarch._engine.rank.operations.checkpoints import LOAD, Contents, TensorToRead
 from monarch._engine.tensors.copied_views import write_back
 from monarch._engine.tensors.tensor import Tensor
 from monarch._engine.training.plans import check_patterns, placements_for, split_plan
@@ -215,9 +215,9 @@ def _substitute(tensor: Tensor) -> Tensor:
     )
 
 
-def _wanted(key: str, tensor: Tensor) -> Wanted:
+def _wanted(key: str, tensor: Tensor) -> TensorToRead:
     layout = tensor.monarch_layout
-    return Wanted(key, tuple(layout.shape), layout.stride, layout.dtype, tuple(layout.placements))
+    return TensorToRead(key, tuple(layout.shape), layout.stride, layout.dtype, tuple(layout.placements))
 
 
 def _sync(mesh: TensorMesh, tensors: list[Tensor]) -> None:

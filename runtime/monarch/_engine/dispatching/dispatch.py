@@ -10,7 +10,7 @@ import torch
 
 from monarch._engine.dispatching.metadata import NoRuleError, floats_matter, plan
 from monarch._engine.dispatching.program_arguments import mesh_of, on_meta, replicated, with_device
-from monarch._engine.dispatching.signatures import Kind, Signature, skeleton
+from monarch._engine.dispatching.signatures import OpSignature, Signature, skeleton
 from monarch._engine.dispatching.special import special_ops
 from monarch._engine.dispatching.ways import ways
 from monarch._engine.dtensor_compat import schema_of, view_in_place, view_out_of_place
@@ -35,16 +35,16 @@ _ALONE = 2
 """References to the reference of a tensor that has no alias: its own and that of the count."""
 _PLANS = 20_000
 """Signatures to remember; a program with more forgets them all."""
-_kinds: dict[Any, Kind] = {}
+_kinds: dict[Any, OpSignature] = {}
 """By op; single operations of a dict, from any thread."""
 _numbers = count()
 
 
-def _kind_of(op: Any) -> Kind:
+def _kind_of(op: Any) -> OpSignature:
     special = _SPECIAL.get(op)
     is_view = special is None and torch.Tag.inplace_view in op.tags
     # setdefault, so that two threads get the same one.
-    return _kinds.setdefault(op, Kind(next(_numbers), op in _ALIASES, is_view, special, not floats_matter(op)))
+    return _kinds.setdefault(op, OpSignature(next(_numbers), op in _ALIASES, is_view, special, not floats_matter(op)))
 
 
 def dispatch(op: Any, args: Any, kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def dispatch(op: Any, args: Any, kwargs: Any) -> Any:
     return _ordinary(kind, op, args, kwargs)
 
 
-def _ordinary(kind: Kind, op: Any, args: Any, kwargs: Any) -> Any:
+def _ordinary(kind: OpSignature, op: Any, args: Any, kwargs: Any) -> Any:
     """Issue an op that goes to the ranks as it is."""
     __tracebackhide__ = True
     signature = Signature(kind)

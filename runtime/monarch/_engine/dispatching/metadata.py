@@ -36,7 +36,7 @@ _ANY = 0.5
 """Stands for numbers with a fraction when metadata are inferred: allowed by ops that take a probability."""
 
 
-class Plan(NamedTuple):
+class OpEffect(NamedTuple):
     """The effect of an op on metadata.
 
     Attributes:
@@ -76,7 +76,7 @@ class ByValueError(NoRuleError):
     advice = "Fetch the values with tensor.full_tensor(); torch.where(mask, a, b) and sums over a mask need no fetch"
 
 
-def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[Layout]) -> Plan:
+def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[Layout]) -> OpEffect:
     """Return what an op does.
 
     Args:
@@ -100,7 +100,7 @@ def plan(mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     template = Template(kind, op_name(op), args, kwargs, failing_of(schema, changed, layouts))
     results, form = _results(mesh, op, outputs, writes, layouts)
     is_view = not changed and _is_view(schema)
-    return Plan(
+    return OpEffect(
         mesh.stream.template(template), results, form, random, is_view, is_view and moved, changed, info_of(schema)
     )
 

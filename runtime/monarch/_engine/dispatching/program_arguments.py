@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from monarch._engine.dispatching.signatures import Kind, Signature
+from monarch._engine.dispatching.signatures import OpSignature, Signature
 from monarch._engine.dtensor_compat import tree_map
 from monarch._engine.issuing.observer import current
 from monarch._engine.layouts.specs import placements_of
@@ -39,7 +39,7 @@ def mesh_of(op: Any, tensors: list[Tensor]) -> TensorMesh:
     return mesh
 
 
-def replicated(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, signature: Signature, kind: Kind) -> Any:
+def replicated(mesh: TensorMesh, op: Any, args: Any, kwargs: Any, signature: Signature, kind: OpSignature) -> Any:
     """Give plain tensors to each rank, if they are small."""
     found: dict[int, Tensor] = {}
 

@@ -11,7 +11,7 @@ from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import MeshOpError
 
 
-class Kind(NamedTuple):
+class OpSignature(NamedTuple):
     """An op, looked at once: hashing one takes as long as the rest of a look.
 
     Attributes:
@@ -34,7 +34,7 @@ class Signature:
 
     __slots__ = ("floats", "is_mixed", "key", "tensors", "values")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: OpSignature) -> None:
         self.key: list[Any] = [kind.number]
         self.tensors: list[Tensor] = []
         self.values: list[Any] = []

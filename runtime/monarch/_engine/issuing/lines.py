@@ -16,7 +16,7 @@ _OWN = (_MONARCH, os.path.dirname(torch.__file__), "<frozen ", "<string>")
 """Code that is not the user's."""
 
 
-class Line(NamedTuple):
+class ProgramLine(NamedTuple):
     """A line of the program."""
 
     file: str
@@ -28,12 +28,12 @@ class Line(NamedTuple):
         return f'File "{self.file}", line {self.number}, in {self.function}' + (f"\n    {text}" if text else "")
 
 
-class Lines:
+class ProgramLines:
     """The lines that have issued ops. Any thread adds; entries never change."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, int], int] = {}
-        self._lines: list[Line] = [Line("<unknown>", 0, "<unknown>")]
+        self._lines: list[ProgramLine] = [ProgramLine("<unknown>", 0, "<unknown>")]
         self._is_own: dict[CodeType, bool] = {}
 
     def here(self) -> int:
@@ -56,11 +56,11 @@ class Lines:
     def _add(self, key: tuple[str, str, int]) -> int:
         file, name, line = key
         # Two threads may add the same line twice, which does no harm.
-        self._lines.append(Line(file, line, name))
+        self._lines.append(ProgramLine(file, line, name))
         number = self._numbers[key] = len(self._lines) - 1
         return number
 
-    def take(self, line: Line) -> int:
+    def take(self, line: ProgramLine) -> int:
         """Return a number for a line of another process."""
         self._lines.append(line)
         return len(self._lines) - 1
@@ -69,9 +69,9 @@ class Lines:
         """Return whether a line is known here."""
         return number < len(self._lines)
 
-    def __getitem__(self, number: int) -> Line:
+    def __getitem__(self, number: int) -> ProgramLine:
         return self._lines[number]
 
 
-lines = Lines()
+lines = ProgramLines()
 """Of this process."""

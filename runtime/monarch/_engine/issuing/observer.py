@@ -44,7 +44,7 @@ class Observer(Protocol):
         ...
 
 
-class Current:
+class CurrentRecorder:
     """The recorder of this process: one step is recorded at a time, in one thread."""
 
     def __init__(self) -> None:
@@ -90,4 +90,4 @@ class Current:
                 del threads[thread]
 
 
-current = Current()
+current = CurrentRecorder()

@@ -14,7 +14,7 @@ from monarch._engine.issuing.observer import current
 from monarch._engine.layouts.layout import Layout
 from monarch._engine.layouts.rank_layout import RankLayout
 from monarch._meshes.inside import node_of
-from monarch._wire.deferred_signals import Held
+from monarch._wire.deferred_signals import DeferredSignals
 from monarch.exceptions import DeviceMeshError, MonarchError
 
 BATCH = 64
@@ -33,7 +33,7 @@ _WAIT_S = 600.0
 _TURN = 0.1
 """Seconds that the main thread waits for the lock before it runs handlers of signals, and waits again."""
 _MAIN = threading.main_thread().ident
-_signals = Held(lambda: None)
+_signals = DeferredSignals(lambda: None)
 """Defers handlers of signals while a batch is sent. Main thread only."""
 _numbers = count(1)
 """References, unique in the program: ranks of overlapping slices keep theirs in one table."""
@@ -117,7 +117,7 @@ class Ref:
         stream.pending.append(self.number)
 
 
-class Order:
+class ProgramOrder:
     """Keeps the ops of all slices of a mesh of processes in the order of the program, since they share ranks.
 
     Attributes:
@@ -175,9 +175,9 @@ class OpStream:
         order: the order of all slices of the mesh of processes.
     """
 
-    def __init__(self, actors: Any, order: Order | None = None) -> None:
+    def __init__(self, actors: Any, order: ProgramOrder | None = None) -> None:
         self.actors = actors
-        self.order = order or Order()
+        self.order = order or ProgramOrder()
         self.pending: deque[Entry] = deque()
         """Entries that were not sent. Any thread appends; ``flush`` takes, with the lock."""
         self.live: dict[int, Layout | RankLayout] = {}

@@ -15,7 +15,7 @@ from monarch._engine.local.tensor import RankTensor
 from monarch._engine.meshes.tensor_mesh import TensorMesh
 from monarch._engine.tensors.tensor import Tensor
 from monarch._node.current import current_node
-from monarch._node.future import Future, Ready, then
+from monarch._node.future import DoneFuture, Future, then
 from monarch.exceptions import ArgumentError, AxisError, MeshOpError, PointError
 
 
@@ -90,7 +90,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
             "fetch_shard: expected a rank-local tensor, got a distributed one; use monarch.fetch(tensor, axis=...)"
         )
     if not tensors:
-        return Ready(current_node(), "fetch_shard", obj)
+        return DoneFuture(current_node(), "fetch_shard", obj)
     mesh = tensors[0].monarch_layout.mesh
     for tensor in tensors:
         check_input("fetch_shard", tensor)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch._engine.dispatching.metadata import Plan, failing_of, info_of, put, results_of, writes_of
+from monarch._engine.dispatching.metadata import OpEffect, failing_of, info_of, put, results_of, writes_of
 from monarch._engine.dtensor_compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -49,7 +49,7 @@ def fake(layout: RankLayout) -> Any:
 
 def rank_plan(
     mesh: TensorMesh, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[RankLayout], stream: int
-) -> Plan:
+) -> OpEffect:
     """Return what an op does.
 
     Args:
@@ -75,7 +75,7 @@ def rank_plan(
     else:
         template = Template("aten", op_name(op), args, kwargs, failing)
     results, form = _results(mesh, schema, outputs, writes)
-    return Plan(mesh.stream.template(template), results, form, is_random, writes=changed, info=info_of(schema))
+    return OpEffect(mesh.stream.template(template), results, form, is_random, writes=changed, info=info_of(schema))
 
 
 def _infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: list[RankLayout]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from monarch._engine.issuing.lines import lines
 from monarch._engine.issuing.stream import OpStream, new_number
 from monarch._engine.rank.functions.calling import name_of
-from monarch._engine.rank.reports import Report
+from monarch._engine.rank.reports import BatchReport
 from monarch._meshes.inside import region_of
 from monarch.exceptions import MonarchError
 
@@ -33,7 +33,7 @@ class Execution:
         """For errors."""
         self.line = lines.here()
         self.ranks = list(region_of(view).base_ranks())
-        self._reports: list[Report] = []
+        self._reports: list[BatchReport] = []
         """Of the ranks, since they have answered first. Used by the thread that has the future."""
         self._may_be_held = False
         """Whether ranks may have its result. Likewise."""
@@ -59,7 +59,7 @@ class Execution:
             self.future = self._view.executed.call(self.number)
         self.future.rename("the result of a function")
 
-    def answers(self) -> dict[int, Report]:
+    def answers(self) -> dict[int, BatchReport]:
         """Return the report of each rank, in their order.
 
         Raises:
@@ -70,7 +70,7 @@ class Execution:
             self.ask_again()
         future: Any = self.future
         self.future = None
-        found: list[Report] = list(future.get().values())
+        found: list[BatchReport] = list(future.get().values())
         if self._reports:
             found = [new if old.halted else old for old, new in zip(self._reports, found, strict=True)]
         else:

@@ -14,7 +14,7 @@ from monarch._engine.issuing.failures import LOST, OpFailure, Unreported, error_
 from monarch._engine.issuing.observer import current
 from monarch._engine.issuing.stream import OpStream, new_number
 from monarch._engine.meshes.executing import Execution
-from monarch._engine.rank.reports import Report
+from monarch._engine.rank.reports import BatchReport
 from monarch._meshes.inside import node_of
 from monarch.exceptions import ActorError, DeviceMeshError, MonarchError
 
@@ -85,7 +85,7 @@ class Recovery:
         if any(report.halted for report in reports.values()):
             self.is_due = True
 
-    def _note_function(self, function: Execution) -> dict[int, Report]:
+    def _note_function(self, function: Execution) -> dict[int, BatchReport]:
         """Return the answers to a function that nobody waits for; keep its error for the end of the cell."""
         was_kept = function.is_kept
         try:
@@ -109,7 +109,7 @@ class Recovery:
             self.unreported.append(Unreported(self._name, failure, ()))
             self._is_untold = True
 
-    def answers(self, function: Execution) -> dict[int, Report]:
+    def answers(self, function: Execution) -> dict[int, BatchReport]:
         """Return the report of each rank on a function, which runs once on each.
 
         Raises:

@@ -17,10 +17,10 @@ from monarch._engine.dtensor_compat import mesh_without_groups
 from monarch._engine.issuing.encoding import Template
 from monarch._engine.issuing.failures import Unreported, describe_unreported
 from monarch._engine.issuing.lines import lines
-from monarch._engine.issuing.stream import OpStream, Order, Ref
+from monarch._engine.issuing.stream import OpStream, ProgramOrder, Ref
 from monarch._engine.layouts.layout import Layout, Layouts
 from monarch._engine.meshes.recovery import Recovery, recovering
-from monarch._engine.rank.executing.executor import Executor
+from monarch._engine.rank.executing.executor import TensorExecutor
 from monarch._engine.tensors.tensor import Tensor
 from monarch._meshes.inside import node_of, region_of, state_of, view_at
 from monarch._meshes.procs.proc_mesh import ProcMesh
@@ -46,7 +46,7 @@ class TensorMesh:
         heal: see Recovery.
     """
 
-    def __init__(self, procs: ProcMesh, actors: Any, kind: str, order: Order, heal: Callable[..., bool]) -> None:
+    def __init__(self, procs: ProcMesh, actors: Any, kind: str, order: ProgramOrder, heal: Callable[..., bool]) -> None:
         region = region_of(procs)
         self.public: Any = procs
         """The mesh as the program has it."""
@@ -121,7 +121,7 @@ class TensorMeshes:
 
     def __init__(self, node: Node) -> None:
         self._lock = threading.RLock()
-        self._actors: dict[str, tuple[Any, str, Order]] = {}
+        self._actors: dict[str, tuple[Any, str, ProgramOrder]] = {}
         """Executors, device and order of ops by uid of the mesh of processes. Lock: ``_lock``."""
         self._starting: dict[str, threading.Event] = {}
         """By uid, set when the start of its executors has ended. Lock: ``_lock``."""
@@ -149,7 +149,7 @@ class TensorMeshes:
                 self.known[shared.uid, region] = found
             return found
 
-    def _executors(self, procs: ProcMesh) -> tuple[Any, str, Order]:
+    def _executors(self, procs: ProcMesh) -> tuple[Any, str, ProgramOrder]:
         """Return those of a mesh of processes; one thread starts them, and others wait for it without a lock."""
         shared = state_of(procs).procs
         while True:
@@ -174,17 +174,17 @@ class TensorMeshes:
                         del self._starting[shared.uid]
                 mine.set()
 
-    def _start(self, procs: ProcMesh) -> tuple[Any, str, Order]:
+    def _start(self, procs: ProcMesh) -> tuple[Any, str, ProgramOrder]:
         shared = state_of(procs).procs
         # Errors name the mesh of the program, and calls by their titles.
-        actors: Any = view_at(procs, shared.region()).spawn(shared.name, Executor)
+        actors: Any = view_at(procs, shared.region()).spawn(shared.name, TensorExecutor)
         try:
             devices = set(actors.prepare.call().get(_WAIT_S).values())
         except BaseException:
             # The next use starts others.
             actors.stop()
             raise
-        started = actors, "cuda" if devices == {"cuda"} else "cpu", Order()
+        started = actors, "cuda" if devices == {"cuda"} else "cpu", ProgramOrder()
         with self._lock:
             self._actors[shared.uid] = started
         return started

@@ -24,7 +24,7 @@ TITLES = {
 """Names of the calls of an executor, for errors."""
 
 
-class Report(NamedTuple):
+class BatchReport(NamedTuple):
     """The answer of a rank to a batch, or to a look at a tensor.
 
     Attributes:
@@ -38,7 +38,7 @@ class Report(NamedTuple):
     failure: OpFailure | None = None
 
 
-class Halt(NamedTuple):
+class HaltReport(NamedTuple):
     """The answer of a rank that has halted.
 
     Attributes:

@@ -18,7 +18,7 @@ from torch import nn
 from monarch._core.kinds import is_mapping
 from monarch._engine.recording.generators import Drawn, state_of_generator
 from monarch._engine.recording.libraries import is_library_class, is_library_file, is_library_module, names_in
-from monarch._engine.recording.places import ABSENT, Place
+from monarch._engine.recording.places import ABSENT, ValuePlace
 from monarch._engine.tensors.tensor import Tensor
 
 _MOST = 20_000
@@ -60,7 +60,7 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (is_number and type(value).__name__ != "ndarray")
 
 
-class Captured:
+class CapturedValues:
     """The values that a function uses.
 
     Args:
@@ -82,12 +82,12 @@ class Captured:
     """
 
     def __init__(self, function: Any, given: Iterable[Any] = ()) -> None:
-        self.plain: list[tuple[Place, Any]] = []
-        self.objects: list[tuple[Place, Any]] = []
-        self.tensors: list[tuple[Place, Any]] = []
-        self.grads: list[tuple[Place, Any]] = []
+        self.plain: list[tuple[ValuePlace, Any]] = []
+        self.objects: list[tuple[ValuePlace, Any]] = []
+        self.tensors: list[tuple[ValuePlace, Any]] = []
+        self.grads: list[tuple[ValuePlace, Any]] = []
         self.sizes: list[tuple[Any, int, str]] = []
-        self.rates: list[tuple[Place, float]] = []
+        self.rates: list[tuple[ValuePlace, float]] = []
         self.arrays: list[tuple[Any, bytes, str]] = []
         self.iterators: list[str] = []
         self.generators: list[Drawn] = []
@@ -112,7 +112,7 @@ class Captured:
             if name in self._names:
                 found.append(text)
 
-    def _value(self, value: Any, place: Place | None, text: str) -> None:
+    def _value(self, value: Any, place: ValuePlace | None, text: str) -> None:
         if is_plain(value):
             if place is not None:
                 # A set or a bytearray of anything.
@@ -174,7 +174,7 @@ class Captured:
         elif not kind.__module__.startswith("monarch."):
             self._object(value, text)
 
-    def _tensor(self, value: torch.Tensor, place: Place | None, text: str) -> None:
+    def _tensor(self, value: torch.Tensor, place: ValuePlace | None, text: str) -> None:
         if place is not None:
             self.tensors.append((place, value))
         if id(value) in self._seen:
@@ -182,13 +182,13 @@ class Captured:
         self._seen.add(id(value))
         self._kept.append(value)
         if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
-            self.grads.append((Place(value, "grad", f"{text}.grad"), value.grad))
+            self.grads.append((ValuePlace(value, "grad", f"{text}.grad"), value.grad))
             for name in _TENSOR_HOOKS:
                 self._hooks(value, name, text)
 
     def _hooks(self, value: Any, name: str, text: str) -> None:
         hooks = getattr(value, name, None)
-        place = Place(value, name, f"{text}.{name}")
+        place = ValuePlace(value, name, f"{text}.{name}")
         if hooks is None:
             self.plain.append((place, None))
         else:
@@ -201,7 +201,7 @@ class Captured:
         for key, each in pairs:
             named = f"{text}[{key!r}]" if isinstance(key, _PLAIN) else f"{text}[...]"
             self._refuse_later(each, named, None)
-            self._value(each, Place(value, key, named), named)
+            self._value(each, ValuePlace(value, key, named), named)
 
     def _refuse_later(self, value: Any, text: str, key: str | None) -> None:
         """Note what cannot be compared: iterators and large arrays. An attribute counts if the code has its name."""
@@ -222,7 +222,7 @@ class Captured:
         for key, each in list(held.items()):
             if key not in skipped:
                 self._refuse_later(each, f"{text}.{key}", key)
-                self._value(each, Place(held, key, f"{text}.{key}"), f"{text}.{key}")
+                self._value(each, ValuePlace(held, key, f"{text}.{key}"), f"{text}.{key}")
 
     def _object(self, value: Any, text: str) -> None:
         kind = cast("Any", type(value))
@@ -231,7 +231,7 @@ class Captured:
         for name in () if is_library_class(kind) else _slots(kind):
             if hasattr(value, name):
                 self._refuse_later(getattr(value, name), f"{text}.{name}", name)
-                self._value(getattr(value, name), Place(value, name, f"{text}.{name}"), f"{text}.{name}")
+                self._value(getattr(value, name), ValuePlace(value, name, f"{text}.{name}"), f"{text}.{name}")
         self._class(kind)
 
     def _class(self, kind: Any) -> None:
@@ -244,11 +244,11 @@ class Captured:
             held: dict[str, Any] = getattr(value, name)
             self.sizes.append((held, len(held), text))
             for key, each in list(held.items()):
-                self._value(each, Place(held, key, f"{text}.{key}"), f"{text}.{key}")
+                self._value(each, ValuePlace(held, key, f"{text}.{key}"), f"{text}.{key}")
         for name in _HOOKS:
             self._hooks(value, name, text)
         self._attributes(value.__dict__, text, _OF_MODULES)
-        self.objects.append((Place(value, "__class__", f"type({text})"), type(value)))
+        self.objects.append((ValuePlace(value, "__class__", f"type({text})"), type(value)))
         if not is_library_class(type(value)):
             self._class(type(value))
 
@@ -256,21 +256,21 @@ class Captured:
         self.sizes.append((value.param_groups, len(value.param_groups), f"{text}.param_groups"))
         for at, group in enumerate(value.param_groups):
             self.sizes.append((group, len(group), f"{text}.param_groups[{at}]"))
-            self.objects.append((Place(value.param_groups, at, f"{text}.param_groups[{at}]"), group))
+            self.objects.append((ValuePlace(value.param_groups, at, f"{text}.param_groups[{at}]"), group))
             for key, each in list(group.items()):
                 named = f"{text}.param_groups[{at}][{key!r}]"
                 if key == "lr" and type(each) is float:
-                    self.rates.append((Place(group, key, named), each))
+                    self.rates.append((ValuePlace(group, key, named), each))
                 else:
-                    self._value(each, Place(group, key, named), named)
+                    self._value(each, ValuePlace(group, key, named), named)
         state: Any = value.state
-        self.objects.append((Place(value, "state", f"{text}.state"), state))
+        self.objects.append((ValuePlace(value, "state", f"{text}.state"), state))
         self.sizes.append((state, len(state), f"{text}.state"))
         for key, held in list(state.items()):
             if isinstance(held, dict):
                 self._items(held, f"{text}.state[...]")
             else:
-                self._value(held, Place(state, key, f"{text}.state[...]"), f"{text}.state[...]")
+                self._value(held, ValuePlace(state, key, f"{text}.state[...]"), f"{text}.state[...]")
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             self._hooks(value, name, text)
         if not type(value).__module__.startswith("torch."):
@@ -279,13 +279,13 @@ class Captured:
             self._class(type(value))
 
     def _function(self, value: types.FunctionType, text: str) -> None:
-        self.objects.append((Place(value, "__code__", f"{text}.__code__"), value.__code__))
+        self.objects.append((ValuePlace(value, "__code__", f"{text}.__code__"), value.__code__))
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 held = cell.cell_contents
             except ValueError:
                 continue
-            self._named(held, Place(cell, "cell_contents", name))
+            self._named(held, ValuePlace(cell, "cell_contents", name))
         self._value(value.__defaults__ or (), None, text)
         self._value(value.__kwdefaults__ or {}, None, text)
         if is_library_file(value.__code__.co_filename):
@@ -293,14 +293,14 @@ class Captured:
         names = names_in(value.__code__)
         self._names |= names
         for name in sorted(names):
-            place = Place(value.__globals__, name, name)
+            place = ValuePlace(value.__globals__, name, name)
             if name in value.__globals__:
                 self._named(value.__globals__[name], place)
             elif hasattr(builtins, name):
                 # A global of this name would hide what is built in.
                 self.objects.append((place, ABSENT))
 
-    def _named(self, value: Any, place: Place) -> None:
+    def _named(self, value: Any, place: ValuePlace) -> None:
         self._refuse_later(value, place.text, None)
         self._value(value, place, place.text)
 
@@ -315,7 +315,7 @@ class Captured:
                     if key in known or not self._is_used(key, space):
                         continue
                     known.add(key)
-                    place = Place(space, key, f"{text}.{key}")
+                    place = ValuePlace(space, key, f"{text}.{key}")
                     inner = _attribute(each, "__func__") or _attribute(each, "fget") or each
                     is_plain = inner is each and getattr(space, key, None) is each
                     self._refuse_later(inner, place.text, key)

@@ -11,7 +11,7 @@ import torch
 from monarch._engine import wiring
 from monarch._engine.dtensor_compat import tree_flatten, tree_map
 from monarch._engine.issuing.observer import current
-from monarch._engine.recording.captured import Captured, is_plain
+from monarch._engine.recording.captured import CapturedValues, is_plain
 from monarch._engine.recording.guards import differences
 from monarch._engine.recording.recorder import Recorder
 from monarch._engine.recording.recording import Recording, Surroundings, creates_state
@@ -165,7 +165,7 @@ class Compiled(Generic[P, R]):
             raise ArgumentError(
                 f"{self._name}: an argument requires grad; pass tensor.detach(), and create the leaf in the function"
             )
-        before = Captured(self.function, objects)
+        before = CapturedValues(self.function, objects)
         recorder = Recorder(self._name)
         if not current.start(recorder):
             raise ArgumentError(f"{self._name}: another thread is recording a step; call it again afterwards")
@@ -183,7 +183,7 @@ class Compiled(Generic[P, R]):
             raise ArgumentError(recorder.refusal)
         if recorder.stream is None:
             raise ArgumentError(f"{self._name} has no op on distributed tensors, so there is nothing to record")
-        around = Surroundings(before, Captured(self.function, objects))
+        around = Surroundings(before, CapturedValues(self.function, objects))
         if not creates_state(around):
             self._keep(key, known, Recording(recorder, around, tensors, result, self.backend))
         return result
@@ -205,7 +205,7 @@ class Compiled(Generic[P, R]):
         known.insert(0, recording)
         self._last = recording
 
-    def _run(self, recorder: Recorder, before: Captured, args: Any, kwargs: Any) -> Any:
+    def _run(self, recorder: Recorder, before: CapturedValues, args: Any, kwargs: Any) -> Any:
         """Call the function with learning rates that note what is done with them."""
         rates: list[tuple[Any, Number, float]] = []
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch._engine.issuing.seeds import new_seed
-from monarch._engine.recording.captured import Captured
+from monarch._engine.recording.captured import CapturedValues
 from monarch._engine.recording.generators import line_with, state_of_generator
 from monarch._engine.recording.tape import Tape
 
@@ -37,7 +37,7 @@ class Draws:
             self._tape.lines.append(f"{name} = seed()")
         return seed
 
-    def other_use(self, captured: Captured) -> str | None:
+    def other_use(self, captured: CapturedValues) -> str | None:
         """Return what else has used a generator of the program, and where: later calls would not repeat it.
 
         Args:
@@ -59,7 +59,7 @@ class Draws:
         return None if torch.equal(found, after) else "it seeds or uses the random generator of the program. "
 
 
-def _at(what: str, name: str, captured: Captured) -> str:
+def _at(what: str, name: str, captured: CapturedValues) -> str:
     line = line_with(name, captured.codes())
     return f"{what} at {line}\n" if line else f"{what}. "
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from monarch._engine.issuing.lines import Line
+from monarch._engine.issuing.lines import ProgramLine
 from monarch._engine.recording.libraries import is_library_file
 from monarch._python.frames import caller
 
@@ -70,7 +70,7 @@ def line_with(text: str, codes: Iterable[CodeType]) -> str:
             # In Python 3.13 the latter tells only whether a line starts.
             number = line if type(line) is int else number
             if name and instruction.argval == name[0] and instruction.opname.startswith("LOAD"):
-                return str(Line(code.co_filename, number, code.co_name))
+                return str(ProgramLine(code.co_filename, number, code.co_name))
     return ""
 
 
@@ -120,11 +120,11 @@ class Entropy:
         setattr(holder, name, watched)
 
 
-def _line_of_program() -> Line | None:
+def _line_of_program() -> ProgramLine | None:
     """Return the line that called the caller, if it is the program's."""
     frame: FrameType | None = caller(2)
     while frame is not None and os.path.basename(frame.f_code.co_filename) in _SOURCES:
         frame = frame.f_back
     if frame is None or is_library_file(frame.f_code.co_filename):
         return None
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return ProgramLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

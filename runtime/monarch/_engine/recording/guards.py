@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from monarch._engine.recording.captured import Captured
-from monarch._engine.recording.places import ABSENT, Place
+from monarch._engine.recording.captured import CapturedValues
+from monarch._engine.recording.places import ABSENT, ValuePlace
 from monarch._engine.tensors.tensor import Tensor
 
 Check = Callable[[], tuple[int, ...] | None]
@@ -33,14 +33,14 @@ class Writer:
             self.names[name] = value
         return name
 
-    def value(self, place: Place) -> str:
+    def value(self, place: ValuePlace) -> str:
         """Return an expression for what is at a place."""
         holder, key = self.bind(place.holder), place.key
         if place.kind == "dict":
             return f"{holder}.get({repr(key) if isinstance(key, str) else self.bind(key)}, ABSENT)"
         return f"{holder}[{key}]" if place.kind == "sequence" else f"{holder}.{key}"
 
-    def plain(self, place: Place, value: Any) -> None:
+    def plain(self, place: ValuePlace, value: Any) -> None:
         """Check a number, a string or the like."""
         if value is None or value is True or value is False:
             self.lines.append(f"if {self.value(place)} is not {value!r}: return None")
@@ -49,11 +49,11 @@ class Writer:
         self.lines.append(f"v = {self.value(place)}")
         self.lines.append(f"if v is not {known} and (v.__class__ is not {kind} or v != {known}): return None")
 
-    def object(self, place: Place, value: Any) -> None:
+    def object(self, place: ValuePlace, value: Any) -> None:
         """Check that a module, a function or the like is the same one."""
         self.lines.append(f"if {self.value(place)} is not {self.bind(value)}: return None")
 
-    def tensor(self, place: Place, value: Any, wanted: bool) -> None:
+    def tensor(self, place: ValuePlace, value: Any, wanted: bool) -> None:
         """Check a tensor; return its reference if it is wanted."""
         self.lines.append(f"v = {self.value(place)}")
         if value.requires_grad or not isinstance(value, Tensor):
@@ -77,7 +77,7 @@ class Writer:
 
 
 def check_of(
-    captured: Captured, wanted: set[int], constants: list[tuple[torch.Tensor, int]]
+    captured: CapturedValues, wanted: set[int], constants: list[tuple[torch.Tensor, int]]
 ) -> tuple[Check, tuple[int, ...]]:
     """Return the check for what a step uses.
 
@@ -111,7 +111,7 @@ def check_of(
     return writer.function(), tuple(writer.numbers)
 
 
-def differences(captured: Captured) -> list[str]:
+def differences(captured: CapturedValues) -> list[str]:
     """Return what of a step's surroundings has another value now, as a person would write it."""
     found = [place.text for place, value in captured.plain if not _same(place.get(), value)]
     found += [place.text for place, value in captured.objects if place.get() is not value]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 ABSENT: Any = object()
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a value is.
 
     Attributes:

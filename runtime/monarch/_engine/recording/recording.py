@@ -15,11 +15,11 @@ from monarch._engine.issuing.lines import lines
 from monarch._engine.issuing.seeds import new_seed
 from monarch._engine.issuing.stream import OpStream, Ref
 from monarch._engine.layouts.layout import Layout
-from monarch._engine.rank.programs.program import Program, Slot, Step
+from monarch._engine.rank.programs.program import RecordedOp, RecordedProgram, Slot
 from monarch._engine.rank.programs.replaying import PREPARE, REPLAY, describe
-from monarch._engine.recording.captured import Captured
+from monarch._engine.recording.captured import CapturedValues
 from monarch._engine.recording.guards import check_of
-from monarch._engine.recording.places import Place
+from monarch._engine.recording.places import ValuePlace
 from monarch._engine.recording.recorder import Issued, Named, Recorder
 from monarch._engine.recording.tape import OtherWayError
 from monarch._engine.tensors.tensor import Tensor
@@ -51,8 +51,8 @@ class Surroundings(NamedTuple):
         after: the call.
     """
 
-    before: Captured
-    after: Captured
+    before: CapturedValues
+    after: CapturedValues
 
 
 class Recording:
@@ -182,7 +182,7 @@ class Recording:
         index = {number: at for at, number in enumerate(used)}
         order = list(named)
         steps = tuple(
-            Step(
+            RecordedOp(
                 index[op.template],
                 tuple(slots[each] for each in op.inputs),
                 tuple(Slot(order.index(each.name)) if isinstance(each, Named) else each for each in op.values),
@@ -192,7 +192,7 @@ class Recording:
             )
             for op in self.ops
         )
-        program = Program(
+        program = RecordedProgram(
             self.uid,
             recorder.name,
             backend,
@@ -318,9 +318,9 @@ def _grown(around: Surroundings) -> list[str]:
     return [text for container, size, text in around.after.sizes if before.get(id(container), size) != size]
 
 
-def _moves(recorder: Recorder, around: Surroundings) -> list[tuple[Place, Any]]:
+def _moves(recorder: Recorder, around: Surroundings) -> list[tuple[ValuePlace, Any]]:
     """Return the places that have another tensor after the step."""
-    found: list[tuple[Place, Any]] = []
+    found: list[tuple[ValuePlace, Any]] = []
     pairs = ((around.before.tensors, around.after.tensors), (around.before.grads, around.after.grads))
     for before, _ in pairs:
         for place, value in before:
@@ -364,7 +364,7 @@ def _refuse_other_changes(recorder: Recorder, around: Surroundings) -> None:
         )
 
 
-def _changed(place: Place, value: Any) -> bool:
+def _changed(place: ValuePlace, value: Any) -> bool:
     now = place.get()
     return now is not value and (type(now) is not type(value) or now != value)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch._engine.issuing.lines import lines
-from monarch._engine.rank.programs.accounts import Row
+from monarch._engine.rank.programs.accounts import OpRow
 from monarch._engine.rank.programs.replaying import describe
 from monarch._meshes.inside import view_at
 from monarch.exceptions import ArgumentError
@@ -81,7 +81,7 @@ class Cost:
         return "\n".join(text)
 
 
-def _described(name: str, mesh: Any, uid: int) -> tuple[str, list[Row]]:
+def _described(name: str, mesh: Any, uid: int) -> tuple[str, list[OpRow]]:
     view = view_at(mesh.actors, mesh.region.slice(**dict.fromkeys(mesh.region.extent.labels, 0)))
     found = next(iter(mesh.recovery.ask(lambda: view.execute.call(describe, (uid,), {}).get()).values())).value
     if isinstance(found, str):
@@ -98,7 +98,7 @@ def graph_of(name: str, mesh: Any, uid: int) -> Graph:
 def cost_of(name: str, mesh: Any, uid: int) -> Cost:
     """Return the cost on the first rank."""
     _, rows = _described(name, mesh, uid)
-    groups: dict[tuple[str, int, str | None], list[Row]] = {}
+    groups: dict[tuple[str, int, str | None], list[OpRow]] = {}
     collectives: dict[str, int] = {}
     for row in rows:
         groups.setdefault((row.op, row.line, row.axis), []).append(row)

@@ -13,10 +13,10 @@ class Simulating(Protocol):
         ...
 
 
-class Current:
+class CurrentSimulation:
     """The simulation whose block runs; one for each process. Set by the thread of the program."""
 
     simulation: Simulating | None = None
 
 
-current = Current()
+current = CurrentSimulation()

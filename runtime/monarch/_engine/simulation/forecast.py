@@ -11,7 +11,7 @@ from typing import Any
 from monarch._core.text.advice import advice
 from monarch._engine.issuing.lines import lines
 from monarch._engine.simulation.devices import EFFICIENCY, LATENCY, LAUNCH, Device
-from monarch._engine.simulation.meter import Event
+from monarch._engine.simulation.meter import OpEvent
 
 OWNERS = ("parameters", "gradients", "optimizer", "activations", "inputs", "collectives")
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#bab0ac", "#72b7b2")
@@ -65,7 +65,7 @@ class Forecast:
     seconds: float
     step_seconds: float | None
     flops: int
-    events: tuple[Event, ...]
+    events: tuple[OpEvent, ...]
 
     @property
     def assumptions(self) -> str:
@@ -152,7 +152,7 @@ class Forecast:
 def forecast_of(simulation: Any) -> Forecast:
     """Return the figures of a simulation."""
     meter, steps = simulation.meter, simulation.steps
-    rows: dict[tuple[str, str, int], list[Event]] = {}
+    rows: dict[tuple[str, str, int], list[OpEvent]] = {}
     for each in meter.events:
         if each.axis is not None:
             rows.setdefault((each.name.split(".")[1], each.axis, each.line), []).append(each)

@@ -18,7 +18,7 @@ COLLECTIVES = "collectives"
 
 
 @dataclass
-class Block:
+class MemoryBlock:
     """Memory of a tensor.
 
     Attributes:
@@ -38,7 +38,7 @@ class Block:
 
 
 @dataclass
-class Event:
+class OpEvent:
     """An op on the rank.
 
     Attributes:
@@ -62,7 +62,7 @@ class Event:
     memory: int
 
 
-class Meter(DispatchMode):
+class OpMeter(DispatchMode):
     """Sees the ops on the shards of the rank. Used by the thread of the program.
 
     Args:
@@ -78,14 +78,14 @@ class Meter(DispatchMode):
         self.device = device
         self.groups = groups
         self.line = 0
-        self.blocks: list[Block] = []
-        self.events: list[Event] = []
+        self.blocks: list[MemoryBlock] = []
+        self.events: list[OpEvent] = []
         self.memory = self.peak = 0
         self.peak_at = 0
         """When the peak was: see Block.born."""
         self.now = 0.0
         self._changes = 0
-        self._known: dict[int, Block] = {}
+        self._known: dict[int, MemoryBlock] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
@@ -111,8 +111,8 @@ class Meter(DispatchMode):
         self._known[key] = self._allocate(storage.nbytes(), owner)
         weakref.finalize(storage, self._free, key)
 
-    def _allocate(self, size: int, owner: str) -> Block:
-        block = Block(size, self._changes, None, owner)
+    def _allocate(self, size: int, owner: str) -> MemoryBlock:
+        block = MemoryBlock(size, self._changes, None, owner)
         self.blocks.append(block)
         self.memory += size
         if self.memory > self.peak:
@@ -133,7 +133,7 @@ class Meter(DispatchMode):
     def _free(self, key: int) -> None:
         self._release(self._known.pop(key))
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: MemoryBlock) -> None:
         block.holders -= 1
         if not block.holders:
             block.died = self._changes
@@ -192,7 +192,7 @@ class Meter(DispatchMode):
             seconds = max(flops / rate, size / self.device.bandwidth) / EFFICIENCY + LAUNCH
         else:
             return
-        self.events.append(Event(name, self.line, self.now, seconds, flops, size, axis, self.memory))
+        self.events.append(OpEvent(name, self.line, self.now, seconds, flops, size, axis, self.memory))
         self.now += seconds
 
     def _sent(self, name: str, args: Any, size: int) -> tuple[str, str | None, int]:

@@ -29,7 +29,7 @@ from monarch._engine.dtensor_compat import (
     tree_leaves,
     without_modes,
 )
-from monarch._engine.issuing.lines import Line, lines
+from monarch._engine.issuing.lines import ProgramLine, lines
 from monarch._engine.simulation.devices import device_of
 from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.optimizers import name_parameters, name_state
@@ -55,7 +55,7 @@ class NotSimulated(NamedTuple):
     needs_values: bool
     kind: str
     text: str
-    line: Line | None
+    line: ProgramLine | None
 
 
 class ProgramSimulation:
@@ -167,7 +167,7 @@ def _reason(error: BaseException, name: str) -> NotSimulated:
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == name:
-            line = Line(name, trace.tb_lineno, trace.tb_frame.f_code.co_name)
+            line = ProgramLine(name, trace.tb_lineno, trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     text = str(error)
     needs_values = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
@@ -175,6 +175,6 @@ def _reason(error: BaseException, name: str) -> NotSimulated:
     return NotSimulated(needs_values, type(error).__name__, text, line)
 
 
-def lines_of(forecast: Forecast) -> dict[int, Line]:
+def lines_of(forecast: Forecast) -> dict[int, ProgramLine]:
     """Return the lines of the ops of a forecast, by number in this process."""
     return {number: lines[number] for number in {each.line for each in forecast.events}}

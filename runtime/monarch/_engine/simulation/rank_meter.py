@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from monarch._engine.dtensor_compat import group_of_name, group_of_object, local_scalar, tree_leaves
 from monarch._engine.issuing.lines import lines
-from monarch._engine.simulation.meter import Meter
+from monarch._engine.simulation.meter import OpMeter
 
 _NAMES = {
     "allreduce_": "all_reduce",
@@ -24,7 +24,7 @@ _NAMES = {
 """Ops of process groups, as the program calls them."""
 
 
-class RankMeter(Meter):
+class RankMeter(OpMeter):
     """Sees the ops of one rank. Reads of values give NaN or zeros.
 
     Args:

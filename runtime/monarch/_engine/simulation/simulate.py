@@ -20,7 +20,7 @@ from monarch._engine.simulation.current import current
 from monarch._engine.simulation.devices import device_of
 from monarch._engine.simulation.forecast import Forecast, forecast_of
 from monarch._engine.simulation.mesh import SimulatedProcs
-from monarch._engine.simulation.meter import Meter
+from monarch._engine.simulation.meter import OpMeter
 from monarch._engine.simulation.optimizers import name_parameters, name_state
 from monarch._engine.tensors.tensor import Tensor
 from monarch.exceptions import ArgumentError
@@ -54,7 +54,7 @@ class simulate:
         self.steps: list[int] = []
         """Numbers of events at which an optimizer has ended a step."""
         self._fakes = FakeTensorMode()
-        self.meter = Meter(self.device, self.groups, self._fakes)
+        self.meter = OpMeter(self.device, self.groups, self._fakes)
         self._block = ExitStack()
         self._forecast: Forecast | None = None
 

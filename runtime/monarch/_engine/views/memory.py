@@ -15,7 +15,7 @@ from monarch._engine.values.fetching import shard_of
 _OTHER = "(no name)"
 
 
-class Held(NamedTuple):
+class NamedTensors(NamedTuple):
     """The tensors of one name.
 
     Attributes:
@@ -32,7 +32,7 @@ class Held(NamedTuple):
     most: int
 
 
-def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
+def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[NamedTensors]:
     """Return the memory that distributed tensors hold, the most first; asks no rank.
 
     Args:
@@ -44,7 +44,7 @@ def held_by_name(mesh: TensorMesh, names: Mapping[str, Any]) -> list[Held]:
     for number, layout in mesh.stream.tensors():
         groups.setdefault(owners.get(number, _OTHER), []).append(layout)
     found = [
-        Held(name, len(layouts), sum(each.size_in_bytes for each in layouts), _most(mesh, layouts))
+        NamedTensors(name, len(layouts), sum(each.size_in_bytes for each in layouts), _most(mesh, layouts))
         for name, layouts in groups.items()
     ]
     return sorted(found, key=lambda each: -each.most)

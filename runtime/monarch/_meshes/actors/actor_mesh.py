@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeGuard
 
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._core.roster import Procs
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.telemetry.event_table import EventTable
@@ -22,10 +22,10 @@ from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.events import events_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
-from monarch._node.future import Future, Ready, node_behind, when_done
+from monarch._node.future import DoneFuture, Future, node_behind, when_done
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
-from monarch._node.peers.targets import Shape, Targets
+from monarch._node.peers.targets import Targets, TargetShape
 from monarch._node.replies.death_errors import died
 from monarch._node.replies.gather import Gather
 from monarch._node.services.registry import known_service
@@ -47,7 +47,7 @@ SHOWN = 32
 """The most rows that a mesh shows."""
 
 
-class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
+class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
     """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
 
     ``ActorMesh[Trainer]`` is the type of a mesh of trainers, for annotations and ``isinstance`` without the bracket.
@@ -58,7 +58,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
     def __init__(self, state: ActorsState, region: Region, node: Node) -> None:
         self._state = state
         # Replaced as a whole by the thread that learns of a resize; any thread reads it.
-        self._shape = Shape.of(region)
+        self._shape = TargetShape.of(region)
         self._node = node
         # Made by any thread, and again if the shape or version has changed.
         self._targets: Targets | None = None
@@ -181,7 +181,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
                 # The mesh has just become smaller.
                 version = procs.version
 
-    def _locate(self, shape: Shape, version: int) -> Targets:
+    def _locate(self, shape: TargetShape, version: int) -> Targets:
         node, procs, region = self._node, self._state.procs, shape.region
         procs.check(region, self._name)
         return Targets(node.hosts, [node.peers.get(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
@@ -190,7 +190,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         """Return the mesh of one member."""
         return self._member_of(self._shape, position)
 
-    def _member_of(self, shape: Shape, position: int) -> ActorMesh:
+    def _member_of(self, shape: TargetShape, position: int) -> ActorMesh:
         """Return the mesh of the member at a position of a shape."""
         return self._view(Region((), shape.region.base_rank(position), (), ()))
 
@@ -198,10 +198,10 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         """Follow a resize; this mesh has actors on all processes."""
         state = self._state
         with _following:
-            shape = Shape.of(state.procs.region())
+            shape = TargetShape.of(state.procs.region())
             while shape.region is not state.procs.region():
                 # A __del__ ran in between and learned of a newer one.
-                shape = Shape.of(state.procs.region())
+                shape = TargetShape.of(state.procs.region())
             state.region, self._shape = shape.region, shape
 
     def _check_alive(self, method: str) -> None:
@@ -265,7 +265,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
         node = self._node
         if node.closed:
             # The end of the session has ended its processes.
-            ended: Future[None] = Ready(node, f"{self._name}.stop()", None)
+            ended: Future[None] = DoneFuture(node, f"{self._name}.stop()", None)
             state.stopping = ended
             return ended
         targets = self._members_at()

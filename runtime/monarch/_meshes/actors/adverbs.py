@@ -18,7 +18,7 @@ from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.actors.each import map_items, values_for
-from monarch._meshes.actors.relay import Relay
+from monarch._meshes.actors.relay import AnswerRelay
 from monarch._meshes.actors.reply_stream import ReplyStream
 from monarch._meshes.actors.results import single_value, value_mesh_of
 from monarch._meshes.actors.sending import Outgoing, send_with_room
@@ -196,7 +196,7 @@ class Endpoint(Generic[P, R]):
         method = methods_of(state_of(mesh).cls).get(self.name)
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
         node, targets = node_of(mesh), targets_of(mesh)
-        relay = Relay(node, mesh, targets, self.name, port, explicit)
+        relay = AnswerRelay(node, mesh, targets, self.name, port, explicit)
         self._dispatch([(prepared, targets)], relay, not explicit)
         relay.check()
 

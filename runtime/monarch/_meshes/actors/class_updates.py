@@ -36,7 +36,7 @@ _prepared: dict[str, dict[int, type]] = {}
 threads of services and of actors, in single dict operations."""
 
 
-class Changes(NamedTuple):
+class ClassChanges(NamedTuple):
     """The differences between two versions of a class."""
 
     changed: list[str]
@@ -55,11 +55,11 @@ class Changes(NamedTuple):
         return ", ".join(parts)
 
 
-def changes(old: type, new: type) -> Changes:
+def changes(old: type, new: type) -> ClassChanges:
     """Compare two versions of a class, and the bases that they do not share, by code and value."""
     before, after = _members(old, new), _members(new, old)
     both = [name for name in after if name in before]
-    return Changes(
+    return ClassChanges(
         sorted(name for name in both if not _alike(before[name], after[name])),
         sorted(after.keys() - before.keys()),
         sorted(before.keys() - after.keys()),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from monarch._node.peers.peer import Peer
 
 
-class Relay(Owed):
+class AnswerRelay(Owed):
     """Forwards answers to a port, maybe in another process. Explicit ports may answer more than once."""
 
     def __init__(

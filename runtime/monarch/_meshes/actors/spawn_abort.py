@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.breaking import doom, leave_generation
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class SpawnAbort:
         self._procs = creation.proc_ids()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
         named = request(doom, creation.actor, node.proc, creation.port, self._reason, failed)
-        self._answers = Answers(node, self._procs, named, self._heard) if self._left else None
+        self._answers = ServiceAnswers(node, self._procs, named, self._heard) if self._left else None
         node.receive_loop.call_later(_PATIENCE if self._left else 0.0, self._end)
 
     def _heard(self, proc: str, answer: Any) -> None:
@@ -79,5 +79,5 @@ class SpawnAbort:
         if self._answers is not None:
             self._answers.close()
         if self._round:
-            Answers(self._node, self._procs, request(leave_generation, self._reason, self._round)).close()
+            ServiceAnswers(self._node, self._procs, request(leave_generation, self._reason, self._round)).close()
         self._then()

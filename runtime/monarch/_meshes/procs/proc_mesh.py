@@ -10,7 +10,7 @@ from monarch._actors.actor import Actor, check_class
 from monarch._actors.endpoint import init_arity_of
 from monarch._core.kinds import is_a
 from monarch._core.roster import Procs, Roster
-from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.mesh_view import MakesViews
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
@@ -27,7 +27,7 @@ from monarch._meshes.procs.pausing import HasPauses
 from monarch._meshes.procs.reasons import HasReasons
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.procs.stopping import begin_stop
-from monarch._meshes.procs.tensors import HasTensors
+from monarch._meshes.procs.tensors import TensorMethods
 from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
@@ -42,12 +42,12 @@ from monarch.exceptions import ShapeError, StoppedError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from monarch._meshes.mesh_like import Hosts
+    from monarch._meshes.mesh_like import ResizableHosts
 
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshView, AsyncResource):
+class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, TensorMethods, MakesViews, AsyncResource):
     """The processes of one ``spawn_procs``, or a view of them, on which actors are spawned."""
 
     host_mesh: Any
@@ -98,7 +98,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, HasTensors, MeshV
         ranks = state.roles[name]
         return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
 
-    def resize(self, onto: Hosts | None = None, /, **sizes: int) -> ProcMesh:
+    def resize(self, onto: ResizableHosts | None = None, /, **sizes: int) -> ProcMesh:
         """Make the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
 
         Ranks keep their numbers: new ones are added at the end, and the last ones leave after their actors have handled

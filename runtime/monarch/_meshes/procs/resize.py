@@ -16,13 +16,13 @@ from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.inside import called_of, hosts_of, member_at, node_of, region_of, state_of, view_at
-from monarch._meshes.mesh_like import Hosts, ProcMeshLike
+from monarch._meshes.mesh_like import ProcMeshLike, ResizableHosts
 from monarch._meshes.procs.agents import stop_soon
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.procs.replace import Arrival, create
-from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.state import DeathFuture, ProcsState
 from monarch._meshes.procs.stopping import end_if_stopped
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
@@ -47,7 +47,7 @@ _HOOK = "__resized__"
 
 def resize(
     mesh: ProcMeshLike,
-    onto: Hosts | None,
+    onto: ResizableHosts | None,
     sizes: Mapping[str, int],
     patience: float | None = _PATIENCE,
     last: list[Callable[[], None]] | None = None,
@@ -61,7 +61,7 @@ def resize(
         patience: seconds to wait for earlier calls of actors that are told of the resize; None for no limit.
         last: gets the step that ends the processes which leave, for the caller to take; None to take it at once.
     """
-    if onto is not None and not is_a(onto, Hosts):
+    if onto is not None and not is_a(onto, ResizableHosts):
         raise ArgumentError(f"resize: expected a mesh of hosts and axis sizes, got {type(onto).__name__}")
     state, node = state_of(mesh), node_of(mesh)
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
@@ -107,7 +107,7 @@ def check_sizes(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> None:
 def _resize(
     mesh: ProcMeshLike,
     shared: ProcsState,
-    onto: Hosts | None,
+    onto: ResizableHosts | None,
     sizes: Mapping[str, int],
     last: list[Callable[[], None]] | None,
 ) -> ProcMeshLike:
@@ -183,7 +183,7 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tuple[str, ...]:
+def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: ResizableHosts | None) -> tuple[str, ...]:
     """Return the hosts after the resize."""
     procs, node = state_of(mesh).procs, node_of(mesh)
     if not procs.host_axes:
@@ -225,7 +225,7 @@ def _let_go(mesh: ProcMeshLike, before: int, going: Sequence[str], hosts: Sequen
     for rank in range(before - len(going), before):
         meshes_of(node).left.tell(shared.procs.uid, rank)
     living = [proc for proc in going if node.peers.get(proc).dead is None]
-    ended = Ended(node, f"{mesh.name}.resize()", [node.peers.get(proc) for proc in living])
+    ended = DeathFuture(node, f"{mesh.name}.resize()", [node.peers.get(proc) for proc in living])
     leaving = [node.peers.get(proc) for proc in living]
     stop_soon(node, leaving)
     send_to_all(node, leaving, m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk")))

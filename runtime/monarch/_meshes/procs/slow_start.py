@@ -10,7 +10,7 @@ from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.procs.agents import agents_of
 from monarch._node.node import Node
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._procs.agent.services import suspended
 from monarch._procs.os.blocked import process_state
 from monarch._procs.os.children import suspended_zygotes
@@ -46,7 +46,7 @@ class _Start:
         self._names = names
         self._bound = bound
         self._looks = 0
-        self._asked: Answers | None = None
+        self._asked: ServiceAnswers | None = None
         """The question to the agent of another host, until it is answered."""
 
     def look(self) -> None:
@@ -68,7 +68,7 @@ class _Start:
             )
             return
         else:
-            self._asked = Answers(self._node, [f"{self._host}/agent"], suspended(), self._hear)
+            self._asked = ServiceAnswers(self._node, [f"{self._host}/agent"], suspended(), self._hear)
         if self._looks >= _SLOW:
             self._tell(f" on host {self._host}")
             return

@@ -31,7 +31,7 @@ READY_SECONDS = float(os.environ.get("MONARCH_READY_SECONDS") or 300.0)
 
 
 @dataclass
-class Starting:
+class ProcStarter:
     """How the processes of a mesh are started.
 
     Attributes:

@@ -11,7 +11,7 @@ from monarch._core.events import Event
 from monarch._core.roster import Procs, split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Supervision
-from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.starting import ProcStarter
 from monarch._node.future import Future, Promise
 from monarch._node.node import Node
 from monarch._node.peers.peer import Peer
@@ -51,7 +51,7 @@ class ProcsState:
         self.runner_lock = Lock()
         self.runner: Any = None
         """The actors of ``execute``; under runner_lock."""
-        self.starting: Starting | None = None
+        self.starting: ProcStarter | None = None
         """How to start processes; only at the owner."""
         self.supervision = Supervision()
         self.restarts = 0
@@ -74,7 +74,7 @@ class ProcsState:
             raise StoppedError(f"{self.procs.name} was stopped before it was {wish}", mesh=self.procs.name)
 
 
-class Ended(Future[None]):
+class DeathFuture(Future[None]):
     """A future that is done when some processes have died."""
 
     __slots__ = ("_left", "port", "targets")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monarch._meshes.procs.agents import stop_soon
-from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.state import DeathFuture, ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, when_done
 from monarch._node.node import Node
@@ -33,7 +33,7 @@ def begin_stop(node: Node, state: ProcsState, reason: str, react: float, drain: 
         names = [procs.proc(rank) for rank in range(procs.region().nelements)]
         names.extend(state.starting.end() if state.starting is not None else ())
     peers = [node.peers.get(proc) for proc in names]
-    ended = Ended(node, f"{procs.name}.stop()", [peer for peer in peers if peer.dead is None])
+    ended = DeathFuture(node, f"{procs.name}.stop()", [peer for peer in peers if peer.dead is None])
     if not ended.done:
         meshes_of(node).stopping.tell(procs.uid, [peer.proc for peer in ended.targets], ended.port)
     _halt(node, peers, reason, react, drain)

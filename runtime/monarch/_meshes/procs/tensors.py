@@ -16,7 +16,7 @@ def _activate(mesh: Any) -> AbstractContextManager[Any]: ...
 def _rank_tensor(mesh: Any, dim: str | None) -> Any: ...
 
 
-class HasTensors:
+class TensorMethods:
     """Methods of a mesh whose ranks compute on tensors of their own."""
 
     def activate(self) -> AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from monarch._meshes.procs.state import ProcsState
 
 
-class Variables(Protocol):
+class MeshVariables(Protocol):
     """The variables of one mesh."""
 
     def get(self, region: Region, name: str) -> ValueMesh[Any]: ...
@@ -28,7 +28,7 @@ class CellVariables:
     """The part of a node with the meshes whose ranks run cells."""
 
     def __init__(self, _: Node) -> None:
-        self.by_uid: dict[str, Variables] = {}
+        self.by_uid: dict[str, MeshVariables] = {}
         """By uid of the processes. Single dict operations, by any thread."""
 
 
@@ -84,7 +84,7 @@ class HasVariables:
         __tracebackhide__ = True
         return self._variables(name, ".gather({!r})").gather(self._region, name)
 
-    def _variables(self, name: str, what: str) -> Variables:
+    def _variables(self, name: str, what: str) -> MeshVariables:
         __tracebackhide__ = True
         mesh = self._state.procs.name
         if not is_a(name, str):

@@ -27,7 +27,7 @@ _TOGETHER = 128
 """Connections that share a thread of ZeroMQ, whose work for heartbeats grows with the square of their number."""
 
 
-class Hosts:
+class HostConnections:
     """The connections from one process to other hosts.
 
     Args:

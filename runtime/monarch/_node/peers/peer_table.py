@@ -10,7 +10,7 @@ import zmq
 
 from monarch._core.causes import Cause, Refused, Stopped
 from monarch._node.events import NodeEvents
-from monarch._node.peers.hosts import Hosts
+from monarch._node.peers.hosts import HostConnections
 from monarch._node.peers.peer import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
 from monarch._node.peers.port_table import PortTable
 from monarch._procs.rank.output import brief
@@ -36,7 +36,7 @@ class PeerTable:
         self,
         proc: str,
         root: str,
-        hosts: Hosts,
+        hosts: HostConnections,
         receive_loop: ReceiveLoop,
         ports: PortTable,
         events: NodeEvents,

@@ -18,7 +18,7 @@ _OLDEST = 256
 """The most calls searched for unresponsive ranks, to stay cheap with many pending calls."""
 
 
-class Sink(Protocol):
+class ReplySink(Protocol):
     """Receives the replies of a port."""
 
     def reply(self, reply: m.Reply, frames: Sequence[Any], /) -> None: ...
@@ -32,7 +32,7 @@ class PortTable:
     """
 
     def __init__(self) -> None:
-        self.sinks: dict[int, Sink] = {}
+        self.sinks: dict[int, ReplySink] = {}
         self.gathers: dict[int, Any] = {}
         """Those of the sinks that wait for peers."""
         self.last = 0

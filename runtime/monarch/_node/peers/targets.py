@@ -17,7 +17,7 @@ class Gateways(Protocol):
     def gateway(self, host: str) -> Gateway: ...
 
 
-class Shape(NamedTuple):
+class TargetShape(NamedTuple):
     """The ranks of a view, as one object, so that readers see one state."""
 
     region: Region
@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     """The region for the wire."""
 
     @classmethod
-    def of(cls, region: Region) -> Shape:
+    def of(cls, region: Region) -> TargetShape:
         """Return the shape of a region."""
         return cls(region, pack(region.pack()))
 
@@ -42,7 +42,7 @@ class Targets:
 
     __slots__ = ("extent", "far", "near", "peers", "shape", "version")
 
-    def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: Shape, version: int) -> None:
+    def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: TargetShape, version: int) -> None:
         self.shape = shape
         self.extent = shape.region.extent
         self.version = version

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
-from monarch._node.call_watch import CallGroup
+from monarch._node.call_watch import WatchesCalls
 from monarch._node.future import Future
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
@@ -47,7 +47,7 @@ class Gather(Outcome[R]):
     # Most calls keep these, so they are not set for each.
     on_loss: Callable[[], None] | None = None
     """Called in the receiving thread at a death that will end the wait; set by the caller."""
-    party: CallGroup | None = None
+    party: WatchesCalls | None = None
     """Watches the other ranks once one has failed."""
     waiter: Waiter | None = None
     """Called when another rank has answered."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.roster import split_proc
-from monarch._node.call_watch import CallGroup
+from monarch._node.call_watch import WatchesCalls
 from monarch._node.node_like import NodeLike
 
 if TYPE_CHECKING:
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from monarch._wire import messages as m
 
 
-class Watched(Protocol):
+class WatchedCall(Protocol):
     """A call as its watchers see it."""
 
-    party: CallGroup | None
+    party: WatchesCalls | None
     view: Any
 
     @property
@@ -37,7 +37,7 @@ class Watched(Protocol):
     def base_rank(self, position: int) -> int: ...
 
 
-def node_of_call(call: Watched) -> NodeLike:
+def node_of_call(call: WatchedCall) -> NodeLike:
     """Return the node of this process in the session of a call."""
     return call._node  # pyright: ignore[reportPrivateUsage]
 
@@ -67,7 +67,7 @@ class Owed:
         self.view = view
         self.actor: str = view._key
         self.targets = list(targets)
-        self.party: CallGroup | None = None
+        self.party: WatchesCalls | None = None
         # Changed by the receiving thread, or by the sending thread while it holds the only reference.
         self.owed = set(range(len(self.targets)))
         self._failed: set[int] = set()

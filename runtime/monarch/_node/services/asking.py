@@ -15,7 +15,7 @@ from monarch._node.peers.peer import Peer
 from monarch._node.remote_errors import unpack_failure
 from monarch._node.replies.gather import Gather
 from monarch._node.services.frame import ask_frame, ask_ranks, send_to_all
-from monarch._node.services.registry import Request, request
+from monarch._node.services.registry import ServiceRequest, request
 from monarch._procs.agent.services import AgentRequest
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
@@ -48,7 +48,7 @@ def tell_agent(node: NodeLike, host: str, asked: AgentRequest) -> None:
     node.peers.get(f"{host}/agent").send(asked.frame(node.proc, 0))
 
 
-class Answers:
+class ServiceAnswers:
     """Asks processes for a service and handles answers one by one, even if some never come.
 
     Args:
@@ -63,7 +63,7 @@ class Answers:
         self,
         node: NodeLike,
         procs: Sequence[str],
-        asked: Request | AgentRequest,
+        asked: ServiceRequest | AgentRequest,
         heard: Callable[[str, Any], None] = lambda proc, answer: None,
         urgent: bool = False,
     ) -> None:
@@ -100,7 +100,7 @@ class Answers:
         self._node.ports.close(self._port)
 
 
-def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: float = _ALL) -> dict[str, Any]:
+def ask_soon(procs: Sequence[str], asked: ServiceRequest | AgentRequest, patience: float = _ALL) -> dict[str, Any]:
     """Return the answers of the processes that answer soon, by process; an error is a Failure."""
     answers: dict[str, Any] = {}
     answered, all_answered = threading.Event(), threading.Event()
@@ -111,7 +111,7 @@ def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: floa
         if len(answers) == len(procs):
             all_answered.set()
 
-    asking = Answers(current_node(), procs, asked, heard, urgent=True)
+    asking = ServiceAnswers(current_node(), procs, asked, heard, urgent=True)
     try:
         if procs and not all_answered.wait(patience):
             answered.wait(_ONE)

@@ -9,12 +9,12 @@ from monarch._core.shapes.region import Region
 from monarch._node.node_like import NodeLike
 from monarch._node.peers.gateway import Gateway
 from monarch._node.peers.peer import Peer, RemotePeer
-from monarch._node.services.registry import Request
+from monarch._node.services.registry import ServiceRequest
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole
 
 
-def ask_frame(node: NodeLike, asked: Request, port: int, view: bytes = b"") -> bytes:
+def ask_frame(node: NodeLike, asked: ServiceRequest, port: int, view: bytes = b"") -> bytes:
     """Return the request message for a service, for one or more processes.
 
     Args:
@@ -48,7 +48,7 @@ def send_to_all(node: NodeLike, peers: Iterable[Peer], frame: bytes, port: int =
     node.hosts.cast(node.proc, list(far.items()), port, [frame])
 
 
-def ask_ranks(node: NodeLike, asked: Request, port: int, peers: Iterable[Peer]) -> None:
+def ask_ranks(node: NodeLike, asked: ServiceRequest, port: int, peers: Iterable[Peer]) -> None:
     """Ask processes for a service: ranks of one mesh on other hosts by one message, which goes from host to host.
 
     Args:

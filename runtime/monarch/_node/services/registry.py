@@ -30,7 +30,7 @@ class Service(NamedTuple):
     """Name of a call of it in errors; empty for its own name."""
 
 
-class Request(NamedTuple):
+class ServiceRequest(NamedTuple):
     """A service with its arguments."""
 
     name: str
@@ -81,11 +81,11 @@ def declared(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return declare
 
 
-def request(function: Callable[P, Any], *args: P.args, **named: P.kwargs) -> Request:
+def request(function: Callable[P, Any], *args: P.args, **named: P.kwargs) -> ServiceRequest:
     """Return a service with its arguments, ready to be sent."""
     if named:
         raise TypeError(f"{name_of(function)}: pass the arguments of a service by position")
-    return Request(name_of(function), args)
+    return ServiceRequest(name_of(function), args)
 
 
 def name_of(function: Callable[..., Any]) -> str:

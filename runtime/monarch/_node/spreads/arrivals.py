@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any
 
 from monarch._core.causes import HostLost
-from monarch._node.spreads.gateway_like import Gateway
+from monarch._node.spreads.gateway_like import GatewayLike
 from monarch._node.spreads.outgoing import BULK, ToMany
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
@@ -35,7 +35,7 @@ class Arrivals:
         gateways: the connections, by host.
     """
 
-    def __init__(self, proc: str, gateways: Mapping[str, Gateway]) -> None:
+    def __init__(self, proc: str, gateways: Mapping[str, GatewayLike]) -> None:
         self.proc = proc
         self._gateways = gateways
         # Guards the order of sending, all of the below, what Spreads adds, and the numbers of gateways.
@@ -44,7 +44,7 @@ class Arrivals:
         """Messages that some of their hosts may not have."""
         self.by_relay: dict[str, set[str]] = {}
         """The hosts that have got messages by way of each host."""
-        self._keeping: dict[str, Gateway] = {}
+        self._keeping: dict[str, GatewayLike] = {}
         """By host, connections of which messages are kept that were for that host alone."""
         self._apart: dict[str, tuple[float, float]] = {}
         """By host, until when it gets its messages from this process, and for how many seconds in all."""
@@ -53,7 +53,7 @@ class Arrivals:
         """Runs a function in the receiving thread after some seconds. Set once, before ``least``."""
         self.connect: Callable[[str], Any] = lambda host: None
         """Returns another connection to a host. Set once, before ``least``."""
-        self.on_late: Callable[[Gateway], None] = lambda gateway: None
+        self.on_late: Callable[[GatewayLike], None] = lambda gateway: None
         """Called in the receiving thread with a host that has no connection, and has not got a message in time. Set
         once, before ``least``."""
         self.lease = LEASE_S
@@ -67,7 +67,7 @@ class Arrivals:
         self._kept.append(many)
         self._look_later()
 
-    def keep_one(self, gateway: Gateway) -> None:
+    def keep_one(self, gateway: GatewayLike) -> None:
         """Look whether what is kept for a host arrives; with the lock held."""
         self._keeping[gateway.host] = gateway
         self._look_later()
@@ -77,7 +77,7 @@ class Arrivals:
             self._waits = True
             self.later(_LOOK, self._look)
 
-    def spare(self, gateway: Gateway) -> Any:
+    def spare(self, gateway: GatewayLike) -> Any:
         """Return a connection for large messages to a host that has none else, until they have arrived; with the lock
         held."""
         if gateway.spare is None:
@@ -88,7 +88,7 @@ class Arrivals:
                 return gateway.link
         return gateway.spare
 
-    def _trim(self, gateway: Gateway) -> None:
+    def _trim(self, gateway: GatewayLike) -> None:
         kept = gateway.kept
         while kept and kept[0].number <= gateway.arrived:
             kept.popleft()
@@ -168,9 +168,9 @@ class Arrivals:
         for gateway in {each.host: each for each in lagging}.values():
             self.on_late(gateway)
 
-    def _lagging(self, now: float) -> list[Gateway]:
+    def _lagging(self, now: float) -> list[GatewayLike]:
         """Return the hosts without a connection that have not got a message in time."""
-        lagging: list[Gateway] = []
+        lagging: list[GatewayLike] = []
         for gateway in list(self._keeping.values()):
             if gateway.closed.is_set():
                 gateway.kept.clear()
@@ -183,12 +183,12 @@ class Arrivals:
 
     # Urgent messages; see hurrying.py
 
-    def newest(self, gateways: Sequence[Gateway]) -> list[tuple[Gateway, int]]:
+    def newest(self, gateways: Sequence[GatewayLike]) -> list[tuple[GatewayLike, int]]:
         """Return connections with the number of the last message by each; from any thread."""
         with self._lock:
             return [(gateway, gateway.last) for gateway in gateways]
 
-    def may_take(self, gateway: Gateway, number: int) -> float | None:
+    def may_take(self, gateway: GatewayLike, number: int) -> float | None:
         """Return when a host has the messages up to a number at the latest if large ones are on their way, in
         monotonic seconds; 0 if none are, None if it has all."""
         with self._lock:
@@ -202,7 +202,7 @@ class Arrivals:
                     large.append((many.begun, sum(map(len, many.frames))))
             return min(begun for begun, _ in large) + sum(size for _, size in large) / SLOW if large else 0.0
 
-    def avoid_way(self, gateway: Gateway) -> None:
+    def avoid_way(self, gateway: GatewayLike) -> None:
         """Let a host get its messages from this process for a while, and first those that it may not have."""
         if gateway.parent is not None:
             self.on_late(gateway)

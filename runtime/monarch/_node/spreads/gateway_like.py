@@ -9,13 +9,13 @@ from threading import Event
 from typing import Any, Protocol
 
 
-class Link(Protocol):
+class SocketLike(Protocol):
     """The socket of a connection."""
 
     def send(self, frame: bytes, more: Sequence[Any] = (), /) -> None: ...
 
 
-class Gateway(Protocol):
+class GatewayLike(Protocol):
     """A connection to another host; see ``monarch._node.peers.gateway``."""
 
     host: str
@@ -36,15 +36,15 @@ class Gateway(Protocol):
     link: Any
 
     @property
-    def parent(self) -> Gateway | None: ...
+    def parent(self) -> GatewayLike | None: ...
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None: ...
 
 
-Far = Sequence[tuple[Gateway, list[str]]]
+Far = Sequence[tuple[GatewayLike, list[str]]]
 """The receivers of a message on other hosts."""
 
 
-def is_settled(gateway: Gateway) -> bool:
+def is_settled(gateway: GatewayLike) -> bool:
     """Return whether a host may get messages through others, and forward them."""
     if not gateway.arrived or gateway.arrived < gateway.due:
         return False

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from monarch._node.spreads.gateway_like import Gateway
+from monarch._node.spreads.gateway_like import GatewayLike
 from monarch._node.spreads.spreads import Spreads
 from monarch._wire import messages as m
 
@@ -16,7 +16,7 @@ _AGAIN = 0.1
 """Seconds that a process which was busy itself has for words that have come meanwhile."""
 
 
-def hurry(spreads: Spreads, gateways: Sequence[Gateway]) -> None:
+def hurry(spreads: Spreads, gateways: Sequence[GatewayLike]) -> None:
     """Let what was sent to these hosts arrive soon, and their answers; from any thread."""
     meant = [each for each in gateways if each.spreads is not None and not each.closed.is_set()]
     if not meant or not spreads.least:
@@ -29,10 +29,10 @@ def hurry(spreads: Spreads, gateways: Sequence[Gateway]) -> None:
     spreads.later(PATIENCE, lambda: _look(spreads, sent, begun + PATIENCE))
 
 
-def _look(spreads: Spreads, sent: Sequence[tuple[Gateway, int]], due: float) -> None:
+def _look(spreads: Spreads, sent: Sequence[tuple[GatewayLike, int]], due: float) -> None:
     """Connect to the hosts that have not said that they have these messages; in the receiving thread."""
     now = time.monotonic()
-    left: list[tuple[Gateway, int]] = []
+    left: list[tuple[GatewayLike, int]] = []
     for gateway, number in sent:
         until = spreads.may_take(gateway, number)
         if until is not None and (now > due + _AGAIN or now < until + PATIENCE):

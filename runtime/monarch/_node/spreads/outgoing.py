@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from monarch._node.spreads.gateway_like import Gateway
+from monarch._node.spreads.gateway_like import GatewayLike
 from monarch._node.spreads.relay_plan import RelayPlan
 from monarch._wire import messages as m
 
@@ -22,8 +22,8 @@ class Keeper(Protocol):
     by_relay: dict[str, set[str]]
 
     def keep(self, many: Any) -> None: ...
-    def keep_one(self, gateway: Gateway) -> None: ...
-    def spare(self, gateway: Gateway) -> Any: ...
+    def keep_one(self, gateway: GatewayLike) -> None: ...
+    def spare(self, gateway: GatewayLike) -> Any: ...
 
 
 class ToOne:
@@ -31,7 +31,7 @@ class ToOne:
 
     __slots__ = ("begun", "frames", "gateway", "number", "size")
 
-    def __init__(self, gateway: Gateway, frames: Sequence[Any]) -> None:
+    def __init__(self, gateway: GatewayLike, frames: Sequence[Any]) -> None:
         self.gateway = gateway
         self.frames = frames
         self.number = 0

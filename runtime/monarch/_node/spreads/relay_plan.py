@@ -5,27 +5,27 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 
-from monarch._node.spreads.gateway_like import Far, Gateway, is_settled
+from monarch._node.spreads.gateway_like import Far, GatewayLike, is_settled
 from monarch._wire import messages as m
 
 
-def group_of(receiver: tuple[Gateway, list[str]]) -> int:
+def group_of(receiver: tuple[GatewayLike, list[str]]) -> int:
     return receiver[0].group
 
 
-def led(ordered: list[tuple[Gateway, list[str]]]) -> list[tuple[Gateway, list[str]]]:
+def led(ordered: list[tuple[GatewayLike, list[str]]]) -> list[tuple[GatewayLike, list[str]]]:
     """Return the receivers of a message by their groups, each of which begins with a host that has a connection.
 
     That may be one that only passes it on.
     """
-    leaders: dict[int, Gateway] = {}
+    leaders: dict[int, GatewayLike] = {}
     for gateway, _ in ordered:
         parent = gateway.parent
         if parent is not None and is_settled(parent):
             leaders[gateway.group] = parent
     if not leaders:
         return ordered
-    groups: dict[int, list[tuple[Gateway, list[str]]]] = {}
+    groups: dict[int, list[tuple[GatewayLike, list[str]]]] = {}
     for each in ordered:
         groups.setdefault(each[0].group, []).append(each)
     for group, members in groups.items():

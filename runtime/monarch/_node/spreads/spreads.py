@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch._node.spreads.arrivals import Arrivals
-from monarch._node.spreads.gateway_like import Far, Gateway, is_settled
+from monarch._node.spreads.gateway_like import Far, GatewayLike, is_settled
 from monarch._node.spreads.outgoing import BULK, ToMany, ToOne
 from monarch._node.spreads.relay_plan import RelayPlan, group_of, led
 from monarch._wire import messages as m
@@ -36,7 +36,7 @@ class Spreads(Arrivals):
         gateways: the connections, by host.
     """
 
-    def __init__(self, proc: str, gateways: Mapping[str, Gateway]) -> None:
+    def __init__(self, proc: str, gateways: Mapping[str, GatewayLike]) -> None:
         super().__init__(proc, gateways)
         self.least = 0
         """The number of hosts from which on messages go from host to host; 0 if they never do. Set once."""
@@ -45,11 +45,11 @@ class Spreads(Arrivals):
         """Messages that are being sent. Any thread appends; a signal handler or a __del__ may do so in the middle."""
         self._plans: list[tuple[Far, RelayPlan]] = []
         """Relay plans of recent messages, the newest first: making one takes time for each process."""
-        self._grouped: Sequence[Gateway] = ()
+        self._grouped: Sequence[GatewayLike] = ()
         """The hosts that have groups."""
         self._next_entry = 0
 
-    def group(self, gateways: Sequence[Gateway]) -> None:
+    def group(self, gateways: Sequence[GatewayLike]) -> None:
         """Send messages to these hosts through one another, in about as many groups as there are hosts in each.
 
         The groups stay, whichever hosts a message is for: a host connects to those of its group only.
@@ -62,21 +62,21 @@ class Spreads(Arrivals):
             gateway.group = place // size
             self.number(gateway)
 
-    def groups(self) -> list[list[Gateway]]:
+    def groups(self) -> list[list[GatewayLike]]:
         """Return the hosts that are left of each group, in order."""
-        groups: dict[int, list[Gateway]] = {}
+        groups: dict[int, list[GatewayLike]] = {}
         for gateway in self._grouped:
             if not gateway.closed.is_set():
                 groups.setdefault(gateway.group, []).append(gateway)
         return list(groups.values())
 
-    def number(self, gateway: Gateway) -> None:
+    def number(self, gateway: GatewayLike) -> None:
         """Give numbers to all messages of a connection from now on; the next one goes straight."""
         if gateway.spreads is None:
             gateway.settled = time.monotonic() + _SETTLED
             gateway.spreads = self
 
-    def send(self, gateway: Gateway, frames: Sequence[Any]) -> None:
+    def send(self, gateway: GatewayLike, frames: Sequence[Any]) -> None:
         """Send a message straight to a host, after those that were sent before it."""
         self._queue.append(ToOne(gateway, frames))
         self._flush()
@@ -119,7 +119,7 @@ class Spreads(Arrivals):
             hosts = m.pack([(gateway.host, procs) for gateway, procs in far])
             far[0][0].link.send(m.encode(m.Spread(self.proc, 0, "", _FAN, hosts, [0] * len(far), [], 1)), [frame])
 
-    def _plan(self, far: Far, fit: list[tuple[Gateway, list[str]]]) -> RelayPlan:
+    def _plan(self, far: Far, fit: list[tuple[GatewayLike, list[str]]]) -> RelayPlan:
         """Return the relay plan of a message to hosts, those of ``far`` that are fit; that to all of them is kept."""
         for place, (known, plan) in enumerate(self._plans):
             if known is far and plan.fit == len(fit):
@@ -136,7 +136,7 @@ class Spreads(Arrivals):
             del self._plans[_PLANS:]
         return plan
 
-    def _turned(self, far: Far) -> list[tuple[Gateway, list[str]]]:
+    def _turned(self, far: Far) -> list[tuple[GatewayLike, list[str]]]:
         """Return the receivers of a large message, so that it begins its way at other hosts than the one before.
 
         It begins at one that has a connection to this process, if any has.
@@ -165,7 +165,7 @@ class Spreads(Arrivals):
 
     # The connections, in the receiving thread
 
-    def relay(self, gateway: Gateway, link: Any) -> None:
+    def relay(self, gateway: GatewayLike, link: Any) -> None:
         """Let all messages to a host go by another one, by which it has said that it will get them."""
         with self._lock:
             before, gateway.link = gateway.link, link
@@ -173,7 +173,7 @@ class Spreads(Arrivals):
         # Later messages are kept, so nothing is lost if this connection breaks just now.
         before.close(int(self.lease * 1000))
 
-    def straighten(self, gateway: Gateway, link: Any) -> None:
+    def straighten(self, gateway: GatewayLike, link: Any) -> None:
         """Send all messages to a host over a connection again, starting with those that it may not have."""
         with self._lock:
             gateway.link, gateway.keeps = link, False
@@ -187,13 +187,13 @@ class Spreads(Arrivals):
                     if each is gateway or (passes_on and many.plan.relay(place) == gateway.host):
                         many.send_straight(self, place)
 
-    def set_apart(self, gateway: Gateway, seconds: float) -> None:
+    def set_apart(self, gateway: GatewayLike, seconds: float) -> None:
         """Send messages to a host through others only after some seconds."""
         with self._lock:
             gateway.settled = time.monotonic() + seconds
             self._plans.clear()
 
-    def prove(self, gateway: Gateway) -> None:
+    def prove(self, gateway: GatewayLike) -> None:
         """Send messages through a host only once it has confirmed all so far; from any thread."""
         if gateway.spreads is not None and not gateway.closed.is_set():
             # The host says at once what it has.

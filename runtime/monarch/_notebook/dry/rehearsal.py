@@ -13,7 +13,7 @@ from monarch._actors.endpoint import endpoint
 from monarch._notebook.dry.packing import Packed, unpack
 
 
-class World(NamedTuple):
+class SimulatedWorld(NamedTuple):
     """The devices of a simulation: see ``monarch.simulate``."""
 
     hosts: int
@@ -50,7 +50,7 @@ class Rehearsal(Actor):
     """Simulates one cell, in a process of its own: it changes torch there."""
 
     @endpoint
-    def run(self, source: str, name: str, packed: Packed, world: World) -> Rehearsed:
+    def run(self, source: str, name: str, packed: Packed, world: SimulatedWorld) -> Rehearsed:
         """Simulate a cell as the first rank of a world.
 
         Args:

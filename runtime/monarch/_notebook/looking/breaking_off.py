@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from monarch._actors.interrupts import Interrupt
+from monarch._actors.interrupts import ThreadInterrupt
 from monarch._node.services.registry import service
 from monarch._python.thread_trace import raise_in
 
@@ -42,7 +42,7 @@ class _Running:
                     signal.pthread_kill(self._ident, signal.SIGINT)
                 else:
                     # Of a further actor; it arrives at the next line of Python.
-                    raise_in(self._ident, Interrupt)
+                    raise_in(self._ident, ThreadInterrupt)
             return self._runs
 
 

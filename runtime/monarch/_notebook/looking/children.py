@@ -36,7 +36,7 @@ _ELEMENTS = 100
 """Elements of an array that are shown."""
 
 
-class Child(NamedTuple):
+class ValuePart(NamedTuple):
     """A part of a value."""
 
     name: str
@@ -60,24 +60,26 @@ def counts_of(value: Any) -> tuple[int, int]:
     return 0, 1 if next(_attributes(value), None) is not None else 0
 
 
-def children_of(value: Any, start: int = 0) -> Iterator[Child]:
+def children_of(value: Any, start: int = 0) -> Iterator[ValuePart]:
     """Return the parts of a value in order, from the ``start``-th of those with an index on; named ones come first."""
     if is_array(value):
         if not start:
             yield from _attributes(value)
         for at in range(start, _elements(value)):
-            yield Child(f"[{at}]", (ITEM, at), value[at], f"[{at}]")
+            yield ValuePart(f"[{at}]", (ITEM, at), value[at], f"[{at}]")
     elif is_of(value, list, tuple):
         names = _field_names(value)
         for at in range(start, len(value)):
-            yield Child(str(names[at]) if names else str(at), (ITEM, at), value[at], f"[{at}]")
+            yield ValuePart(str(names[at]) if names else str(at), (ITEM, at), value[at], f"[{at}]")
     elif is_of(value, *_SETS):
         for at, each in enumerate(islice(list(value), start, None), start):
-            yield Child(str(at), (KEY, at), each, "")
+            yield ValuePart(str(at), (KEY, at), each, "")
     elif is_of(value, dict):
         for at, (key, each) in enumerate(islice(list(_DICT.items(value)), start, None), start):
             plain = type(key) in _PLAIN
-            yield Child(repr(key) if plain else class_of(key).__name__, (KEY, at), each, f"[{key!r}]" if plain else "")
+            yield ValuePart(
+                repr(key) if plain else class_of(key).__name__, (KEY, at), each, f"[{key!r}]" if plain else ""
+            )
     elif not is_of(value, *_CLOSED):
         yield from _attributes(value)
 
@@ -141,10 +143,10 @@ def _elements(array: Any) -> int:
     return min(_ELEMENTS, int(shape[0])) if len(shape) else 0
 
 
-def _attributes(value: Any) -> Iterator[Child]:
+def _attributes(value: Any) -> Iterator[ValuePart]:
     for name, each in _named(value):
         if type(name) is str and not (name.startswith("__") and name.endswith("__")):
-            yield Child(name, (ATTRIBUTE, name), each, f".{name}" if name.isidentifier() else "")
+            yield ValuePart(name, (ATTRIBUTE, name), each, f".{name}" if name.isidentifier() else "")
 
 
 def _named(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from monarch._core.digests.comparison import Part
+from monarch._core.digests.comparison import ComparedPart
 from monarch._core.digests.flat import Flat
 from monarch._core.text.tables import value_text
 from monarch._node.services.registry import service
@@ -17,7 +17,7 @@ _MOST = 4
 _WIDTH = 160
 _held: OrderedDict[str, dict[str, Any]] = OrderedDict()
 """The parts of values that are being compared, by comparison. Single operations, by the threads of these services."""
-_found: dict[str, list[Part]] = {}
+_found: dict[str, list[ComparedPart]] = {}
 """Their descriptions; written with ``_held``."""
 
 Begun = tuple[bytes, int, int, str]
@@ -82,7 +82,7 @@ def end(name: str) -> None:
     _found.pop(name, None)
 
 
-def _text(value: Any, parts: list[Part]) -> str:
+def _text(value: Any, parts: list[ComparedPart]) -> str:
     if len(parts) == 1 and not parts[0].path:
         return parts[0].text
     return f"{type(value).__name__} of {len(parts):,} parts"

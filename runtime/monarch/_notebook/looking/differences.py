@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from monarch._core.digests.comparison import Comparison, Difference, Part, first_difference
+from monarch._core.digests.comparison import ComparedPart, Comparison, Difference, first_difference
 from monarch._core.digests.elements import Elements, differing
 from monarch._core.kinds import is_list, is_tuple
 from monarch._core.roster import Procs
 from monarch._debug.pausing import ask_ranks
 from monarch._meshes.inside import region_of, state_of
 from monarch._meshes.mesh_like import ProcMeshLike
-from monarch._node.services.registry import Request, request, service
+from monarch._node.services.registry import ServiceRequest, request, service
 from monarch._notebook.looking.comparing import begin, data_here, end, figures_here, hashes_here, parts_here
 from monarch._notebook.looking.evaluate import check_expression
 from monarch.exceptions import MonarchError
@@ -85,7 +85,7 @@ class _Asking:
         pair = first[0], other[0]
         try:
             answers = self._both(pair, request(parts_here, self.name))
-            ours, theirs = ([Part(*each) for each in some] for some in answers)
+            ours, theirs = ([ComparedPart(*each) for each in some] for some in answers)
             here, there, count = first_difference(ours, theirs)
             path = here.path if here is not None else there.path if there is not None else ""
             ours_text, theirs_text = (part.text if part is not None else "" for part in (here, there))
@@ -113,7 +113,7 @@ class _Asking:
         )
         return found._replace(here=here, there=there, shape=tuple(shape), elements=elements)
 
-    def _both(self, pair: tuple[int, int], asked: Request) -> tuple[Any, Any]:
+    def _both(self, pair: tuple[int, int], asked: ServiceRequest) -> tuple[Any, Any]:
         answers = ask_ranks(self._procs, pair, asked, _LATER)
         for rank, each in answers.items():
             if not (is_tuple(each) or is_list(each) or type(each) is bytes):

@@ -16,7 +16,7 @@ from monarch._core.kinds import class_of
 from monarch._core.text.tables import value_text
 from monarch._node.services.registry import service
 from monarch._notebook.looking.at_frame import Scope, look
-from monarch._notebook.looking.children import ATTRIBUTE, Child, child_of, children_of, counts_of, replace_child
+from monarch._notebook.looking.children import ATTRIBUTE, ValuePart, child_of, children_of, counts_of, replace_child
 from monarch._notebook.looking.writing import write_back, write_locals
 from monarch._notebook.names.user_names import user_names
 from monarch._notebook.showing.show import bundle_of, portable
@@ -253,7 +253,7 @@ def _resolve(scope: Scope, root: str, key: int, path: Path) -> Any:
     return value
 
 
-def _of_kind(value: Any, start: int, kind: str) -> Iterator[Child]:
+def _of_kind(value: Any, start: int, kind: str) -> Iterator[ValuePart]:
     """Return the parts of a value that have an index or a name; where some have an index, the others are attributes."""
     has_indexed = counts_of(value)[0] > 0
     found = children_of(value, start)

@@ -9,7 +9,7 @@ from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from monarch._core.digests.comparison import Part
+from monarch._core.digests.comparison import ComparedPart
 from monarch._core.digests.flat import Flat
 from monarch._core.digests.values import digest_of
 from monarch._core.kinds import class_of
@@ -38,20 +38,20 @@ def parts_of(value: object) -> dict[str, Any]:
     return found
 
 
-def part_of(path: str, value: Any) -> Part:
+def part_of(path: str, value: Any) -> ComparedPart:
     """Describe a part."""
     try:
         flat = Flat(value)
-        return Part(path, flat.form, flat.mark(), flat.form)
+        return ComparedPart(path, flat.form, flat.mark(), flat.form)
     except Exception:
         # It is no plain array, or the code frees it meanwhile.
         digest = digest_of(value)
     mark = bytes.fromhex(digest.whole)[:12] if digest is not None else b""
     form = "" if class_of(value) in (bool, int, float) else class_of(value).__name__
-    return Part(path, form, mark, value_text(value, _WIDTH))
+    return ComparedPart(path, form, mark, value_text(value, _WIDTH))
 
 
-def mark_of(parts: list[Part]) -> bytes:
+def mark_of(parts: list[ComparedPart]) -> bytes:
     """Return a hash of all parts."""
     return sha256(b"".join(sha256(repr(part[:3]).encode()).digest() for part in parts)).digest()
 

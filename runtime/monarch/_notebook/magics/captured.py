@@ -8,11 +8,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from monarch._notebook.showing.display import CLEAR, Display, Shown, current_display
+from monarch._notebook.showing.display import CLEAR, Display, ShownObject, current_display
 from monarch._notebook.showing.show import Bundle
 
 
-class Captured:
+class CapturedOutput:
     """Captured output; calling it, or ``show()``, shows it again.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Outputs:
     def __init__(self, bundles: list[Bundle]) -> None:
         self._bundles = bundles
 
-    def send(self, shown: Shown) -> None:
+    def send(self, shown: ShownObject) -> None:
         """Take what is shown."""
         if shown.kind == CLEAR:
             self._bundles.clear()
@@ -56,14 +56,14 @@ class _Outputs:
 
 
 @contextmanager
-def capturing(display: Display, kept: set[str]) -> Generator[Captured]:
+def capturing(display: Display, kept: set[str]) -> Generator[CapturedOutput]:
     """Capture output in the block.
 
     Args:
         display: the display of the cell.
         kept: the parts that are captured: ``stdout``, ``stderr``, ``display``.
     """
-    captured = Captured()
+    captured = CapturedOutput()
     streams: dict[str, Any] = {name: io.StringIO() for name in ("stdout", "stderr") if name in kept}
     try:
         with (

@@ -19,7 +19,7 @@ class UsageError(Exception):
     """A magic that ranks lack, or that was called in a wrong way."""
 
 
-class Lines(list[str]):
+class ShellLines(list[str]):
     """The output of a command, as lines.
 
     Attributes:
@@ -90,7 +90,7 @@ class RankShell:
         command = shell_command(expand(cmd, _names(caller())))
         self.user_ns["_exit_code"] = run_command(command, shown.append)
         text = "".join(shown)
-        return Lines(text.splitlines()) if split else text
+        return ShellLines(text.splitlines()) if split else text
 
     def _check(self, name: str, cell: bool) -> None:
         missing = why_missing(name, cell)

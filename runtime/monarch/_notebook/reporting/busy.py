@@ -18,7 +18,7 @@ from monarch._actors.escape import ask_escape
 from monarch._actors.interrupting import interrupt
 from monarch._core.stop_ladder import Activity
 from monarch._node.services.registry import service
-from monarch._procs.os.blocked import Wait, blocked, ran_on_cpu
+from monarch._procs.os.blocked import WaitKind, blocked, ran_on_cpu
 from monarch._python.frames import frame_of
 from monarch._supervision.freeing import running, thread_of, waiting
 
@@ -102,7 +102,7 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
     if spare and found is not None and _cleans_up(ident):
         activity = Activity.CLEANING
     elif not moves:
-        waits = blocked(ident).wait in (Wait.SOCKET, Wait.OTHER)
+        waits = blocked(ident).wait in (WaitKind.SOCKET, WaitKind.OTHER)
         activity = Activity.WAITING if waits else Activity.COMPUTING
     at = _frame_of(frame, name)
     line = at.f_lineno if at is not None and at.f_code.co_filename == name else 0
@@ -116,7 +116,7 @@ def _moves(key: str, ident: int, threads: interrupts.ThreadInterrupts | None) ->
         # Both are delivered between bytecodes, so in a C call they are still pending.
         if not threads.pending if threads is not None else interrupts.noticed > before:
             return True
-        if key not in _prodded or ran_on_cpu(ident) - used > _SHARE or blocked(ident).wait is not Wait.NONE:
+        if key not in _prodded or ran_on_cpu(ident) - used > _SHARE or blocked(ident).wait is not WaitKind.NONE:
             break
         time.sleep(_PAUSE)
     return False

@@ -7,7 +7,7 @@ import re
 from types import FrameType
 from typing import NamedTuple
 
-from monarch._core.unjoined import Waits
+from monarch._core.unjoined import CollectiveWait
 from monarch._node.remote_errors import is_ours
 from monarch._node.services.registry import service
 from monarch._notebook.reporting.busy import call_in_cell, place_of
@@ -26,7 +26,7 @@ class Whereabouts(NamedTuple):
     """The innermost line of a cell, as in ``cell [3] line 5``, or else of a user's file, as in ``train.py:5``."""
     call: str
     """The function that this line is calling, such as ``time.sleep``; empty if unknown."""
-    waits: Waits | None
+    waits: CollectiveWait | None
     """The collective that it waits in."""
     tensors: str
     """The types and shapes of the tensors of this collective, where all ranks must give the same; empty if unknown."""

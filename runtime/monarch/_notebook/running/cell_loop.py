@@ -11,7 +11,7 @@ from asyncio import tasks
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from monarch._notebook.running.pending import Pending
+from monarch._notebook.running.pending import CellTasks
 
 
 class CellLoop:
@@ -21,7 +21,7 @@ class CellLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._owner = 0
         """The process that has made it; a fork makes its own."""
-        self._pending = Pending()
+        self._pending = CellTasks()
 
     def make_current(self) -> None:
         """Make ``asyncio.get_event_loop()`` return it, as in a notebook; ``asyncio.run`` of a cell has unset it."""

@@ -19,7 +19,7 @@ from monarch._actors.pausing.failed import failed as last_error
 from monarch._groups.breaking import position
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
-from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
+from monarch._node.remote_errors import TellsFailure, fold_frames, is_consequence
 from monarch._notebook.running.cell_loop import cell_loop
 from monarch._notebook.running.marks import marked, unmark
 from monarch._notebook.running.needs import needs_loop, runs_loop, speaks_of_loops
@@ -85,7 +85,7 @@ class LazyPickle:
 
 
 @dataclass
-class CellResult(Outcome):
+class CellResult(TellsFailure):
     """The result of a cell on one rank."""
 
     bundle: Bundle | None

@@ -9,7 +9,7 @@ from weakref import WeakSet
 _SHOWN = 3
 
 
-class Pending:
+class CellTasks:
     """The tasks that cells have told of."""
 
     def __init__(self) -> None:

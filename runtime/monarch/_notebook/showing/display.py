@@ -16,7 +16,7 @@ from monarch._session.display_pace import Pace, pace_of
 SHOW, UPDATE, CLEAR = "show", "update", "clear"
 
 
-class Shown(NamedTuple):
+class ShownObject(NamedTuple):
     """One thing that a rank asks the notebook to show."""
 
     kind: str
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
     """Whether to clear only when there is something new to show."""
 
 
-class Handle:
+class DisplayHandle:
     """A display that can be updated, as ``display(..., display_id=...)`` returns it."""
 
     def __init__(self, display: Display, name: str) -> None:
@@ -59,14 +59,14 @@ class Display:
 
     def __call__(
         self, *values: object, display_id: str | bool | None = None, raw: bool = False, clear: bool = False, **_: Any
-    ) -> Handle | None:
+    ) -> DisplayHandle | None:
         """Show each value; with a display id, return a handle that updates it."""
         if clear:
             self.clear(wait=True)
         name = self._next_name() if display_id is True else display_id or ""
         for value in values:
             self._show(SHOW, value, name, raw)
-        return Handle(self, name) if name else None
+        return DisplayHandle(self, name) if name else None
 
     def update(self, value: object, *, display_id: str, raw: bool = False, **_: Any) -> None:
         """Replace what the displays with this id show."""
@@ -74,7 +74,7 @@ class Display:
 
     def clear(self, wait: bool = False) -> None:
         """Remove the output of this rank from the cell."""
-        self._send(Shown(CLEAR, {}, "", wait))
+        self._send(ShownObject(CLEAR, {}, "", wait))
 
     def publish(
         self, data: Bundle, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
@@ -94,7 +94,7 @@ class Display:
             bundle = bundle_of(figure)
             if bundle.get("image/png") not in self._pictures:
                 self.note(bundle)
-                self._send(Shown(SHOW, bundle))
+                self._send(ShownObject(SHOW, bundle))
         close_figures()
 
     @contextmanager
@@ -134,9 +134,9 @@ class Display:
             return
         bundle = dict(value) if raw else bundle_of(value)
         self.note(bundle)
-        self._send(Shown(kind, bundle, name))
+        self._send(ShownObject(kind, bundle, name))
 
-    def _send(self, shown: Shown) -> None:
+    def _send(self, shown: ShownObject) -> None:
         if self._sink is None:
             if shown.kind != CLEAR:
                 print(shown.bundle.get("text/plain", ""))
@@ -169,7 +169,7 @@ def current_display() -> Display:
 # These replace functions of IPython, which need a shell.
 
 
-def display(*values: object, **options: Any) -> Handle | None:
+def display(*values: object, **options: Any) -> DisplayHandle | None:
     """Show values in the notebook, tagged with this rank."""
     return current_display()(*values, **options)
 

@@ -30,7 +30,7 @@ class Variable(NamedTuple):
     """Equal for values of equal contents; empty if these were not read."""
 
 
-class Listing(NamedTuple):
+class RankListing(NamedTuple):
     """The answer of a rank."""
 
     total: int
@@ -39,17 +39,17 @@ class Listing(NamedTuple):
 
 
 @service("who.variables_here", "probe")
-def variables_here(patterns: list[str]) -> Listing:
+def variables_here(patterns: list[str]) -> RankListing:
     """Service: return the first variables that match one of some patterns, or all of them."""
     return listing(sys.modules["__main__"].__dict__, patterns)
 
 
-def listing(variables: dict[str, Any], patterns: list[str]) -> Listing:
+def listing(variables: dict[str, Any], patterns: list[str]) -> RankListing:
     """Return the variables of a namespace."""
     matching = [name for name in user_names(variables) if not patterns or _fits(name, patterns)]
     # A cell may have deleted one by now.
     found = [(name, variables[name]) for name in matching[:MOST] if name in variables]
-    return Listing(len(matching), [variable_of(name, value) for name, value in found])
+    return RankListing(len(matching), [variable_of(name, value) for name, value in found])
 
 
 def _fits(name: str, patterns: list[str]) -> bool:

@@ -30,7 +30,7 @@ _GPU_S = 1.0
 _LOOK_S = 0.002
 
 
-class Tensor(NamedTuple):
+class PeekedTensor(NamedTuple):
     """A tensor of a rank."""
 
     name: str
@@ -47,7 +47,7 @@ class Peek(NamedTuple):
 
     stack: list[str]
     """Lines of the main thread, outermost first."""
-    tensors: list[Tensor]
+    tensors: list[PeekedTensor]
     more: int
     """Tensors that are not listed."""
     without: int
@@ -88,7 +88,7 @@ def _line_of(frame: FrameType) -> str:
 # Tensors
 
 
-def _tensors(variables: dict[str, Any], norms: bool) -> tuple[list[Tensor], int, int]:
+def _tensors(variables: dict[str, Any], norms: bool) -> tuple[list[PeekedTensor], int, int]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return [], 0, 0
@@ -114,7 +114,7 @@ def _named(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{part}", tensor
 
 
-def _tensor(torch: Any, name: str, value: Any, norms: bool, until: float) -> Tensor:
+def _tensor(torch: Any, name: str, value: Any, norms: bool, until: float) -> PeekedTensor:
     norm, nans = None, 0
     try:
         if _is_plain(torch, value) and (norms or _is_cheap(value, until)):
@@ -123,7 +123,7 @@ def _tensor(torch: Any, name: str, value: Any, norms: bool, until: float) -> Ten
         # A cell may resize or free it meanwhile.
         norm, nans = None, 0
     dtype = str(look_at(value, "dtype")).removeprefix("torch.")
-    return Tensor(name, list(map(int, look_at(value, "shape"))), dtype, str(look_at(value, "device")), norm, nans)
+    return PeekedTensor(name, list(map(int, look_at(value, "shape"))), dtype, str(look_at(value, "device")), norm, nans)
 
 
 def _is_plain(torch: Any, value: Any) -> bool:

@@ -27,7 +27,7 @@ from monarch._procs.agent.routes.forwarding import Forwarding
 from monarch._procs.agent.routes.refusing import Refusing
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.agent.spawning import Forks
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.children import suspended_zygotes
@@ -61,7 +61,7 @@ class Agent(AgentConnections):
         self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.router.inbox, hold=True)
         self.reports = ReportGathering(self.proc, self.children, self._later, self._tell)
-        self.uplink = Uplink(self.router, self._later, self._owner_died)
+        self.uplink = AgentUplink(self.router, self._later, self._owner_died)
         self.spreading = Spreading(self.router, self.uplink, self._later, self._handle, self._failed, self._parted)
         self._forwarding = Forwarding(
             self.router, self.children, self.spreading, self.uplink, self._later, self._tell, self._handle

@@ -37,7 +37,7 @@ def cause_of(status: int) -> Exited | Signaled:
     return Exited(os.waitstatus_to_exitcode(status))
 
 
-class Child:
+class ChildProc:
     """A proc of this host."""
 
     __slots__ = ("cause", "fds", "grace", "killed", "owner", "pid", "proc", "stopping", "title")
@@ -83,8 +83,8 @@ class Children:
     def __init__(self, last: Callable[[str], Last] = lambda proc: Last(None, False)) -> None:
         self._last = last
         self._oom = OomWatch()
-        self.by_proc: dict[str, Child] = {}
-        self._by_pid: dict[int, Child] = {}
+        self.by_proc: dict[str, ChildProc] = {}
+        self._by_pid: dict[int, ChildProc] = {}
         # Exit statuses that came before the zygote reported which proc has which pid.
         self._early: dict[int, int] = {}
         self._dead: OrderedDict[str, Dead] = OrderedDict()
@@ -93,7 +93,7 @@ class Children:
         self.last_words: list[tuple[str, str, int, bytes]] = []
         """Output of dead procs, before their tails: proc, stream, offset, bytes."""
 
-    def add(self, child: Child) -> None:
+    def add(self, child: ChildProc) -> None:
         """Add a requested proc; it has no pid yet."""
         self.by_proc[child.proc] = child
         self._owned.setdefault(child.owner, set()).add(child.proc)
@@ -131,7 +131,7 @@ class Children:
         """No fork is under way, so an unknown process that ended was an orphan, not a proc."""
         self._early.clear()
 
-    def _end(self, child: Child, status: int) -> Dead:
+    def _end(self, child: ChildProc, status: int) -> Dead:
         _kill_group(child.pid)
         cause: Cause = self._seen(cause_of(status))
         remove_torn(child.pid)
@@ -153,7 +153,7 @@ class Children:
             case _:
                 return cause
 
-    def _gone(self, child: Child, cause: Cause, at: CellRef | None = None, since: int = 0) -> Dead:
+    def _gone(self, child: ChildProc, cause: Cause, at: CellRef | None = None, since: int = 0) -> Dead:
         now = time.time()
         # No code of the agent changes it, but where output was dropped.
         quiet = max(0.0, now - os.fstat(child.fds[1]).st_mtime)
@@ -204,7 +204,7 @@ class Children:
         """Return the pids of live procs."""
         return set(self._by_pid)
 
-    def owned_by(self, owner: str) -> list[Child]:
+    def owned_by(self, owner: str) -> list[ChildProc]:
         """Return the procs that were started for another one and end with it."""
         return [self.by_proc[proc] for proc in self._owned.pop(owner, ()) if proc in self.by_proc]
 
@@ -219,7 +219,7 @@ class Children:
         for child in self.by_proc.values():
             child.kill()
 
-    def get(self, procs: Iterable[str]) -> list[Child]:
+    def get(self, procs: Iterable[str]) -> list[ChildProc]:
         """Return the live ones."""
         return [self.by_proc[proc] for proc in procs if proc in self.by_proc]
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from monarch._procs.agent.request import AgentConfig, Launch
+from monarch._procs.agent.request import AgentConfig, LaunchAgent
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import unmark
@@ -25,7 +25,7 @@ ENTRY = "monarch._procs.agent.launched:main"
 
 def main(config: bytes) -> int:
     """Entry point of the process."""
-    wanted = msgspec.msgpack.decode(config, type=Launch)
+    wanted = msgspec.msgpack.decode(config, type=LaunchAgent)
     # The agent outlives the fork server.
     posix.set_pdeathsig(0)
     try:
@@ -50,7 +50,7 @@ def main(config: bytes) -> int:
     return importlib.import_module(wanted.module).serve_fork(bytes(wanted.config), zygote) or 0
 
 
-def _become(wanted: Launch) -> None:
+def _become(wanted: LaunchAgent) -> None:
     unmark()
     for number, soft in wanted.limits:
         with suppress(OSError, ValueError):

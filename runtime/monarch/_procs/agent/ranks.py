@@ -12,7 +12,7 @@ import msgspec
 
 from monarch._core.causes import NotInSession, NotStarted, Orphaned, Overdue, Unknown
 from monarch._core.roster import split_proc
-from monarch._procs.agent.children import Child, Children
+from monarch._procs.agent.children import ChildProc, Children
 from monarch._procs.agent.leaving import Leaving
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.reports import ReportGathering
@@ -20,7 +20,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.routes.forwarding import Forwarding
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.agent.spawning import Forks, lack_of_descriptors
 from monarch._procs.os.orphans import end_orphans
 from monarch._procs.os.posix import memfd, signal_main_thread
@@ -51,7 +51,7 @@ class AgentRanks:
     forks: Forks
     router: Router
     reports: ReportGathering
-    uplink: Uplink
+    uplink: AgentUplink
     spreading: Spreading
     mishaps: AgentMishaps
     _forwarding: Forwarding
@@ -78,7 +78,7 @@ class AgentRanks:
             raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
         fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
-            self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
+            self.children.add(ChildProc(proc, spawn.src, f"{spawn.title}[{place}]", pair))
         if not self.router.is_here(spawn.src) and spawn.src != self.owner:
             # The owner is a rank of another host: its agent reports its death.
             self.children.watch(self.proc, spawn.src)

@@ -62,7 +62,7 @@ class AgentConfig(msgspec.Struct):
     """Seconds that it outlives its controller; 0 to end with it."""
 
 
-class Launch(msgspec.Struct):
+class LaunchAgent(msgspec.Struct):
     """A request to the fork server for an agent as if the requesting process had started it."""
 
     config: msgspec.Raw
@@ -89,14 +89,14 @@ class Launch(msgspec.Struct):
 
 def launch(
     config: AgentConfig, module: str, ticket: str, claim: str, env: Mapping[str, str], stays: bool = False
-) -> Launch:
+) -> LaunchAgent:
     """Return the request of this process.
 
     Args:
         config: configuration of the agent.
         module: its module.
-        ticket: see ``Launch``.
-        claim: see ``Launch``.
+        ticket: see ``LaunchAgent``.
+        claim: see ``LaunchAgent``.
         env: additional environment variables.
         stays: whether the agent outlives this process.
     """
@@ -105,7 +105,7 @@ def launch(
         cwd = os.getcwd()
     except OSError:
         cwd = "/"
-    return Launch(
+    return LaunchAgent(
         msgspec.Raw(msgspec.msgpack.encode(config)),
         module,
         config.folder,
@@ -138,23 +138,23 @@ class Setting(msgspec.Struct):
     later: list[str]
 
 
-class Launched(msgspec.Struct, tag=True):
+class AgentLaunched(msgspec.Struct, tag=True):
     """The agent has started."""
 
     pid: int
 
 
-class Refused(msgspec.Struct, tag=True):
+class LaunchRefused(msgspec.Struct, tag=True):
     """The server will not start an agent."""
 
     reason: str
 
 
-class Ended(msgspec.Struct, tag=True):
+class AgentHasEnded(msgspec.Struct, tag=True):
     """The agent has ended."""
 
     status: int
     """As ``waitpid`` returns it."""
 
 
-Report = Launched | Refused | Ended
+Report = AgentLaunched | LaunchRefused | AgentHasEnded

@@ -12,7 +12,7 @@ from monarch._core.roster import split_proc
 from monarch._procs.agent.children import Children
 from monarch._procs.agent.cpu_shares import affinity_plan, threads_plan
 from monarch._procs.agent.gpu_shares import GpuShares, variables
-from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
+from monarch._procs.agent.zygotes import Forked, ForkFailed, RankSpec, Succeeded, Zygote, ZygoteGone, ZygoteReady
 from monarch._procs.os.gpus import visible_gpus
 from monarch._procs.os.orphans import can_mark
 from monarch._procs.zygote.load_time import needs_cold_zygote
@@ -213,19 +213,19 @@ class Forks:
                     # The existing one has imported less.
                     self._drop_spare()
                     self._call_later(_SPARE_AFTER, self._have_spare)
-                elif isinstance(event, (Forked, Failed)) and event.token not in self._waiting:
+                elif isinstance(event, (Forked, ForkFailed)) and event.token not in self._waiting:
                     self._spare_forked(children, event)
                 elif isinstance(event, Forked):
                     spawn = self._waiting.pop(event.token).spawn
                     for proc, pid in zip(spawn.procs, event.pids, strict=True):
                         self._note(children.started(proc, pid))
-                elif isinstance(event, Failed):
+                elif isinstance(event, ForkFailed):
                     request = self._waiting.pop(event.token)
                     if event.lost and not key and not request.again:
                         lost.append((event.token, request))
                     else:
                         self._failed(children, request.spawn, event.reason, event.pids)
-                elif isinstance(event, Gone):
+                elif isinstance(event, ZygoteGone):
                     zygote.close()
                     self._zygotes.pop(key, None)
                     if not key:
@@ -233,7 +233,7 @@ class Forks:
                     for token, request in lost:
                         self._repeat(children, token, request, event.reason)
                 else:
-                    assert isinstance(event, Ready)
+                    assert isinstance(event, ZygoteReady)
                     if not key:
                         self._call_later(_SPARE_AFTER, self._have_spare)
 
@@ -246,7 +246,7 @@ class Forks:
         self._waiting[token] = _Request(request.spawn, zygote, request.ranks, request.fds, again=True)
         zygote.fork(token, request.spawn.entry, request.ranks, request.fds)
 
-    def _spare_forked(self, children: Children, event: Forked | Failed) -> None:
+    def _spare_forked(self, children: Children, event: Forked | ForkFailed) -> None:
         spare = self._spare if event.token == self._spare_token else None
         # One that has ended by now has been reaped as an unknown process.
         ended = [pid for pid in event.pids if children.take_early(pid)]

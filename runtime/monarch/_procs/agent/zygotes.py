@@ -20,16 +20,26 @@ from monarch._procs.rank import output
 from monarch._procs.zygote import fork as forks
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.fork import RankSpec
-from monarch._procs.zygote.main import FDS_A_PACKET, LAST, MORE, Failed, Forked, ForkRequest, Ready, Setup, Succeeded
+from monarch._procs.zygote.main import (
+    FDS_A_PACKET,
+    LAST,
+    MORE,
+    Forked,
+    ForkFailed,
+    ForkRequest,
+    Setup,
+    Succeeded,
+    ZygoteReady,
+)
 from monarch._procs.zygote.main import main as serve
 
-__all__ = ["Failed", "Forked", "Gone", "RankSpec", "Ready", "Succeeded", "Zygote"]
+__all__ = ["ForkFailed", "Forked", "RankSpec", "Succeeded", "Zygote", "ZygoteGone", "ZygoteReady"]
 
 _PACKET = 1 << 20
 _STDERR_LINES = 20
 
 
-class Gone(msgspec.Struct, frozen=True):
+class ZygoteGone(msgspec.Struct, frozen=True):
     """The zygote has died; its ranks live on. Every request was answered before this, if only by Failed."""
 
     reason: str
@@ -92,7 +102,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._pending: set[int] = set()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._decoder = msgspec.msgpack.Decoder(Ready | Succeeded | Forked | Failed)
+        self._decoder = msgspec.msgpack.Decoder(ZygoteReady | Succeeded | Forked | ForkFailed)
         self._gone = False
         self._reason = "the zygote was closed"
         self._exit_code: int | None = None
@@ -163,9 +173,9 @@ class Zygote:
         text = msgspec.msgpack.encode(ForkRequest(token, entry, ranks))
         self._queue(text, [fd for pair in fds for fd in pair])
 
-    def receive(self) -> list[Ready | Succeeded | Forked | Failed | Gone]:
+    def receive(self) -> list[ZygoteReady | Succeeded | Forked | ForkFailed | ZygoteGone]:
         """Return the zygote's messages; empty if none. After Gone, only answers to later ``fork`` calls."""
-        reports: list[Ready | Succeeded | Forked | Failed | Gone] = []
+        reports: list[ZygoteReady | Succeeded | Forked | ForkFailed | ZygoteGone] = []
         ended = False
         while not self._gone and not ended:
             try:
@@ -177,7 +187,7 @@ class Zygote:
             ended = not packet
             if packet:
                 report = self._decoder.decode(packet)
-                if isinstance(report, Ready):
+                if isinstance(report, ZygoteReady):
                     reports.append(report)
                 elif isinstance(report, Succeeded):
                     # No wait for the previous process, which had ended when this was sent.
@@ -194,10 +204,10 @@ class Zygote:
             self._reason = self._describe_end()
             self._drop_unsent()
         if self._gone:
-            reports += [Failed(token, self._reason, [], lost=True) for token in sorted(self._pending)]
+            reports += [ForkFailed(token, self._reason, [], lost=True) for token in sorted(self._pending)]
             self._pending.clear()
         if ended:
-            reports.append(Gone(self._reason))
+            reports.append(ZygoteGone(self._reason))
         # The zygote has read its messages, so there may be room for more.
         self.flush()
         return reports

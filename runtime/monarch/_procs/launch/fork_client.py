@@ -20,9 +20,9 @@ import msgspec
 from monarch._procs.agent.request import (
     READY,
     AgentConfig,
-    Ended,
-    Launched,
-    Refused,
+    AgentHasEnded,
+    AgentLaunched,
+    LaunchRefused,
     Report,
     Setting,
     claims,
@@ -128,9 +128,9 @@ class ForkServerClient:
         while not closing.is_set() and time.monotonic() < latest:
             report = self._receive(wait=_TICK)
             self._reap()
-            if isinstance(report, Launched):
+            if isinstance(report, AgentLaunched):
                 return report.pid if self._is_claimed(report.pid) else 0
-            if report is None or isinstance(report, Refused) or self._is_stopped():
+            if report is None or isinstance(report, LaunchRefused) or self._is_stopped():
                 break
             if os.path.exists(f"{self._folder}/{READY}"):
                 latest = min(latest, time.monotonic() + _ANSWER)
@@ -185,7 +185,7 @@ class ForkServerClient:
         """Return the status of an agent that has just ended, as ``waitpid`` returns it; None if unknown."""
         while True:
             report = self._receive(wait=_REAPED)
-            if isinstance(report, Ended):
+            if isinstance(report, AgentHasEnded):
                 return report.status
             if not report:
                 return None

@@ -134,7 +134,7 @@ News: TypeAlias = Queued | Starting | Installing | Environment | Joined | Failed
 
 
 @dataclass(frozen=True)
-class Route:
+class HostRoute:
     """How this program and a host reach each other.
 
     Attributes:
@@ -168,7 +168,7 @@ class Launch(Protocol):
         """Return what happened since the last call; wait up to ``timeout`` seconds for it."""
         ...
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return how this program and a host reach each other.
 
         Args:

@@ -24,10 +24,10 @@ from typing import Any
 import msgspec
 
 from monarch._procs.launch import manifests
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, count_of
-from monarch._procs.launch.payload import SAFE_PATH, Order
+from monarch._procs.launch.interface import Failed, HostRequest, HostRoute, Joined, News, Queued, count_of
+from monarch._procs.launch.payload import SAFE_PATH, LaunchOrder
 from monarch._procs.launch.podports import PodPorts
-from monarch._procs.launch.reports import Task
+from monarch._procs.launch.reports import HostTask
 from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch._procs.launch.watchdog import Watchdog
 from monarch.exceptions import ArgumentError, SpawnError
@@ -180,7 +180,7 @@ class KubernetesLaunch:
         self._kind = ""
         """The kind of the job, as kubectl names it; empty before there is one."""
         agent = msgspec.structs.replace(request.agent, one_port=True, unclaimed=_UNCLAIMED_S + _ATTACH_S)
-        self._order = Order(agent, "$MONARCH_POD_IP", launcher.port, launcher.env)
+        self._order = LaunchOrder(agent, "$MONARCH_POD_IP", launcher.port, launcher.env)
         self._streams: dict[str, HostStream] = {}
         self._gone: set[str] = set()
         """Pods that have failed before their container started."""
@@ -295,7 +295,7 @@ class KubernetesLaunch:
         if "running" in state or "terminated" in state:
             index = int(pod["metadata"].get("annotations", {}).get(manifests.INDEX, len(self._streams)))
             command = [*self._client, "logs", "-f", name, "-c", manifests.CONTAINER]
-            self._streams[name] = HostStream(command, None, [Task(name, index)], _LIMITS)
+            self._streams[name] = HostStream(command, None, [HostTask(name, index)], _LIMITS)
             return []
         waiting: dict[str, str] = state.get("waiting", {})
         reason = waiting.get("reason", "")
@@ -325,7 +325,7 @@ class KubernetesLaunch:
         self._told[what] = reason
         return [Queued(what, reason)] if changed else []
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return how this program and a host reach each other; forward ports outside the cluster.
 
         Raises:
@@ -335,9 +335,9 @@ class KubernetesLaunch:
         # Its log is of no more use.
         self._streams[pod].process.terminate()
         if not self.forwarded:
-            return Route(joined.listening.owner_address)
+            return HostRoute(joined.listening.owner_address)
         ports = self._ports[pod] = PodPorts(self._client, pod, manifests.CONTAINER, self._launcher.python)
-        return Route(ports.to_host(joined.listening.owner_address), ports.to_here(here))
+        return HostRoute(ports.to_host(joined.listening.owner_address), ports.to_here(here))
 
     def settle(self) -> None:
         """Do nothing: pods that come later end with the job."""

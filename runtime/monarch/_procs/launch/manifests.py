@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from monarch._procs.launch.payload import BOOT, Order
+from monarch._procs.launch.payload import BOOT, LaunchOrder
 
 CONTAINER = "host"
 LABEL = "monarch-kernel/job"
@@ -143,13 +143,13 @@ def _apart(name: str) -> dict[str, Any]:
     return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
 
 
-def runtime_parts(order: Order) -> list[bytes]:
+def runtime_parts(order: LaunchOrder) -> list[bytes]:
     """Return the runtime in pieces that fit into ConfigMaps."""
     _, archive = order.halves()
     return [archive[at : at + _PART] for at in range(0, len(archive), _PART)]
 
 
-def dependents(owner: Mapping[str, Any], uid: str, order: Order) -> dict[str, Any]:
+def dependents(owner: Mapping[str, Any], uid: str, order: LaunchOrder) -> dict[str, Any]:
     """Return what belongs to a job, and is removed with it: the service, a Secret with the order, and the runtime.
 
     Args:

@@ -60,7 +60,7 @@ class HostOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchOrder:
     """The order to one or more hosts.
 
     Attributes:
@@ -106,6 +106,6 @@ class Order:
         return b"%d\n%s%s\n" % (len(source), source, json.dumps(order).encode()), archive
 
 
-def order_of(agent: AgentConfig, listen: str, options: HostOptions) -> Order:
-    """Return the order of a launcher with these options; see ``Order``."""
-    return Order(agent, listen, options.port, options.env, options.grace, options.notice, options.packages)
+def order_of(agent: AgentConfig, listen: str, options: HostOptions) -> LaunchOrder:
+    """Return the order of a launcher with these options; see ``LaunchOrder``."""
+    return LaunchOrder(agent, listen, options.port, options.env, options.grace, options.notice, options.packages)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from monarch._procs.agent.main import UNABLE
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route, count_of
+from monarch._procs.launch.interface import Failed, HostRequest, HostRoute, Joined, News, count_of
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.launch.payload import GRACE_S
 from monarch._procs.os.posix import proc_start_time
@@ -114,10 +114,10 @@ class ProcessLaunch:
             return [Failed(f"a host agent at {host}", why)]
         return [Joined(host, index, msgspec.json.decode(line, type=Listening))]
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return the address of an agent."""
         self._connected = True
-        return Route(joined.listening.owner_address)
+        return HostRoute(joined.listening.owner_address)
 
     def settle(self) -> None:
         """Do nothing: no agent is waited for longer than it takes."""

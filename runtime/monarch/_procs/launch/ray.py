@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from monarch._core.text.counts import count_text
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Queued, Route, Starting, count_of
+from monarch._procs.launch.interface import Failed, HostRequest, HostRoute, Joined, News, Queued, Starting, count_of
 from monarch._procs.launch.payload import BOOT, GRACE_S, order_of
-from monarch._procs.launch.reports import Reports, Task
+from monarch._procs.launch.reports import HostReports, HostTask
 from monarch.exceptions import ArgumentError, SpawnError
 
 _LIMITS = {"connecting": 120.0, "python": 60.0, "agent": 60.0}
@@ -273,7 +273,7 @@ class RayLaunch:
         """By index of the host."""
         self._nodes: dict[int, str] = {}
         """The nodes of hosts that are not of the group, by index."""
-        self._reports: dict[int, Reports] = {}
+        self._reports: dict[int, HostReports] = {}
         self._reads: dict[Any, int] = {}
         self._again: dict[int, float] = {}
         """When hosts that have failed are asked for again, in monotonic seconds, by index."""
@@ -328,7 +328,7 @@ class RayLaunch:
             scheduling_strategy=strategy,
         ).remote()
         # Its first report says its name.
-        self._reports[index] = Reports([Task("", index)], _LIMITS)
+        self._reports[index] = HostReports([HostTask("", index)], _LIMITS)
         self._reads[actor.start.remote(BOOT, self._order)] = index
 
     def _ask_nodes(self) -> list[News]:
@@ -385,14 +385,14 @@ class RayLaunch:
             self._reads[self._actors[index].read.remote(_READ_S)] = index
         return news
 
-    def _failed(self, report: Reports, reason: str) -> list[News]:
+    def _failed(self, report: HostReports, reason: str) -> list[News]:
         for task in report.pending:
             task.host = task.host or f"Ray host {task.index}"
         return [report.fail(task, reason) for task in report.pending]
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return the address of an agent."""
-        return Route(joined.listening.owner_address)
+        return HostRoute(joined.listening.owner_address)
 
     def settle(self) -> None:
         """End the actors of hosts that have not joined."""

@@ -20,7 +20,7 @@ _PORTS, _OPEN, _DATA, _END = range(4)
 _CHUNK = 1 << 16
 
 
-class Relay:
+class StreamRelay:
     """Connections that share one stream.
 
     Args:
@@ -97,7 +97,7 @@ async def far_side(count: int) -> None:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(os.dup(1), "wb"))
-    relay = Relay(reader, asyncio.StreamWriter(transport, protocol, None, loop))
+    relay = StreamRelay(reader, asyncio.StreamWriter(transport, protocol, None, loop))
     numbers = iter(range(1 << 32))
     servers: list[Any] = []
 
@@ -133,7 +133,7 @@ async def near_side(targets: Sequence[str], command: Sequence[str], source: byte
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"%d\n%s" % (len(source), source))
-    relay = Relay(process.stdout, process.stdin)
+    relay = StreamRelay(process.stdout, process.stdin)
 
     async def connect(number: int, index: int) -> None:
         machine, _, port = targets[index].rpartition(":")

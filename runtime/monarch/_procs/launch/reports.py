@@ -25,7 +25,7 @@ _PACKAGES = {"zmq": "pyzmq"}
 
 
 @dataclass
-class Task:
+class HostTask:
     """One host of a command."""
 
     host: str
@@ -35,7 +35,7 @@ class Task:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Reports:
+class HostReports:
     """The hosts of one connection, and how far each has come.
 
     Args:
@@ -43,7 +43,7 @@ class Reports:
         limits: the most seconds of each phase.
     """
 
-    def __init__(self, tasks: Sequence[Task], limits: Mapping[str, float]) -> None:
+    def __init__(self, tasks: Sequence[HostTask], limits: Mapping[str, float]) -> None:
         self.tasks = list(tasks)
         self._limits = limits
         self._since = time.monotonic()
@@ -51,7 +51,7 @@ class Reports:
         """Other lines of its output, such as those of a login script."""
 
     @property
-    def pending(self) -> list[Task]:
+    def pending(self) -> list[HostTask]:
         """The hosts that have neither joined nor failed."""
         return [task for task in self.tasks if task.phase not in ("joined", "failed")]
 
@@ -75,7 +75,7 @@ class Reports:
             return
         yield from self._report(self.tasks[number], report)
 
-    def _report(self, task: Task, report: dict[str, Any]) -> Iterator[News]:
+    def _report(self, task: HostTask, report: dict[str, Any]) -> Iterator[News]:
         kind = report["kind"]
         if kind == "installing":
             task.host = task.host or report.get("host", "")
@@ -99,11 +99,11 @@ class Reports:
         elif kind == "failed":
             yield self.fail(task, report["reason"])
 
-    def _enter(self, task: Task, phase: str) -> None:
+    def _enter(self, task: HostTask, phase: str) -> None:
         task.phase = phase
         self._since = time.monotonic()
 
-    def fail(self, task: Task, reason: str, advice: str = "") -> Failed:
+    def fail(self, task: HostTask, reason: str, advice: str = "") -> Failed:
         """Mark a host as failed."""
         is_reached = task.phase != "connecting"
         task.phase = "failed"
@@ -121,7 +121,7 @@ class Reports:
                 }
                 yield self.fail(task, f"{waited.get(task.phase, 'its agent did not start')} within {limit:g} s")
 
-    def _limit(self, task: Task) -> float:
+    def _limit(self, task: HostTask) -> float:
         return _INSTALL_S if task.phase == "installing" else self._limits.get(task.phase, 0.0)
 
     def next_limit(self) -> float:

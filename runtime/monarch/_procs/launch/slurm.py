@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from monarch._procs.launch.interface import HostRequest, Joined, News, Queued, Route, count_of
+from monarch._procs.launch.interface import HostRequest, HostRoute, Joined, News, Queued, count_of
 from monarch._procs.launch.payload import BOOT, CONNECTED, GRACE_S, SAFE_PATH, order_of
-from monarch._procs.launch.reports import Task
+from monarch._procs.launch.reports import HostTask
 from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch._procs.launch.watchdog import Watchdog
 from monarch.exceptions import ArgumentError, SpawnError
@@ -156,7 +156,7 @@ class SlurmLaunch:
         try:
             first = 0
             for size in _sizes(count, request.at_least if self._own else 0):
-                tasks = [Task("", index) for index in range(first, first + size)]
+                tasks = [HostTask("", index) for index in range(first, first + size)]
                 stream = HostStream(launcher.command(size, self._name), order, tasks, limits)
                 self._grants.append(_Grant(stream, inside, bool(inside)))
                 first += size
@@ -170,9 +170,9 @@ class SlurmLaunch:
         news = poll_streams([each.stream for each in self._grants], timeout)
         return [*(queued for each in self._grants if not each.granted for queued in each.ask_queue()), *news]
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return the address of an agent."""
-        return Route(joined.listening.owner_address)
+        return HostRoute(joined.listening.owner_address)
 
     def settle(self) -> None:
         """Do nothing: without ``at_least``, the hosts share one connection."""

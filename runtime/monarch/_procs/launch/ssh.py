@@ -19,9 +19,9 @@ import msgspec
 
 from monarch._procs.launch.forwards import Forwards
 from monarch._procs.launch.hostnames import HostEntry, check_hosts, expand_names, read_hostfile
-from monarch._procs.launch.interface import Failed, HostRequest, Joined, News, Route
+from monarch._procs.launch.interface import Failed, HostRequest, HostRoute, Joined, News
 from monarch._procs.launch.payload import BOOT, CONNECTED, GRACE_S, SAFE_PATH, order_of
-from monarch._procs.launch.reports import Task
+from monarch._procs.launch.reports import HostTask
 from monarch._procs.launch.streams import HostStream, end_streams, poll_streams
 from monarch.exceptions import ArgumentError, SpawnError
 
@@ -169,7 +169,7 @@ class SSHLaunch:
             self._forwards[entry.name] = Forwards([launcher.ssh, "-S", path], entry.name)
         command = [*launcher.client(more), "--", entry.name, launcher.remote_command(entry)]
         limits = {"connecting": launcher.connect_timeout, "python": _PYTHON_S, "agent": _AGENT_S}
-        return HostStream(command, self._order, [Task(entry.name, index)], limits)
+        return HostStream(command, self._order, [HostTask(entry.name, index)], limits)
 
     def watch(self, timeout: float) -> Sequence[News]:
         """Return what happened since the last call; wait up to ``timeout`` seconds for it."""
@@ -190,7 +190,7 @@ class SSHLaunch:
                 stream.end(now)
                 self._streams[index] = self._connect(index)
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return how this program and a host reach each other; forward ports if wanted.
 
         Raises:
@@ -198,8 +198,8 @@ class SSHLaunch:
         """
         forwards = self._forwards.get(joined.host)
         if forwards is None:
-            return Route(joined.listening.owner_address)
-        return Route(
+            return HostRoute(joined.listening.owner_address)
+        return HostRoute(
             forwards.to_host(joined.listening.owner_address), {address: forwards.to_here(address) for address in here}
         )
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from monarch._procs.launch.interface import News
-from monarch._procs.launch.payload import Order
-from monarch._procs.launch.reports import Reports, Task
+from monarch._procs.launch.payload import LaunchOrder
+from monarch._procs.launch.reports import HostReports, HostTask
 from monarch._procs.os.posix import memfd
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
@@ -27,7 +27,7 @@ _END_S = 5.0
 """Seconds for agents to end after their connection, before the command is killed."""
 
 
-class HostStream(Reports):
+class HostStream(HostReports):
     """A command that starts the agents of one or more hosts, with its standard input and output.
 
     Args:
@@ -44,8 +44,8 @@ class HostStream(Reports):
     def __init__(
         self,
         command: Sequence[str],
-        order: Order | None,
-        tasks: Sequence[Task],
+        order: LaunchOrder | None,
+        tasks: Sequence[HostTask],
         limits: Mapping[str, float],
         env: Mapping[str, str] | None = None,
     ) -> None:

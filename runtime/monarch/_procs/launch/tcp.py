@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monarch._procs.launch.interface import HostRequest, Joined, News, Route
+from monarch._procs.launch.interface import HostRequest, HostRoute, Joined, News
 from monarch._wire.messages import Listening
 
 
@@ -49,9 +49,9 @@ class WorkerLaunch:
         news, self._news = self._news, []
         return news
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return the address of a worker."""
-        return Route(joined.listening.owner_address)
+        return HostRoute(joined.listening.owner_address)
 
     def settle(self) -> None:
         """Do nothing: no agent is waited for longer than it takes."""

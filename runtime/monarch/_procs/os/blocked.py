@@ -20,7 +20,7 @@ _KILLED = 1 << (signal.SIGKILL - 1)
 """SIGKILL among the pending signals of a process."""
 
 
-class Wait(Enum):
+class WaitKind(Enum):
     """Kinds of waits."""
 
     NONE = auto()
@@ -36,19 +36,19 @@ class Wait(Enum):
 class Blocked(NamedTuple):
     """The wait of a thread."""
 
-    wait: Wait
+    wait: WaitKind
     files: tuple[int, ...] = ()
     """Descriptors that it waits for."""
 
 
 _X86 = {
-    Wait.SLEEP: {35, 230},
+    WaitKind.SLEEP: {35, 230},
     "file": {0, 42, 43, 45, 47, 288},
     "poll": {7, 271},
     "select": {23, 270},
 }
 _ARM = {
-    Wait.SLEEP: {101, 115},
+    WaitKind.SLEEP: {101, 115},
     "file": {63, 202, 203, 207, 212, 242},
     "poll": {73},
     "select": {72},
@@ -65,26 +65,26 @@ def blocked(ident: int) -> Blocked:
     """
     tid = _tid(ident)
     if tid is None or _CALLS is None:
-        return Blocked(Wait.NONE)
+        return Blocked(WaitKind.NONE)
     number, first, second = _system_call(f"/proc/self/task/{tid}/syscall")
     if number < 0:
-        return Blocked(Wait.NONE)
+        return Blocked(WaitKind.NONE)
     if number in _CALLS["file"]:
-        return Blocked(Wait.SOCKET, (first,))
+        return Blocked(WaitKind.SOCKET, (first,))
     if number in _CALLS["poll"]:
-        return Blocked(Wait.SOCKET, _polled(first, second))
+        return Blocked(WaitKind.SOCKET, _polled(first, second))
     if number in _CALLS["select"]:
-        return Blocked(Wait.SOCKET, _selected(first, second))
+        return Blocked(WaitKind.SOCKET, _selected(first, second))
     return Blocked(wait_of_call(number))
 
 
-def wait_of_call(number: int) -> Wait:
+def wait_of_call(number: int) -> WaitKind:
     """Return the kind of wait of a system call that does not run."""
     if _CALLS is None or number < 0:
-        return Wait.NONE
-    if number in _CALLS[Wait.SLEEP]:
-        return Wait.SLEEP
-    return Wait.SOCKET if number in _CALLS["file"] | _CALLS["poll"] | _CALLS["select"] else Wait.OTHER
+        return WaitKind.NONE
+    if number in _CALLS[WaitKind.SLEEP]:
+        return WaitKind.SLEEP
+    return WaitKind.SOCKET if number in _CALLS["file"] | _CALLS["poll"] | _CALLS["select"] else WaitKind.OTHER
 
 
 def call_number(path: str) -> tuple[int, int]:
@@ -187,8 +187,8 @@ def is_ending(pid: int) -> bool:
     return any(int(each, 16) & _KILLED for each in pending)
 
 
-class Call(Enum):
-    """Kinds of system calls that wait, beside those of ``Wait``."""
+class CallKind(Enum):
+    """Kinds of system calls that wait, beside those of ``WaitKind``."""
 
     CHILD = auto()
     """Waits for a child process."""
@@ -203,20 +203,20 @@ class Call(Enum):
 
 
 _X86_CALLS = {
-    Call.CHILD: {61, 247},
-    Call.FILE_LOCK: {72, 73},
-    Call.SELECT: {232, 281, 441},
-    Call.OPEN: {2, 257},
-    Call.SIGNAL: {34, 128, 130},
-    Call.SYNC: {26, 74, 75, 162, 306},
+    CallKind.CHILD: {61, 247},
+    CallKind.FILE_LOCK: {72, 73},
+    CallKind.SELECT: {232, 281, 441},
+    CallKind.OPEN: {2, 257},
+    CallKind.SIGNAL: {34, 128, 130},
+    CallKind.SYNC: {26, 74, 75, 162, 306},
 }
 _ARM_CALLS = {
-    Call.CHILD: {95, 260},
-    Call.FILE_LOCK: {25, 32},
-    Call.SELECT: {22, 441},
-    Call.OPEN: {56},
-    Call.SIGNAL: {133, 137},
-    Call.SYNC: {81, 82, 83, 227, 267},
+    CallKind.CHILD: {95, 260},
+    CallKind.FILE_LOCK: {25, 32},
+    CallKind.SELECT: {22, 441},
+    CallKind.OPEN: {56},
+    CallKind.SIGNAL: {133, 137},
+    CallKind.SYNC: {81, 82, 83, 227, 267},
 }
 _WAITID = (247, 95)
 _LEAST_NEGATIVE = 1 << 31
@@ -228,7 +228,7 @@ _BY_NUMBER = {
 }
 
 
-def system_call(ident: int) -> Call | None:
+def system_call(ident: int) -> CallKind | None:
     """Return the kind of the system call that a thread is in; None for others, or if it is in none.
 
     Args:
@@ -238,16 +238,16 @@ def system_call(ident: int) -> Call | None:
 
 
 def awaited_child(ident: int) -> int:
-    """Return the pid of the child that a thread in ``Call.CHILD`` waits for; 0 for any child, or if it is unknown."""
+    """Return the pid of the child that a thread in ``CallKind.CHILD`` waits for; 0 for any child or if unknown."""
     number, first, second = _system_call(f"/proc/self/task/{_tid(ident)}/syscall")
-    if kind_of_call(number) is not Call.CHILD:
+    if kind_of_call(number) is not CallKind.CHILD:
         return 0
     # waitid takes the pid after the kind of it.
     pid = second if number in _WAITID else first
     return pid if 0 < pid < _LEAST_NEGATIVE else 0
 
 
-def kind_of_call(number: int) -> Call | None:
+def kind_of_call(number: int) -> CallKind | None:
     """Return the kind of a system call by its number; None for others."""
     return _BY_NUMBER.get(number)
 

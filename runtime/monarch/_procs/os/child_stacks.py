@@ -23,7 +23,7 @@ _own = -1
 """The file of this process; -1 if it has none. Written by the main thread, or right after a fork."""
 
 
-class Line(NamedTuple):
+class StackLine(NamedTuple):
     """A line of a stack."""
 
     file: str
@@ -63,17 +63,17 @@ def serve_in_forks() -> None:
     os.register_at_fork(after_in_child=_serve)
 
 
-def stacks_of(pids: Iterable[int]) -> dict[int, list[Line]]:
+def stacks_of(pids: Iterable[int]) -> dict[int, list[StackLine]]:
     """Return the stacks of processes, innermost line first, of those that serve them and answer at once."""
     files = {pid: file for pid in pids if (file := _file_of(pid)) >= 0}
-    found: dict[int, list[Line]] = {}
+    found: dict[int, list[StackLine]] = {}
     try:
         asked = {pid: os.fstat(file).st_size for pid, file in files.items() if _ask(pid)}
         deadline = time.monotonic() + _PATIENCE_S
         while len(found) < len(asked):
             for pid, begin in asked.items():
                 if pid not in found and (text := _answer(files[pid], begin)):
-                    found[pid] = [Line(file, int(line), name) for file, line, name in _LINE.findall(text)]
+                    found[pid] = [StackLine(file, int(line), name) for file, line, name in _LINE.findall(text)]
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE_S)

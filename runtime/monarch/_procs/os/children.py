@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 import platform
 
-from monarch._procs.os.blocked import Call, Wait, call_number, children_of, kind_of_call, process_state, wait_of_call
+from monarch._procs.os.blocked import (
+    CallKind,
+    WaitKind,
+    call_number,
+    children_of,
+    kind_of_call,
+    process_state,
+    wait_of_call,
+)
 
 _MOST = 256
 """Descendants that are looked at."""
@@ -20,10 +28,10 @@ _STATES = {
     "D": "waiting for a disk",
 }
 _IN_CALL = {
-    Call.CHILD: "waiting for a child process of its own",
-    Call.FILE_LOCK: "waiting for a lock on a file",
-    Call.OPEN: "opening a file",
-    Call.SYNC: "writing a file to its disk",
+    CallKind.CHILD: "waiting for a child process of its own",
+    CallKind.FILE_LOCK: "waiting for a lock on a file",
+    CallKind.OPEN: "opening a file",
+    CallKind.SYNC: "writing a file to its disk",
 }
 
 
@@ -40,8 +48,8 @@ def doing_of_child(pid: int) -> str:
         verb = "read from" if number == _READS else "write to"
         return f"waiting to {verb} {_file(pid, first)}"
     if kind_of_call(number) in _IN_CALL:
-        return _IN_CALL[kind_of_call(number) or Call.CHILD]
-    return "asleep" if wait_of_call(number) is Wait.SLEEP else ""
+        return _IN_CALL[kind_of_call(number) or CallKind.CHILD]
+    return "asleep" if wait_of_call(number) is WaitKind.SLEEP else ""
 
 
 def _file(pid: int, number: int) -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._wire.deferred_signals import Held
+from monarch._wire.deferred_signals import DeferredSignals
 
 
 def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -24,7 +24,7 @@ def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[by
     """
     if threading.current_thread() is not threading.main_thread():
         return _start(command, options)
-    held = Held(_nothing)
+    held = DeferredSignals(_nothing)
     handlers = held.begin()
     try:
         process = _start(command, options)

@@ -85,7 +85,7 @@ class Capture:
         self.most = most or limit()
         # Guarded by _lock: how far each source was read.
         self.sources = [
-            Source(name, fd)
+            OutputFile(name, fd)
             for name, fd in (fds or {"stdout": 1, "stderr": 2}).items()
             # In a process other than a rank it may be a pipe or a terminal.
             if stat.S_ISREG(os.fstat(fd).st_mode)
@@ -115,7 +115,7 @@ class Capture:
             else:
                 return []
             chunks: list[Chunk] = []
-            behind: list[tuple[Source, int]] = []
+            behind: list[tuple[OutputFile, int]] = []
             for source in self.sources:
                 size = source.size()
                 if size != source.taken:
@@ -163,7 +163,7 @@ class Capture:
         self.trim(self.most // 2)
 
 
-class Source:
+class OutputFile:
     """One output file and how far it has been read."""
 
     def __init__(self, name: str, fd: int) -> None:

@@ -26,8 +26,16 @@ from pathlib import Path
 import msgspec
 
 from monarch._procs.agent import launched
-from monarch._procs.agent.request import READY, Ended, Launch, Launched, Refused, Report, Setting
-from monarch._procs.agent.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
+from monarch._procs.agent.request import (
+    READY,
+    AgentHasEnded,
+    AgentLaunched,
+    LaunchAgent,
+    LaunchRefused,
+    Report,
+    Setting,
+)
+from monarch._procs.agent.zygotes import Forked, ForkFailed, Succeeded, Zygote, ZygoteGone, ZygoteReady
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
 from monarch._procs.session_folder import claim, is_alive, remove_folder, sweep
@@ -72,7 +80,7 @@ class _Session:
             self.connection.send(msgspec.msgpack.encode(report))
 
 
-class Server:
+class ForkServer:
     """The fork server.
 
     Args:
@@ -210,15 +218,15 @@ class Server:
 
     def _launch(self, session: _Session, fds: list[int]) -> None:
         if len(fds) != 3 or session.token or session.agent:
-            session.tell(Refused("the request is incomplete"))
+            session.tell(LaunchRefused("the request is incomplete"))
             return
         request, out, errors = fds
         config = os.pread(request, os.fstat(request).st_size, 0)
-        wanted = msgspec.msgpack.decode(config, type=Launch)
+        wanted = msgspec.msgpack.decode(config, type=LaunchAgent)
         session.folder, session.stays = wanted.folder, wanted.stays
         session.files = () if wanted.folder else (wanted.ticket, wanted.claim)
         if self._unfit or self._zygote is None:
-            session.tell(Refused(self._unfit))
+            session.tell(LaunchRefused(self._unfit))
         elif not session.controller_died():
             self._token += 1
             session.token = self._token
@@ -254,14 +262,14 @@ class Server:
         if self._zygote is None:
             return
         for event in self._zygote.receive():
-            if isinstance(event, Ready):
+            if isinstance(event, ZygoteReady):
                 if not event.fit:
                     self._give_up("\n".join(event.problems))
                 with suppress(OSError):
                     open(os.path.join(self._folder, READY), "x").close()
             elif isinstance(event, Succeeded):
                 self._zygotes.add(event.pid)
-            elif isinstance(event, Gone):
+            elif isinstance(event, ZygoteGone):
                 self._give_up(event.reason)
                 self._zygote.close()
                 self._zygote = None
@@ -269,7 +277,7 @@ class Server:
             else:
                 self._answer(event)
 
-    def _answer(self, event: Forked | Failed) -> None:
+    def _answer(self, event: Forked | ForkFailed) -> None:
         session = next((each for each in self._sessions if each.token == event.token), None)
         if session is None:
             self._untidy = time.monotonic()
@@ -277,11 +285,11 @@ class Server:
         session.token = 0
         if isinstance(event, Forked):
             (session.agent,) = event.pids
-            session.tell(Launched(session.agent))
+            session.tell(AgentLaunched(session.agent))
             if session.agent in self._early:
                 self._ended(session, self._early.pop(session.agent))
         else:
-            session.tell(Refused(event.reason))
+            session.tell(LaunchRefused(event.reason))
 
     def _give_up(self, reason: str) -> None:
         """Running sessions continue; others must find another server."""
@@ -289,7 +297,7 @@ class Server:
         self._last_call()
         for session in self._sessions:
             if not session.agent:
-                session.tell(Refused(self._unfit))
+                session.tell(LaunchRefused(self._unfit))
 
     def _reap(self) -> None:
         while True:
@@ -317,7 +325,7 @@ class Server:
         if not session.folder and not session.stays:
             self._dead.append(session.agent)
         session.agent = 0
-        session.tell(Ended(status))
+        session.tell(AgentHasEnded(status))
         self._untidy = time.monotonic()
 
     def _tidy(self) -> None:
@@ -397,7 +405,7 @@ def main(fd: int, folder: str) -> None:
     listening = socket.socket(fileno=fd)
     listening.setblocking(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = Server(listening, folder, setting)
+    server = ForkServer(listening, folder, setting)
     try:
         server.run()
     finally:

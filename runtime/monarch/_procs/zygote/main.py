@@ -74,7 +74,7 @@ class ForkRequest(msgspec.Struct, tag=True):
     ranks: list[forks.RankSpec]
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
+class ZygoteReady(msgspec.Struct, tag=True, frozen=True):
     """The imports are done; requests are answered from now on."""
 
     problems: list[str]
@@ -96,7 +96,7 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
     pids: list[int]
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class ForkFailed(msgspec.Struct, tag=True, frozen=True):
     """A request failed. The ranks in ``pids`` had been forked; they end without running their entry."""
 
     token: int
@@ -197,7 +197,7 @@ def stand_by(config: bytes) -> int:
     return 0
 
 
-def _preload(setup: Setup) -> Ready:
+def _preload(setup: Setup) -> ZygoteReady:
     """Import what the ranks will need, and prepare memory for sharing with them."""
     problems: list[str] = []
     # While ranks wait for the imports, a tenth of their time would go into collections, which find next to nothing.
@@ -227,19 +227,19 @@ def _preload(setup: Setup) -> Ready:
     tolerate_full_table()
     # A collection in a rank would write to every object, and a write unshares its page.
     gc.freeze()
-    return Ready(problems, fit=threads == 1 and not touched)
+    return ZygoteReady(problems, fit=threads == 1 and not touched)
 
 
 def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
     if len(fds) != 2 * len(request.ranks):
         # The kernel drops descriptors at the limit of open files.
         reason = f"{len(fds)} of {2 * len(request.ranks)} descriptors arrived; the open file limit may be too low"
-        _send(agent, Failed(request.token, reason, []))
+        _send(agent, ForkFailed(request.token, reason, []))
         return
     try:
         fork_helper = os.fork()
     except OSError as error:
-        _send(agent, Failed(request.token, f"cannot fork: {error}", []))
+        _send(agent, ForkFailed(request.token, f"cannot fork: {error}", []))
         return
     if fork_helper == 0:
         status = 1
@@ -253,7 +253,7 @@ def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list
     _, status = os.waitpid(fork_helper, 0)
     if status != 0:
         code = os.waitstatus_to_exitcode(status)
-        _send(agent, Failed(request.token, f"the process that forks the ranks exited with code {code}", []))
+        _send(agent, ForkFailed(request.token, f"the process that forks the ranks exited with code {code}", []))
 
 
 def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
@@ -266,7 +266,7 @@ def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds:
             pid = os.fork()
         except OSError as error:
             done = f"cannot fork: {error}; {len(pids)} of {len(request.ranks)} ranks had been forked"
-            _send(agent, Failed(request.token, done, pids))
+            _send(agent, ForkFailed(request.token, done, pids))
             return
         if pid == 0:
             # Its descriptor is closed with the others, and may be another file's when the object goes.
@@ -299,7 +299,7 @@ def _receive(agent: socket.socket) -> tuple[Setup | ForkRequest, list[int]] | No
         os.close(text)
 
 
-def _send(agent: socket.socket, report: Ready | Succeeded | Forked | Failed) -> bool:
+def _send(agent: socket.socket, report: ZygoteReady | Succeeded | Forked | ForkFailed) -> bool:
     """Send to the agent; return whether it was still there."""
     try:
         agent.send(msgspec.msgpack.encode(report))

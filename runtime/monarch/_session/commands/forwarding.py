@@ -47,7 +47,7 @@ class PortForwarder(Actor):
                 f"the meshes must have the same shape, got {dst_proc_mesh.extent} and {src_proc_mesh.extent}"
             )
         connects: Any = dst_proc_mesh.spawn("forward_to", Destination, dst_port)
-        listens: Any = src_proc_mesh.spawn("forward_from", Source)
+        listens: Any = src_proc_mesh.spawn("forward_from", ForwardingSource)
         await listens.listen.call(src_address, connects)
 
 
@@ -73,7 +73,7 @@ class Destination(Actor):
         await _end(self._tasks)
 
 
-class Source(Actor):
+class ForwardingSource(Actor):
     """Listens, and sends what arrives to the destination at its place."""
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.execute import Runner
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.procs.proc_mesh import whole_of
-from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.starting import ProcStarter
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._node.future import Ready
+from monarch._node.future import DoneFuture
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
@@ -169,7 +169,7 @@ def _add_procs(
     variables, of_ranks, want_spares, roles, restart = how
     shared = ProcsState(procs, True)
     shared.roles = roles
-    start = Starting(
+    start = ProcStarter(
         node, procs, config.bootstrap, "", variables, of_ranks, order.binds, order.path, order.cwd, want_spares
     )
     for host in detached.ids:
@@ -209,7 +209,7 @@ def _add_actors(detached: DetachedMesh, node: Node, key: str, procs: list[str], 
     if spec.whole:
         spec.region = spec.procs.region()
     state = ActorsState(key, spec.name, spec.cls, spec.procs, spec.region, True)
-    state.initialized = Ready(node, spec.name, None)
+    state.initialized = DoneFuture(node, spec.name, None)
     # Without its arguments an actor cannot be recreated.
     state.spec = spec if whole else None
     mesh = ActorMesh(state, spec.region, node)

@@ -17,7 +17,7 @@ from monarch._procs.launch.payload import GRACE_S
 from monarch._procs.launch.ssh import SSHLauncher
 from monarch._session.draining import HostNotice
 from monarch._session.jobs.jobs import JobState, JobTrait
-from monarch._session.launching.launching import Launched, launch_hosts
+from monarch._session.launching.launching import LaunchedHosts, launch_hosts
 from monarch._session.launching.waiting import Tell
 from monarch.exceptions import ArgumentError, MonarchError
 
@@ -51,7 +51,7 @@ class LauncherJob(JobTrait):
         self.timeout = timeout
         # Not part of the job: a function of this program.
         self._tell: Tell = show_line
-        self._launched: Launched | None = None
+        self._launched: LaunchedHosts | None = None
         self._on_preempt: Callable[[Sequence[HostNotice]], object] | None = None
 
     def launcher(self) -> Launcher:

@@ -25,7 +25,7 @@ from monarch.exceptions import ArgumentError, MonarchError
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedHosts:
     """Hosts that a launcher has started, attached to this program.
 
     Attributes:
@@ -73,7 +73,7 @@ def launch_hosts(
     tell: Tell | None = None,
     advice: str = "",
     spare: int = 0,
-) -> Launched:
+) -> LaunchedHosts:
     """Ask a launcher for hosts, wait for them, and attach them. An interrupt cancels the request.
 
     Args:
@@ -82,7 +82,7 @@ def launch_hosts(
         name: the name of the mesh of hosts.
         parts: several meshes of hosts, with the number of hosts of each; None for one mesh of all.
         at_least: continue with this many hosts, if the others fail or take longer; they are attached when they come,
-            see ``Launched.late_hosts``. None for all. For one mesh only.
+            see ``LaunchedHosts.late_hosts``. None for all. For one mesh only.
         keys: the keys of this program; None for new ones.
         interface: the address of this machine at which the hosts reach it; None for the one on the route to the first.
         timeout: the most seconds to wait for hosts that do not join; None for the launcher's own limits.
@@ -151,7 +151,7 @@ def launch_hosts(
         own = ids[at : at + size]
         meshes[part] = attached(own, node, partial(release.part, own), part)
         at += size
-    launched = Launched(meshes, launch, ids, keys, tuple(each.host for each in joined), growth, preemption)
+    launched = LaunchedHosts(meshes, launch, ids, keys, tuple(each.host for each in joined), growth, preemption)
     left = launch.left()
     if left is not None and tell is not None:
         Reminder(node, lambda: release.over, launch, tell).begin(left)

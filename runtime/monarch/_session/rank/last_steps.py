@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from monarch._actors.executors import Executor
+from monarch._actors.executors import ActionExecutor
 from monarch._node.node import Node
 from monarch._procs.rank.exit_functions import join_threads, left_children, left_threads, run_functions
 from monarch._wire import messages as m
@@ -28,7 +28,7 @@ class LastSteps:
         give_up: called in the receiving thread, with a line for the user, if a step continues all the same.
     """
 
-    def __init__(self, node: Node, main: Executor, since: float, give_up: Callable[[str], None]) -> None:
+    def __init__(self, node: Node, main: ActionExecutor, since: float, give_up: Callable[[str], None]) -> None:
         self._node = node
         self._main = main
         self._since = since

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from monarch._actors import interruptible
 from monarch._actors.construction import construct
-from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
+from monarch._actors.executors import ActionExecutor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupting import abort_paused
 from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice, raise_again_after_finalizers
@@ -73,7 +73,7 @@ _SWITCH_S = 0.001
 """Seconds after which a thread releases the GIL, so that actors answer while another one computes."""
 
 
-class Reports(Protocol):
+class RankReports(Protocol):
     """Reports what this rank does; see ``monarch._telemetry.reporter``."""
 
     measuring: bool
@@ -85,7 +85,7 @@ class Reports(Protocol):
 
 
 @declared("reporter.begin")
-def begin_reports(node: Node, running: Callable[[], Mailbox | None]) -> Reports:
+def begin_reports(node: Node, running: Callable[[], Mailbox | None]) -> RankReports:
     """Return the reporter of a rank."""
     raise NotImplementedError
 
@@ -314,7 +314,7 @@ class Rank:
     # Actors
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
-        executor: Executor
+        executor: ActionExecutor
         # The bootstrap runs in the main thread, and may wait for the actors that it makes.
         by_bootstrap = not self._booted.is_set() and create.src == self.node.proc
         if self.main.busy or by_bootstrap:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._node.node import Node
-from monarch._node.spreads.gateway_like import Gateway, is_settled
+from monarch._node.spreads.gateway_like import GatewayLike, is_settled
 from monarch._procs.session_folder import host_of
 from monarch._session.output import OutputView
 from monarch._session.routes.tree import Tree
@@ -35,7 +35,7 @@ class Uplinks:
     ) -> None:
         self._node = node
         self._output = output
-        self._routes: dict[str, tuple[Gateway, str]] = {}
+        self._routes: dict[str, tuple[GatewayLike, str]] = {}
         """By host, its connection and the agent by way of which it was told to send; the agent is empty for none."""
         self._relayed: set[str] = set()
         """Hosts that were told that this agent relays them."""
@@ -88,7 +88,7 @@ class Uplinks:
         if not self._node.closed:
             self._arrange()
 
-    def _arrange_one(self, gateway: Gateway, first: Gateway, via: str, relayed: bool) -> bool:
+    def _arrange_one(self, gateway: GatewayLike, first: GatewayLike, via: str, relayed: bool) -> bool:
         """Tell a host its way by the first one of its group; return whether it was ready for that."""
         if not is_settled(gateway):
             return False
@@ -98,12 +98,12 @@ class Uplinks:
             self._tell(gateway, via, relayed)
         return True
 
-    def _tell(self, gateway: Gateway, via: str, relayed: bool) -> None:
+    def _tell(self, gateway: GatewayLike, via: str, relayed: bool) -> None:
         host = gateway.host
         if self._routes.get(host, (gateway, "")) != (gateway, via) or relayed != (host in self._relayed):
             self._tell_anyhow(gateway, via, relayed)
 
-    def _tell_anyhow(self, gateway: Gateway, via: str, relayed: bool) -> None:
+    def _tell_anyhow(self, gateway: GatewayLike, via: str, relayed: bool) -> None:
         host = gateway.host
         self._routes[host] = gateway, via
         (self._relayed.add if relayed else self._relayed.discard)(host)
@@ -112,7 +112,7 @@ class Uplinks:
         gateway.keeps = relayed
         self._node.hosts.spreads.send(gateway, [m.encode(m.Uplink(self._node.proc, via, relayed, turn))])
 
-    def _tell_straight(self, gateway: Gateway) -> None:
+    def _tell_straight(self, gateway: GatewayLike) -> None:
         """Tell a host that there is a connection to it again."""
         self._tell_anyhow(gateway, "", False)
         self.arrange()

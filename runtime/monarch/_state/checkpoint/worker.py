@@ -21,18 +21,18 @@ from monarch.exceptions import DeviceMeshError, MonarchError
 
 if TYPE_CHECKING:
     from monarch._node.node import Node
-    from monarch._tensors.checkpoints.files import Copy, Whole
+    from monarch._tensors.checkpoints.files import StateCopy, WholePlan
 
 
 class _Saving:
     """One checkpoint in one rank."""
 
-    def __init__(self, conductor: str, copy: Copy) -> None:
+    def __init__(self, conductor: str, copy: StateCopy) -> None:
         self.conductor = conductor
         self.copy = copy
         self.version: NewVersion | None = None
         """In the first rank: the parts of all ranks."""
-        self.whole: Whole | None = None
+        self.whole: WholePlan | None = None
 
 
 class _Savings:
@@ -83,9 +83,9 @@ async def _stage_awaited(state: Awaitable[Any], conductor: str, token: str) -> l
 
 
 def _keep(state: Any, conductor: str, token: str) -> list[str]:
-    from monarch._tensors.checkpoints.files import Copy
+    from monarch._tensors.checkpoints.files import StateCopy
 
-    _open()[token] = _Saving(conductor, Copy(state))
+    _open()[token] = _Saving(conductor, StateCopy(state))
     peer = current_node().peers.known.get(conductor)
     if has_ended(token) or (peer is not None and peer.dead is not None):
         # The end, or the death of the coordinator, came while the actor was busy.
@@ -154,10 +154,10 @@ def _plan(token: str, by_content: bool, rank: int) -> bytes:
 
 
 def _begin(token: str, path: str, plans: list[bytes]) -> tuple[str, list[bytes]]:
-    from monarch._tensors.checkpoints.files import Whole
+    from monarch._tensors.checkpoints.files import WholePlan
 
     saving = _saving(token)
-    saving.whole = Whole(plans)
+    saving.whole = WholePlan(plans)
     saving.version = NewVersion(path, token)
     if token not in _open():
         saving.version.abandon()

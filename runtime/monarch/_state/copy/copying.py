@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from monarch._core.kinds import is_mapping
-from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
+from monarch._core.reshard import SOURCE, BoxHolder, Fetch, FetchPlan, Planner
 from monarch._core.shapes.boxes import elements
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint
@@ -112,7 +112,7 @@ class _Copy:
         self._sharing.append((method.mesh, token, answer))
         return answer
 
-    def _plan(self, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> Plan:
+    def _plan(self, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> FetchPlan:
         known = {name: shared for side in sources for name, shared in side.tensors.items()}
         widths: dict[str, int] = {}
         for side in targets:
@@ -161,8 +161,8 @@ def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
         ask(mesh, end, token)
 
 
-def _holders(sides: list[CopyEndpoint]) -> list[Holder]:
-    return [Holder(side.host, {name: shared.box for name, shared in side.tensors.items()}) for side in sides]
+def _holders(sides: list[CopyEndpoint]) -> list[BoxHolder]:
+    return [BoxHolder(side.host, {name: shared.box for name, shared in side.tensors.items()}) for side in sides]
 
 
 def _place(fetch: Fetch, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> tuple[Any, Any]:
@@ -170,7 +170,7 @@ def _place(fetch: Fetch, sources: list[CopyEndpoint], targets: list[CopyEndpoint
     return shared.remote, shared.box
 
 
-def _count(plan: Plan, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> tuple[int, dict[str, int]]:
+def _count(plan: FetchPlan, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> tuple[int, dict[str, int]]:
     written = 0
     received: dict[str, int] = {}
     for phase in plan.phases:

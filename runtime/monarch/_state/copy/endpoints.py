@@ -16,7 +16,7 @@ from monarch._node.services.registry import service
 from monarch._state.ended import has_ended, note_end
 from monarch._state.rdma.plane import plane
 from monarch._tensors.checkpoints.states import Local, locals_of
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.memory.views import Memory, memory_of
 from monarch._tensors.transports.base import Move
 from monarch.exceptions import ArgumentError
@@ -25,7 +25,7 @@ from monarch.exceptions import ArgumentError
 class Shared(NamedTuple):
     """An exported tensor."""
 
-    remote: Remote
+    remote: MemoryReference
     box: Box
     dtype: str
     width: int
@@ -76,7 +76,7 @@ def share_state(state: Any, token: str) -> CopyEndpoint:
 
 
 @service("copy.fetch", "actor")
-def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], timeout: float) -> int:
+def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, MemoryReference, Box]], timeout: float) -> int:
     """Copy remote parts of tensors into an actor's tensors and return the number of bytes."""
     tensors = _open[token][0]
     moves: list[Move] = []
@@ -89,7 +89,7 @@ def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], time
     return sum(move.size for move in moves)
 
 
-def _move(part: Box, remote: Remote, remote_box: Box, memory: Memory, local_box: Box, width: int) -> Move:
+def _move(part: Box, remote: MemoryReference, remote_box: Box, memory: Memory, local_box: Box, width: int) -> Move:
     shared = runs(part, remote_box, local_box)
     spans = numpy.stack([shared.there, shared.here, numpy.full_like(shared.here, shared.length)], 1) * width
     return Move(remote, memory, spans)

@@ -111,12 +111,12 @@ def unpack(actor: Any, packed: Packed, take: str, timeout: float) -> Any:
     import numpy
 
     from monarch._state.rdma.plane import plane
-    from monarch._tensors.memory.registry import Remote
+    from monarch._tensors.memory.registry import MemoryReference
     from monarch._tensors.memory.views import memory_of
     from monarch._tensors.transports.base import Move
 
     body, remotes = packed
-    places = [Remote(*remote) for remote in remotes]
+    places = [MemoryReference(*remote) for remote in remotes]
     buffers = [numpy.empty(place.size, numpy.uint8).data for place in places]
     if places:
         moves = [

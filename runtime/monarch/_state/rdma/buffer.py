@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._node.current import current_node, open_node
-from monarch._node.future import Future, Ready, in_thread, then
+from monarch._node.future import DoneFuture, Future, in_thread, then
 from monarch._node.services.asking import ask_proc
 from monarch._procs.os.helpers import be_helper
 from monarch._state.rdma.plane import drop, plane
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.memory.staging import pending_work
 from monarch._tensors.memory.views import check_fit, memory_of
 from monarch._tensors.transports.base import Move
@@ -54,7 +54,7 @@ class RDMABuffer:
         self._remote = plane().share(memory_of(data, "the memory of a buffer"))
 
     @classmethod
-    def _of(cls, remote: Remote) -> RDMABuffer:
+    def _of(cls, remote: MemoryReference) -> RDMABuffer:
         buffer = cls.__new__(cls)
         buffer._remote = remote
         return buffer
@@ -217,8 +217,8 @@ def _is_quick(moves: Sequence[Move]) -> bool:
 
 
 def _done(error: Exception | None) -> Future[None]:
-    return Ready(current_node(), "transfer", None, error)
+    return DoneFuture(current_node(), "transfer", None, error)
 
 
 def _received(remote: tuple[Any, ...]) -> RDMABuffer:
-    return RDMABuffer._of(Remote(*remote))  # pyright: ignore[reportPrivateUsage]
+    return RDMABuffer._of(MemoryReference(*remote))  # pyright: ignore[reportPrivateUsage]

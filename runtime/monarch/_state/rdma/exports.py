@@ -11,7 +11,7 @@ from monarch._node.current import current_node
 from monarch._node.services.asking import tell_proc
 from monarch._node.services.registry import service
 from monarch._state.rdma.plane import plane
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.memory.views import memory_of
 from monarch._tensors.transports.base import Move
 from monarch._wire.pickler import Reduced
@@ -75,7 +75,7 @@ def export(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
 @service("exports.cancel", "local")
 def cancel(reduced: Reduced) -> None:
     """Free an export whose message was not sent."""
-    key = Remote(*reduced[1][0]).key
+    key = MemoryReference(*reduced[1][0]).key
     exports = _exports()
     with exports.lock:
         exports.receivers.pop(key, None)
@@ -88,7 +88,7 @@ def take(
     """Return the receiver's copy, on its GPU if it has one; TransferError if the sender has died."""
     import torch
 
-    remote = Remote(*packed)
+    remote = MemoryReference(*packed)
     device = "cuda" if goes_to_gpu() else "cpu"
     made = torch.empty(remote.size, dtype=torch.uint8, device=device)
     try:
@@ -99,7 +99,7 @@ def take(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _report_copy(remote: Remote) -> None:
+def _report_copy(remote: MemoryReference) -> None:
     node = current_node()
     if remote.proc == node.proc:
         returned(remote.key, node.proc)

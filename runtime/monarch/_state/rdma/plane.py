@@ -15,7 +15,7 @@ from monarch._node.services.registry import service
 from monarch._procs.os.posix import allow_reading_by
 from monarch._procs.session_folder import host_of
 from monarch._session.session import session_of
-from monarch._tensors.memory.registry import Registry, Remote
+from monarch._tensors.memory.registry import MemoryReference, Registry
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
 from monarch._tensors.transports.base import Move, Transport, check_spans
@@ -62,7 +62,7 @@ class Plane:
 
     # Memory of this process
 
-    def share(self, memory: Memory, forever: bool = False) -> Remote:
+    def share(self, memory: Memory, forever: bool = False) -> MemoryReference:
         """Share memory with other processes until it is dropped or, unless ``forever``, the running actor ends."""
         node = self._node
         _let_others_read(node)
@@ -96,7 +96,7 @@ class Plane:
 
     # Memory of other processes
 
-    def transport_to(self, remote: Remote, local_device: str) -> Transport:
+    def transport_to(self, remote: MemoryReference, local_device: str) -> Transport:
         """Return the best transport between this process and a piece of memory.
 
         Raises:
@@ -116,12 +116,12 @@ class Plane:
                 raise TransferError(f"no transport reaches {remote.title}: {'; '.join(against)}", mesh=remote.proc)
         return chosen
 
-    def known_transport(self, remote: Remote, local_device: str) -> str:
+    def known_transport(self, remote: MemoryReference, local_device: str) -> str:
         """Return the name of the transport that is already in use, or an empty string."""
         chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
 
-    def reasons(self, remote: Remote, local_device: str) -> list[tuple[str, str]]:
+    def reasons(self, remote: MemoryReference, local_device: str) -> list[tuple[str, str]]:
         """Return the transports, best first, up to the first usable one, each with the reason against it."""
         reasons: list[tuple[str, str]] = []
         for name in _allowed():
@@ -142,21 +142,23 @@ class Plane:
             self._check_alive(remote)
             self.transport_to(remote, local.device).move(several, writing, timeout)
 
-    def _check_alive(self, remote: Remote) -> None:
+    def _check_alive(self, remote: MemoryReference) -> None:
         peer = self._node.peers.known.get(remote.proc)
         if peer is not None and peer.dead is not None:
             raise TransferError(
                 f"{remote.title}, the owner of the buffer, {peer.dead.reason}. Nothing was written", mesh=remote.proc
             )
 
-    def _find_stream(self, remote: Remote, timeout: float) -> tuple[str, int]:
+    def _find_stream(self, remote: MemoryReference, timeout: float) -> tuple[str, int]:
         host, port = self._ask(remote, timeout, stream_address)
         return str(host), int(port)
 
-    def _ask_exposed(self, remote: Remote, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
+    def _ask_exposed(self, remote: MemoryReference, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
         return self._ask(remote, timeout, expose, keys)
 
-    def _ask(self, remote: Remote, timeout: float, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+    def _ask(
+        self, remote: MemoryReference, timeout: float, service: Callable[P, R], *args: P.args, **named: P.kwargs
+    ) -> R:
         try:
             return ask_proc(remote.proc, service, *args, **named).get(timeout)
         except CallTimeoutError:
@@ -221,7 +223,7 @@ def _allowed() -> list[str]:
     return [name for name in _ORDER if not names or name in names]
 
 
-def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bytes, str]:
+def _kind_of(remote: MemoryReference, local_device: str) -> tuple[str, str, bytes, str]:
     """Return the properties that decide the transport: owner, device, segment of GPU memory, local device.
 
     The driver may map one segment of a process and refuse another.

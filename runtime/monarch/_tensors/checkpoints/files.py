@@ -31,7 +31,7 @@ RANK = "@rank."
 """Prefix of a rank number: the rank's own table, for values stored by content."""
 
 
-class Copy(DefaultSavePlanner):
+class StateCopy(DefaultSavePlanner):
     """A copy of a state in CPU memory, and the plan of what to write of it.
 
     Args:
@@ -136,7 +136,7 @@ class Copy(DefaultSavePlanner):
         return f": this rank has up to {size:,} bytes to write; {disk.f_bavail * disk.f_frsize:,} bytes are free there"
 
 
-class Whole:
+class WholePlan:
     """Merge the plans of all ranks; for the first of them.
 
     Args:

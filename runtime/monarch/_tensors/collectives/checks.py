@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monarch._core.collective_calls import CollectiveCall, Tensor
+from monarch._core.collective_calls import CollectiveCall, TensorInfo
 from monarch._core.kinds import is_list
 from monarch._core.places import is_users
 from monarch._core.position import Frame
@@ -105,16 +105,16 @@ def _called(operator: str, values: dict[str, Any], group: Any, frame: FrameType)
     )
 
 
-def _tensors(value: Any) -> tuple[Tensor, ...]:
+def _tensors(value: Any) -> tuple[TensorInfo, ...]:
     if isinstance(value, torch.Tensor):
-        return (Tensor(str(value.dtype).removeprefix("torch."), tuple(value.shape)),)
+        return (TensorInfo(str(value.dtype).removeprefix("torch."), tuple(value.shape)),)
     return tuple(each for one in value for each in _tensors(one)) if is_list(value) else ()
 
 
-def _parts(whole: Tensor, sizes: list[int], count: int) -> tuple[Tensor, ...]:
+def _parts(whole: TensorInfo, sizes: list[int], count: int) -> tuple[TensorInfo, ...]:
     """Return the parts of a tensor for each rank; without sizes, they are equal."""
     first, *rest = whole.shape or (1,)
-    return tuple(Tensor(whole.dtype, (size, *rest)) for size in sizes or [first // count] * count)
+    return tuple(TensorInfo(whole.dtype, (size, *rest)) for size in sizes or [first // count] * count)
 
 
 def _place(frame: FrameType | None) -> str:

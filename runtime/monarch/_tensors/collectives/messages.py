@@ -20,7 +20,7 @@ from monarch._tensors.collectives.open_messages import GROUPS_TIMEOUT, waiting
 from monarch._tensors.torch_compat import wrap_messages
 
 
-class Message(NamedTuple):
+class MessageEnd(NamedTuple):
     """One end of a message.
 
     Attributes:
@@ -81,7 +81,7 @@ def observe_messages() -> None:
     wrap_messages(functools.partial(_noting, "isend"), functools.partial(_noting, "irecv"))
 
 
-def message_in(frame: FrameType) -> Message | None:
+def message_in(frame: FrameType) -> MessageEnd | None:
     """Return the message for whose end a thread waits in this package.
 
     Args:
@@ -90,14 +90,14 @@ def message_in(frame: FrameType) -> Message | None:
     return message_of(frame.f_locals.get("self")) if frame.f_code in _HELD else None
 
 
-def message_of(work: Any) -> Message | None:
+def message_of(work: Any) -> MessageEnd | None:
     """Return the message for whose end a ``Work`` stands; None if it stands for a collective, or is not known."""
     found = _known.get(work) if isinstance(work, dist.Work) else None
     if found is None:
         return None
     operation, group, peer, tag, tensor = found
     try:
-        return Message(operation, group, dist.get_global_rank(group, peer), tag, tensor)
+        return MessageEnd(operation, group, dist.get_global_rank(group, peer), tag, tensor)
     except (KeyError, ValueError):
         # The group has been destroyed.
         return None

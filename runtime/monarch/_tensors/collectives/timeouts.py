@@ -28,7 +28,7 @@ _NAMES = {"cpu": "gloo", "cuda": "nccl"}
 """Of the backends, by type of device."""
 
 
-class Held(NamedTuple):
+class UntimedBackend(NamedTuple):
     """A backend of a group whose timeout it does not see."""
 
     group: Any
@@ -36,7 +36,7 @@ class Held(NamedTuple):
     """The type of device of its collectives."""
 
 
-class Unended(NamedTuple):
+class OpenCollective(NamedTuple):
     """A collective that has not ended here."""
 
     operation: str
@@ -66,20 +66,20 @@ def hold_timeout(group: Any) -> bool:
     return is_held
 
 
-def let_go(held: Held) -> None:
+def let_go(held: UntimedBackend) -> None:
     """Leave the timeout to the backend again, for later collectives."""
     timeout = backend_timeout(*held)
     if timeout is not None and timeout >= HELD:
         set_backend_timeout(*held, timeout - HELD)
 
 
-def held_groups() -> dict[Held, float]:
+def held_groups() -> dict[UntimedBackend, float]:
     """Return the groups whose timeout their backends do not see, with the real one in seconds."""
-    found = {Held(group, device): backend_timeout(group, device) for group in groups() for device in DEVICES}
+    found = {UntimedBackend(group, device): backend_timeout(group, device) for group in groups() for device in DEVICES}
     return {held: (each - HELD).total_seconds() for held, each in found.items() if each is not None and each >= HELD}
 
 
-def unended(held: Held) -> Unended | None:
+def unended(held: UntimedBackend) -> OpenCollective | None:
     """Return the oldest collective of a group that has not ended here; one without a name if all have.
 
     Returns:
@@ -87,11 +87,11 @@ def unended(held: Held) -> Unended | None:
     """
     records = recorded_by(_NAMES[held.device])
     if not records:
-        return None if begun_by(*held) else Unended("", 0.0)
+        return None if begun_by(*held) else OpenCollective("", 0.0)
     for each in records_of(held.group, records):
         if not has_ended(each):
-            return Unended(operation_in(each), time.time() - each["time_created_ns"] / 1e9)
-    return Unended("", 0.0)
+            return OpenCollective(operation_in(each), time.time() - each["time_created_ns"] / 1e9)
+    return OpenCollective("", 0.0)
 
 
 def name_of(group: Any) -> str:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._core.places import is_ours
-from monarch._core.unjoined import Waits
+from monarch._core.unjoined import CollectiveWait
 from monarch._python.frames import outward
 from monarch._tensors.collectives.agreeing import is_checked_now
-from monarch._tensors.collectives.messages import WAITS, Message, message_in, message_of
+from monarch._tensors.collectives.messages import WAITS, MessageEnd, message_in, message_of
 from monarch._tensors.torch_compat import begun, default_group, group_names
 
 _C10D = dist.distributed_c10d.__file__
@@ -46,7 +46,7 @@ ALIKE = {
 
 def waits_in(
     frame: FrameType | None, rank: int, place: tuple[int, ...], in_futex: bool, any_peer: bool = False
-) -> Waits | None:
+) -> CollectiveWait | None:
     """Return the collective that a thread waits in, None if it waits in none.
 
     Args:
@@ -65,7 +65,7 @@ def waits_in(
 
 def _waits_in(
     frame: FrameType | None, rank: int, place: tuple[int, ...], in_futex: bool, any_peer: bool
-) -> Waits | None:
+) -> CollectiveWait | None:
     if frame is None or default_group() is None:
         return None
     innermost, frame = frame, outside_receive(frame)
@@ -102,7 +102,7 @@ def tensors_in(frame: FrameType | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
 
 
-def message_at(frame: FrameType) -> Message | None:
+def message_at(frame: FrameType) -> MessageEnd | None:
     """Return the message for whose end a thread waits, None if it waits for none.
 
     Args:
@@ -191,9 +191,11 @@ def _peers(name: str, values: dict[str, Any], group: Any) -> tuple[int, ...] | N
     return (dist.get_global_rank(group, in_group),) if type(in_group) is int else None
 
 
-def _waits(name: str, group: Any, number: int, rank: int, place: tuple[int, ...], peers: tuple[int, ...] = ()) -> Waits:
+def _waits(
+    name: str, group: Any, number: int, rank: int, place: tuple[int, ...], peers: tuple[int, ...] = ()
+) -> CollectiveWait:
     members = tuple(dist.get_process_group_ranks(group))
-    return Waits(
+    return CollectiveWait(
         rank, name, dict(group_names()).get(group, ""), members, group is default_group(), number, peers, place
     )
 
@@ -218,13 +220,13 @@ def labels() -> dict[str, str]:
     return found
 
 
-def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]) -> Waits:
+def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]) -> CollectiveWait:
     ranks = values.get("ranks")
     waits = _waits(name, default_group(), 0, rank, place)
     return waits._replace(members=tuple(ranks)) if type(ranks) in (list, tuple) and ranks else waits
 
 
-def _work_of_default(rank: int, place: tuple[int, ...]) -> Waits:
+def _work_of_default(rank: int, place: tuple[int, ...]) -> CollectiveWait:
     """Return a wait for a Work, which does not name its group: taken as the default group."""
     group: Any = default_group()
     return _waits("", group, begun(group), rank, place)

@@ -55,7 +55,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 """torch's default; a dead rank frees the others long before."""
 
 
-class Place(NamedTuple):
+class JoinInfo(NamedTuple):
     """The data that a rank needs to join."""
 
     rank: int
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 class World:
     """One generation of the default process group, and the groups within it."""
 
-    place: Place
+    place: JoinInfo
     store: Store
     devices: list[str]
     token: str
@@ -228,7 +228,7 @@ def choose_backend(devices: Sequence[str]) -> str:
     return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
 
 
-def form(place: Place, store: Store, known: Formers, ended: Callable[[], str] = str) -> World:
+def form(place: JoinInfo, store: Store, known: Formers, ended: Callable[[], str] = str) -> World:
     """Join the default process group, together with all other ranks of the mesh.
 
     Args:
@@ -250,7 +250,7 @@ def form(place: Place, store: Store, known: Formers, ended: Callable[[], str] = 
 
 
 def _form(
-    place: Place, store: Store, known: Formers, formers: Formers, made: set[str], ended: Callable[[], str]
+    place: JoinInfo, store: Store, known: Formers, formers: Formers, made: set[str], ended: Callable[[], str]
 ) -> World:
     choose_interface(place.own_address)
     observe_groups()
@@ -332,7 +332,7 @@ def leave(world: World, formers: Formers) -> None:
             connect_with(None)
 
 
-def torchrun_variables(place: Place) -> dict[str, str]:
+def torchrun_variables(place: JoinInfo) -> dict[str, str]:
     """Return torchrun's environment for its workers, for programs that create their process group themselves."""
     return {
         "RANK": str(place.rank),

@@ -17,7 +17,7 @@ from monarch._tensors.memory.views import Memory
 _SLOTS = 512
 
 
-class Remote(NamedTuple):
+class MemoryReference(NamedTuple):
     """A reference to exported memory, as it travels in messages."""
 
     proc: str
@@ -58,14 +58,14 @@ class Registry:
         # Never freed: others may check a slot at any time.
         self._tables: list[ctypes.Array[ctypes.c_uint64]] = []
 
-    def add(self, memory: Memory, proc: str, title: str, gpu: bytes = b"") -> Remote:
+    def add(self, memory: Memory, proc: str, title: str, gpu: bytes = b"") -> MemoryReference:
         """Export a piece of memory, which is kept until dropped."""
         key = secrets.randbits(63) | 1
         with self._lock:
             slot = self._slot()
             slot.value = key
             self._known[key] = (memory, slot)
-        return Remote(
+        return MemoryReference(
             proc=proc,
             title=title,
             pid=os.getpid(),

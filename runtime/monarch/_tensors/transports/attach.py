@@ -14,7 +14,7 @@ import numpy
 
 from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
 from monarch._python.threads import new_thread
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
 
@@ -59,7 +59,7 @@ class Attach:
         self._host = host
         self._denied: dict[int, str] = {}
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         if remote.proc.partition("/")[0] != self._host:
             return "the owner is on another host"
         if remote.device != "cpu" or local_device != "cpu":
@@ -99,7 +99,7 @@ class Attach:
             raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} {_what(error)}") from None
         self.check_after(remotes, writing)
 
-    def check_after(self, remotes: list[Remote], writing: bool) -> None:
+    def check_after(self, remotes: list[MemoryReference], writing: bool) -> None:
         """Check that the pieces were valid during the whole transfer; TransferError if not."""
         try:
             keys = _keys_of(remotes)
@@ -110,7 +110,7 @@ class Attach:
             if key != remote.key:
                 raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
 
-    def kept(self, remotes: list[Remote]) -> list[Remote]:
+    def kept(self, remotes: list[MemoryReference]) -> list[MemoryReference]:
         """Return those pieces of one process that it has not dropped; none if it has died."""
         if not remotes:
             return []
@@ -120,7 +120,7 @@ class Attach:
             return []
         return [remote for remote, key in zip(remotes, keys, strict=True) if key == remote.key]
 
-    def check(self, remotes: list[Remote]) -> None:
+    def check(self, remotes: list[MemoryReference]) -> None:
         """Check that the pieces are valid; TransferError if not."""
         try:
             keys = _keys_of(remotes)
@@ -131,7 +131,7 @@ class Attach:
                 raise dropped(remote)
 
 
-def _move_small(remote: Remote, address: int, size: int, writing: bool) -> None:
+def _move_small(remote: MemoryReference, address: int, size: int, writing: bool) -> None:
     """Move a single small piece: the same steps, with as little Python as possible."""
     keys = array("Q", (0, 0))
     key = keys.buffer_info()[0]
@@ -163,7 +163,7 @@ def _last_error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _unreachable(remote: Remote, error: OSError) -> TransferError:
+def _unreachable(remote: MemoryReference, error: OSError) -> TransferError:
     return TransferError(
         f"cannot read the memory of {remote.title}: the process {_what(error)}. Nothing was written",
         mesh=remote.proc,
@@ -178,7 +178,7 @@ def _what(error: OSError) -> str:
     return f"denies access ({error.strerror})"
 
 
-def _keys_of(remotes: list[Remote]) -> list[int]:
+def _keys_of(remotes: list[MemoryReference]) -> list[int]:
     """Read the slots of some pieces of one process."""
     if len(remotes) == 1:
         key = array("Q", (0,))

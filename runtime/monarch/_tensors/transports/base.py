@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy
 
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.memory.views import Memory
 from monarch.exceptions import ArgumentError, TransferError
 
@@ -15,7 +15,7 @@ from monarch.exceptions import ArgumentError, TransferError
 class Move(NamedTuple):
     """A transfer between a piece of remote memory and one of this process."""
 
-    remote: Remote
+    remote: MemoryReference
     local: Memory
     spans: numpy.ndarray | None = None
     """Rows of remote offset, local offset and size in bytes; int64.
@@ -49,7 +49,7 @@ class Transport(Protocol):
 
     name: str
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         """Return why it cannot reach a piece of memory from this process; empty if it can."""
         ...
 
@@ -65,7 +65,7 @@ class Transport(Protocol):
         ...
 
 
-def dropped(remote: Remote) -> TransferError:
+def dropped(remote: MemoryReference) -> TransferError:
     """Return the error for a buffer that was gone before any byte was moved."""
     return TransferError(
         f"the buffer of {remote.title} was dropped, or its actor was stopped; ask its owner for a new one. Nothing was "
@@ -74,7 +74,7 @@ def dropped(remote: Remote) -> TransferError:
     )
 
 
-def lost_meanwhile(remote: Remote, writing: bool, why: str) -> TransferError:
+def lost_meanwhile(remote: MemoryReference, writing: bool, why: str) -> TransferError:
     """Return the error for a buffer that vanished during a transfer."""
     what = "the buffer" if writing else "the destination"
     return TransferError(

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from monarch._python.threads import spawn_thread
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
 from monarch._tensors.transports.base import Move, lost_meanwhile
@@ -48,13 +48,13 @@ class _Opened:
     def __init__(self, base: int, context: int) -> None:
         self.base = base
         self.context = context
-        self.pieces: dict[int, Remote] = {}
+        self.pieces: dict[int, MemoryReference] = {}
         """Those that were used here and are not known to be dropped, by key. Lock: that of the transport."""
         self.users = 0
         """Transfers that use it now. Lock: that of the transport."""
 
 
-def segment_of(remote: Remote) -> bytes:
+def segment_of(remote: MemoryReference) -> bytes:
     """Return the handle of the GPU memory that holds a piece; empty for other memory."""
     return remote.gpu[:HANDLE]
 
@@ -99,7 +99,7 @@ class CudaIpc:
         """By proc id and handle. Lock: ``_lock``."""
         self._lock = threading.Lock()
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         if remote.proc.partition("/")[0] != self._host:
             return "the owner is on another host"
         if remote.device == "cpu":
@@ -112,7 +112,7 @@ class CudaIpc:
             remote, _device_of(local_device)
         )
 
-    def _cannot_open(self, remote: Remote, device: str) -> str:
+    def _cannot_open(self, remote: MemoryReference, device: str) -> str:
         try:
             self._slots.check([remote])
             with on_gpu(device), self._mapped(remote):
@@ -142,7 +142,7 @@ class CudaIpc:
         self._slots.check_after(remotes, writing)
 
     @contextmanager
-    def _mapped(self, remote: Remote) -> Generator[int]:
+    def _mapped(self, remote: MemoryReference) -> Generator[int]:
         """Map another process's memory, and return the address of the piece here.
 
         The segment stays mapped while the owner keeps any piece of it that was used here: the owner cannot give the

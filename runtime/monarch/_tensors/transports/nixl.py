@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from monarch._procs.os.helpers import as_helper
-from monarch._tensors.memory.registry import Registry, Remote
+from monarch._tensors.memory.registry import MemoryReference, Registry
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
 
@@ -26,7 +26,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("nixl") is not None
 
 
-_Ask = Callable[[Remote, list[int], float], Exposed | None]
+_Ask = Callable[[MemoryReference, list[int], float], Exposed | None]
 
 
 class _Span(NamedTuple):
@@ -98,7 +98,7 @@ class Nixl:
         self._known: dict[tuple[str, int], str] = {}
         """The agents of other processes, by process and key of its memory. Single operations only."""
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         if not is_installed():
             return "nixl is not installed here; pip install 'monarch-kernel[rdma]'"
         if remote.device != "cpu" or local_device != "cpu":
@@ -159,7 +159,7 @@ class Nixl:
 
     # The remote side
 
-    def _agent_of(self, remotes: Sequence[Remote], timeout: float) -> str:
+    def _agent_of(self, remotes: Sequence[MemoryReference], timeout: float) -> str:
         """Return the name of the owner's agent, which can reach these pieces."""
         proc = remotes[0].proc
         unknown = [remote.key for remote in remotes if (proc, remote.key) not in self._known]

@@ -8,7 +8,7 @@ import torch
 
 from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
 from monarch._python.threads import new_thread
-from monarch._tensors.memory.registry import Registry, Remote
+from monarch._tensors.memory.registry import MemoryReference, Registry
 from monarch._tensors.memory.views import Memory, bytes_of, copy_memory
 from monarch._tensors.transports.base import Move, dropped
 
@@ -25,7 +25,7 @@ class SameProcess:
         self._proc = proc
         self._memories = registry
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         return "" if remote.proc == self._proc else "the owner is another process"
 
     def forget(self, proc: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.registry import MemoryReference
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch._tensors.transports.stream_protocol import (
     ANSWER,
@@ -48,14 +48,14 @@ class StreamTransport:
 
     name = "stream"
 
-    def __init__(self, secret: bytes, find: Callable[[Remote, float], tuple[str, int]]) -> None:
+    def __init__(self, secret: bytes, find: Callable[[MemoryReference, float], tuple[str, int]]) -> None:
         self._secret = secret
         self._find = find
         self._lock = threading.Lock()
         self._idle: dict[str, list[socket.socket]] = {}
         """By process, the connections that no transfer uses. Lock: ``_lock``."""
 
-    def reason_against(self, remote: Remote, local_device: str) -> str:
+    def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         return ""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
@@ -103,7 +103,7 @@ class StreamTransport:
                 raise lost_meanwhile(remote, True, f"{remote.title} has dropped the buffer")
         return move.size
 
-    def _request(self, connection: socket.socket, what: int, remote: Remote, spans: numpy.ndarray) -> None:
+    def _request(self, connection: socket.socket, what: int, remote: MemoryReference, spans: numpy.ndarray) -> None:
         theirs = numpy.ascontiguousarray(spans[:, ::2] + [remote.offset, 0])
         connection.sendall(REQUEST.pack(what, remote.key, len(theirs)) + theirs.tobytes())
         status = ANSWER.unpack(receive(connection, ANSWER.size))[0]
@@ -112,7 +112,7 @@ class StreamTransport:
         if status == BOUNDS:
             raise TransferError(f"{remote.title} refuses access to this range of the buffer", mesh=remote.proc)
 
-    def _connection(self, remote: Remote, timeout: float) -> tuple[socket.socket, bool]:
+    def _connection(self, remote: MemoryReference, timeout: float) -> tuple[socket.socket, bool]:
         proc = remote.proc
         with self._lock:
             idle = self._idle.get(proc)

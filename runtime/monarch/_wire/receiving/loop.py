@@ -18,11 +18,11 @@ from threading import main_thread
 import zmq
 
 from monarch._python.threads import spawn_thread
-from monarch._wire.deferred_signals import Handler, Held
+from monarch._wire.deferred_signals import DeferredSignals, Handler
 from monarch._wire.links import Inbox
 from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
-from monarch._wire.receiving.slow_handlers import Watch
+from monarch._wire.receiving.slow_handlers import SlowHandlerWatch
 from monarch._wire.receiving.timers import Timers
 from monarch.exceptions import DeadlockError
 
@@ -57,7 +57,7 @@ class ReceiveLoop:
         self.on_lost: Callable[[BaseException], None] = tell_recurring
         """Called, in the leader, if there is no memory for a message, which is lost then. Set once."""
         self._recv = inbox.socket.recv
-        self._watch = Watch(handle, _run)
+        self._watch = SlowHandlerWatch(handle, _run)
         self._handle, self._run = self._watch.handle, self._watch.run
         self._clock = primitives.clock
         self._ident = primitives.ident
@@ -68,7 +68,7 @@ class ReceiveLoop:
         # Leader only: the current timeout of the socket.
         self._limited = -1
         # Main thread only: deferred signals, and its wait without the lead.
-        self._held = Held(self._on_signal)
+        self._held = DeferredSignals(self._on_signal)
         self._main_turn: Turn | None = None
         self._thread = primitives.thread(self._background, "monarch-receive")
 

@@ -30,7 +30,7 @@ def is_on() -> bool:
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
-class Watch:
+class SlowHandlerWatch:
     """Watches the receiving thread from another one, in debug mode; otherwise does nothing.
 
     Args:

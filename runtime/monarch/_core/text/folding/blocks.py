@@ -11,7 +11,7 @@ PROGRESS = "progress "
 """Begins the stream of a finished line that was shown, or rewritten, while it was unfinished."""
 
 
-class Line(NamedTuple):
+class OutputLine(NamedTuple):
     """A line of output, of one rank or of several that printed the same."""
 
     source: Hashable
@@ -40,10 +40,10 @@ class Block(NamedTuple):
         """Return the prefix."""
         return f"[{describe_ranks(self.ranks)}]"
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[OutputLine]:
         """Return the same, line by line."""
         source, ranks, stream, text = self
-        return [Line(source, ranks, stream, line) for line in text[:-1].split("\n")]
+        return [OutputLine(source, ranks, stream, line) for line in text[:-1].split("\n")]
 
     def prefixed(self) -> str:
         """Return the text with the prefix before each line."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from monarch._core.text.folding.blocks import PROGRESS, Block, Line
+from monarch._core.text.folding.blocks import PROGRESS, Block, OutputLine
 from monarch._core.text.folding.pending import CUT, Key, Pending, Printed
 from monarch._core.text.folding.queues import Queues
 from monarch._core.text.folding.rewriting import is_rewritten, is_wiped, overwritten
@@ -100,7 +100,7 @@ class Folder:
             self._in_parts -= sum(map(len, parts))
             self._print_lines(pending, source, rank, stream, "".join([*parts, "\n"]), now)
 
-    def due(self, now: float) -> list[Line]:
+    def due(self, now: float) -> list[OutputLine]:
         """Take out the lines whose time has come, and those that must precede them."""
         return [line for block in self.due_blocks(now) for line in block.lines()]
 
@@ -126,7 +126,7 @@ class Folder:
         waiting = [each for each in self._sources.items() if each[1].blocks or each[1].queues]
         return min((self._due_at(*each) for each in waiting), default=None)
 
-    def flush(self, source: Hashable = None) -> list[Line]:
+    def flush(self, source: Hashable = None) -> list[OutputLine]:
         """Take out all lines of a source, or of all if it is None, unfinished ones included."""
         return [line for block in self.flush_blocks(source) for line in block.lines()]
 

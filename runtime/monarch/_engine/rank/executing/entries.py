@@ -13,7 +13,7 @@ from monarch._engine.issuing.encoding import CALL, NEW, filler, find_op
 from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.executing.ops import RunsOps
 from monarch._engine.rank.executing.quiet import quiet
-from monarch._engine.rank.executing.state import Known
+from monarch._engine.rank.executing.state import CachedTemplate
 from monarch._engine.rank.functions.calling import name_of, with_shards
 from monarch._engine.rank.functions.shield import of_user, shield
 from monarch._engine.rank.operations.table import OPERATIONS
@@ -120,7 +120,7 @@ class RunsEntries(RunsOps):
     def _learn(self, region: Region, entry: Any) -> None:
         _, number, template = entry
         op = find_op(template.op) if template.op else OPERATIONS[template.kind]
-        self.templates[region, number] = Known(template, filler(template), op, "cpu")
+        self.templates[region, number] = CachedTemplate(template, filler(template), op, "cpu")
 
     def free_others(self) -> None:
         """Free ranks that wait for this one, which is new, in a collective or for groups."""

@@ -24,11 +24,11 @@ from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.operations.table import made
 from monarch._engine.rank.recovery.progress import progress
 from monarch._engine.rank.recovery.restoring import called
-from monarch._engine.rank.reports import TITLES, Report
+from monarch._engine.rank.reports import TITLES, BatchReport
 from monarch.exceptions import ArgumentError
 
 
-class Executor(Recovers):
+class TensorExecutor(Recovers):
     """Holds this rank's shards of all distributed tensors of its mesh. Used by the thread of the actor only."""
 
     monarch_unstopped = frozenset(
@@ -47,39 +47,39 @@ class Executor(Recovers):
         return device
 
     @endpoint
-    def run(self, batch: bytes) -> Report:
+    def run(self, batch: bytes) -> BatchReport:
         """Run a batch; see issuing/encoding.py."""
         region = region_of_view()
         self.run_entries((region, entry) for entry in unpack(batch))
-        return Report(self.halted)
+        return BatchReport(self.halted)
 
     @endpoint
-    def look(self, number: int, what: str, *args: Any) -> Report:
+    def look(self, number: int, what: str, *args: Any) -> BatchReport:
         """Return something of the shard that this rank has of a tensor: see LOOKS."""
         if self.halted:
-            return Report(True)
+            return BatchReport(True)
         failure = self.failed.get(number)
         if failure is not None:
-            return Report(False, None, failure)
+            return BatchReport(False, None, failure)
         try:
-            return Report(False, LOOKS[what](self.values[number], *args))
+            return BatchReport(False, LOOKS[what](self.values[number], *args))
         except Exception as error:
-            return Report(False, None, failure_of(error, what, 0, self.rank))
+            return BatchReport(False, None, failure_of(error, what, 0, self.rank))
 
     @endpoint
-    def fetch(self, numbers: list[int], rank: int) -> Report:
+    def fetch(self, numbers: list[int], rank: int) -> BatchReport:
         """Return the tensors that a rank has; the other ranks report whether they have failed."""
         if self.halted:
-            return Report(True)
+            return BatchReport(True)
         failure = self.failure_for(numbers)
         if failure is not None:
-            return Report(False, None, failure)
+            return BatchReport(False, None, failure)
         if rank != self.rank:
-            return Report(False)
-        return Report(False, [plain(self.values[number]) for number in numbers])
+            return BatchReport(False)
+        return BatchReport(False, [plain(self.values[number]) for number in numbers])
 
     @endpoint
-    def execute(self, function: Any, args: Any, kwargs: Any, number: int = 0, line: int = 0) -> Report:
+    def execute(self, function: Any, args: Any, kwargs: Any, number: int = 0, line: int = 0) -> BatchReport:
         """Call a function of the program with this rank's shards.
 
         A halted rank keeps it for later under its number, see ``executed``; one without a number is sent again.
@@ -96,67 +96,67 @@ class Executor(Recovers):
         if number:
             self.kept.append((region_of_view(), (CALL, number, function, args, kwargs, line)))
             self.free_others()
-        return Report(True)
+        return BatchReport(True)
 
     @endpoint
-    def executed(self, number: int) -> Report:
+    def executed(self, number: int) -> BatchReport:
         """Return what a function has returned that this rank has kept; raise what it has raised."""
         if number in called(self.kept):
-            return Report(True)
+            return BatchReport(True)
         found = self.values.pop(number, None)
         if isinstance(found, BaseException):
             raise found
-        return found or Report(False, None, self.failed.get(number) or cancelled(self.rank))
+        return found or BatchReport(False, None, self.failed.get(number) or cancelled(self.rank))
 
     @endpoint
-    def make_shard(self, number: int, function: Any, args: Any) -> Report:
+    def make_shard(self, number: int, function: Any, args: Any) -> BatchReport:
         """Let a function of the program make this rank's shard of a tensor; return its shape and dtype."""
         self.halted = self.halted or progress.is_over()
         if self.halted:
-            return Report(True)
+            return BatchReport(True)
         value = function(*args)
         if not isinstance(value, torch.Tensor):
             if not hasattr(value, "__array__"):
                 raise ArgumentError(f"from_local: expected a tensor from the function, got {type(value).__name__}")
             value = torch.as_tensor(value)
         made[number] = value.detach().to(self.meshes.device_type).contiguous()
-        return Report(False, (tuple(value.shape), value.dtype))
+        return BatchReport(False, (tuple(value.shape), value.dtype))
 
     @endpoint
     def put_shard(
         self, number: int, value: torch.Tensor, shape: Any, stride: Any, placements: Any, region: Region
-    ) -> Report:
+    ) -> BatchReport:
         """Keep a value from the program as this rank's shard of a tensor."""
         return self._put_or_keep(region, ("put", number, value, shape, stride, placements))
 
     @endpoint
-    def put_rank(self, number: int, value: torch.Tensor, region: Region) -> Report:
+    def put_rank(self, number: int, value: torch.Tensor, region: Region) -> BatchReport:
         """Keep a value from the program as a tensor of this rank."""
         return self._put_or_keep(region, ("put", number, value))
 
-    def _put_or_keep(self, region: Region, entry: Any) -> Report:
+    def _put_or_keep(self, region: Region, entry: Any) -> BatchReport:
         if self.halted:
             self.kept.append((region, entry))
             self.free_others()
         elif not self.put(region, *entry[1:]):
             self.kept.append((region, entry))
             self.halted = True
-        return Report(self.halted)
+        return BatchReport(self.halted)
 
     @endpoint
-    def ready(self, numbers: list[int]) -> Report:
+    def ready(self, numbers: list[int]) -> BatchReport:
         """Return a failure of some tensors, once all earlier ops have run."""
-        return Report(self.halted, None, None if self.halted else self.failure_for(numbers))
+        return BatchReport(self.halted, None, None if self.halted else self.failure_for(numbers))
 
     @endpoint
-    def contents(self, path: str, version: str | int | None) -> Report:
+    def contents(self, path: str, version: str | int | None) -> BatchReport:
         """Return what a checkpoint has, or the text of the error."""
         try:
-            return Report(False, contents_of(path, version))
+            return BatchReport(False, contents_of(path, version))
         except (ArgumentError, OSError) as error:
-            return Report(False, str(error))
+            return BatchReport(False, str(error))
 
     @endpoint
-    def read_values(self, folder: str, keys: list[str]) -> Report:
+    def read_values(self, folder: str, keys: list[str]) -> BatchReport:
         """Return values of a checkpoint for the program."""
-        return Report(False, values_of(folder, keys))
+        return BatchReport(False, values_of(folder, keys))

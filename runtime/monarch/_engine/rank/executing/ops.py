@@ -11,7 +11,7 @@ from monarch._engine.issuing.failures import failure_of
 from monarch._engine.rank.devices.meshes import is_unregistered
 from monarch._engine.rank.devices.on_device import on_device
 from monarch._engine.rank.executing.spreading import SpreadsFailures
-from monarch._engine.rank.executing.state import Known
+from monarch._engine.rank.executing.state import CachedTemplate
 from monarch._engine.rank.functions.calling import title_of
 from monarch._engine.rank.operations.checkpoints import LOAD
 from monarch._engine.rank.operations.moving import SourceFailedError
@@ -66,7 +66,7 @@ class RunsOps(SpreadsFailures):
                     held[each] = value
         return True
 
-    def _broken_off(self, region: Region, entry: Any, known: Known, error: BaseException) -> bool:
+    def _broken_off(self, region: Region, entry: Any, known: CachedTemplate, error: BaseException) -> bool:
         """Halt after an error in an op; return False if its collective was cut, so that it must run again."""
         cause = error.cause if isinstance(error, ReplayError) else error
         is_cut = isinstance(cause, GroupError) or broke(cause) or is_unregistered(cause)
@@ -84,5 +84,7 @@ class RunsOps(SpreadsFailures):
         mesh, known = self.meshes.of(region), self.templates[region, number]
         if known.kind != mesh.device_type:
             template = on_device(known.template, mesh.device_type)
-            known = self.templates[region, number] = Known(template, filler(template), known.op, mesh.device_type)
+            known = self.templates[region, number] = CachedTemplate(
+                template, filler(template), known.op, mesh.device_type
+            )
         return run_op(mesh, known.template, known.fill, known.op, tensors, values)

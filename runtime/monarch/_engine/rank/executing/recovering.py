@@ -16,7 +16,7 @@ from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.recovery.progress import give_up_here, places, progress, ranks_behind, tell_there
 from monarch._engine.rank.recovery.renewing import AGAIN, attempts, give_up_attempt
 from monarch._engine.rank.recovery.restoring import Account, Restored, account, called, fetched, is_op, wrapped
-from monarch._engine.rank.reports import Halt, Report
+from monarch._engine.rank.reports import BatchReport, HaltReport
 from monarch._groups.failures import broke
 from monarch._node.current import current_node
 from monarch.exceptions import GroupError
@@ -33,14 +33,14 @@ class Recovers(RunsEntries):
         """Shards that other ranks have given to this one, which is new."""
 
     @endpoint
-    def halt(self) -> Halt:
+    def halt(self) -> HaltReport:
         """Stop running ops, and return what has failed since the last halt, with all that depends on it."""
         self.halted = True
         waiting = {**dict.fromkeys(self.meshes.regions(), 0), **self._waiting()}
         self._places = places(self.kept)
         self.spread_failures()
         found, self.new_failures = self.new_failures, {}
-        return Halt(found, self.is_new, self.rank, waiting)
+        return HaltReport(found, self.is_new, self.rank, waiting)
 
     @endpoint
     def spread(self, failed: dict[int, OpFailure]) -> dict[int, OpFailure]:
@@ -98,7 +98,7 @@ class Recovers(RunsEntries):
         attempt: int,
         lost: frozenset[str] = frozenset(),
         waiting: dict[Region, dict[int, int]] | None = None,
-    ) -> Report:
+    ) -> BatchReport:
         """Run ops again.
 
         Args:
@@ -122,7 +122,7 @@ class Recovers(RunsEntries):
         if renew and not self._renewed(regions, attempt):
             progress.abandon(attempt)
             tell_there()
-            return Report(True, AGAIN)
+            return BatchReport(True, AGAIN)
         for number, (restored, shard) in self.restored.items():
             self.values[number] = wrapped(restored, shard, self.meshes.of(restored.region))
         self.restored = {}
@@ -134,7 +134,7 @@ class Recovers(RunsEntries):
         tell_there()
         self.run_entries(iter(kept))
         self.behind = {}
-        return Report(self.halted)
+        return BatchReport(self.halted)
 
     def _renewed(self, regions: list[Region] | None, attempt: int) -> bool:
         """Make new process groups; return False if they broke meanwhile, so that all ranks must do it again."""

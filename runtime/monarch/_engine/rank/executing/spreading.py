@@ -11,12 +11,12 @@ from monarch._core.shapes.region import Region
 from monarch._engine.dtensor_compat import memory_id, returns_view
 from monarch._engine.issuing.encoding import CALL, NEW, Entry
 from monarch._engine.issuing.failures import OpFailure
-from monarch._engine.rank.executing.state import RankState
+from monarch._engine.rank.executing.state import RankTensors
 from monarch._engine.rank.operations.checkpoints import LOAD
 from monarch._engine.rank.operations.moving import SEND, exports, takers_of
 
 
-class SpreadsFailures(RankState):
+class SpreadsFailures(RankTensors):
     """A rank that fails what depends on failed tensors."""
 
     def __init__(self) -> None:

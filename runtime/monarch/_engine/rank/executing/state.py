@@ -18,7 +18,7 @@ from monarch._engine.rank.recovery.progress import progress, tell_there
 from monarch._node.current import current_node
 
 
-class Known(NamedTuple):
+class CachedTemplate(NamedTuple):
     """A template, ready to run."""
 
     template: Template
@@ -28,7 +28,7 @@ class Known(NamedTuple):
     """Type of the device on which its op makes tensors."""
 
 
-class RankState(Actor):
+class RankTensors(Actor):
     """Holds this rank's shards of all distributed tensors of its mesh. Used by the thread of the actor only."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class RankState(Actor):
         """Failures by reference of the tensor that has no value."""
         self.new_failures: dict[int, OpFailure] = {}
         """Those since the last recovery."""
-        self.templates: dict[tuple[Region, int], Known] = {}
+        self.templates: dict[tuple[Region, int], CachedTemplate] = {}
         exports.failed = lent.failed = self.failed
         self.meshes = RankMeshes()
         self.is_new = True

@@ -15,8 +15,8 @@ from monarch._engine.issuing.shard_refs import ShardRef
 from monarch._engine.rank.functions.shield import of_user
 from monarch._engine.rank.operations.rank_local import plain
 from monarch._engine.rank.operations.table import OPERATIONS
-from monarch._engine.rank.recovery.restoring import HasTensors
-from monarch._engine.rank.reports import Report
+from monarch._engine.rank.recovery.restoring import RestoresTensors
+from monarch._engine.rank.reports import BatchReport
 from monarch._wire.pickling import loads
 from monarch.exceptions import ArgumentError, ShapeError
 
@@ -118,18 +118,18 @@ def _item(tensor: torch.Tensor) -> Any:
     return (shard_of_dtensor(tensor) if isinstance(tensor, DTensor) else tensor).item()
 
 
-def with_shards(executor: HasTensors, function: Any, args: Any, kwargs: Any) -> Report:
+def with_shards(executor: RestoresTensors, function: Any, args: Any, kwargs: Any) -> BatchReport:
     """Call a function with the shards of a rank; return a report of what it returns, or of a shard without a value."""
     shards = [each for each in tree_leaves((args, kwargs), is_leaf=_is_shard) if isinstance(each, ShardRef)]
     missing = [executor.failed[each.number] for each in shards if each.number in executor.failed]
     if missing:
-        return Report(False, None, missing[0])
+        return BatchReport(False, None, missing[0])
     args, kwargs = tree_map_only(
         ShardRef, lambda shard: plain(executor.values[shard.number]), (args, kwargs), _is_shard
     )
     if isinstance(function, str):
         function = named_function(function)
-    return Report(False, function(*args, **kwargs))
+    return BatchReport(False, function(*args, **kwargs))
 
 
 def name_of(function: Any) -> str:

@@ -27,7 +27,7 @@ class HasTensors(Protocol):
     failed: dict[int, OpFailure]
 
 
-class Wanted(NamedTuple):
+class TensorToRead(NamedTuple):
     """A tensor to read.
 
     Attributes:
@@ -123,7 +123,7 @@ def load(mesh: Any, op: Any, tensors: list[Any], values: Any, args: Any, kwargs:
     return targets
 
 
-def _empty(mesh: Any, wanted: Wanted) -> DTensor:
+def _empty(mesh: Any, wanted: TensorToRead) -> DTensor:
     """Return this rank's shard of a tensor without a value, with the order of dims in memory of the whole one."""
     sizes, _ = shard_sizes(wanted.shape, mesh.shape, mesh.get_coordinate(), wanted.placements)
     order = sorted(range(len(sizes)), key=lambda dim: -wanted.stride[dim])

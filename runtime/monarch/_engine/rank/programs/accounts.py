@@ -10,10 +10,10 @@ from torch.utils.flop_counter import flop_registry
 
 from monarch._engine.dtensor_compat import map_nodes
 from monarch._engine.rank.programs.lowering import ORIGIN
-from monarch._engine.rank.programs.program import Program
+from monarch._engine.rank.programs.program import RecordedProgram
 
 
-class Row(NamedTuple):
+class OpRow(NamedTuple):
     """An op of the graph.
 
     Attributes:
@@ -33,10 +33,10 @@ class Row(NamedTuple):
     sent: int
 
 
-def rows_of(graph: fx.Graph, mesh: Any, program: Program) -> list[Row]:
+def rows_of(graph: fx.Graph, mesh: Any, program: RecordedProgram) -> list[OpRow]:
     """Return a row for each op."""
     axes = {mesh.get_group(at).group_name: name for at, name in enumerate(mesh.mesh_dim_names or ())}
-    found: list[Row] = []
+    found: list[OpRow] = []
     for node in graph.nodes:
         if node.op != "call_function" or "getitem" in str(node.target) or "wait_tensor" in str(node.target):
             continue
@@ -46,10 +46,10 @@ def rows_of(graph: fx.Graph, mesh: Any, program: Program) -> list[Row]:
         taken = sum(_bytes(each) for each in node.all_input_nodes)
         if "_c10d_functional" in name:
             axis = next((axes[arg] for arg in node.args if isinstance(arg, str) and arg in axes), "")
-            found.append(Row(name, line, 0, taken, axis, taken))
+            found.append(OpRow(name, line, 0, taken, axis, taken))
         else:
             size = 0 if _is_view(node) else taken + _bytes(node)
-            found.append(Row(name, line, _flops(node), size, None, 0))
+            found.append(OpRow(name, line, _flops(node), size, None, 0))
     return found
 
 

@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from monarch._engine.dtensor_compat import inductor
-from monarch._engine.rank.programs.lowering import Whole
+from monarch._engine.rank.programs.lowering import DTensorOp
 
 _LEAST = 2
 """Ops in a part that is worth to be compiled."""
@@ -45,7 +45,7 @@ def _is_fixed(node: fx.Node) -> bool:
     # A compiled part would keep the number of the first call.
     if any(each.op == "placeholder" and "val" not in each.meta for each in node.all_input_nodes):
         return True
-    return isinstance(node.target, Whole) or "c10d" in str(node.target)
+    return isinstance(node.target, DTensorOp) or "c10d" in str(node.target)
 
 
 def _size(graph: fx.Graph) -> int:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from monarch._engine.dtensor_compat import dtensor_over, last_node, map_nodes, shard_of_dtensor, spec_of_dtensor
 from monarch._engine.issuing.encoding import Fill, Template, filler, find_op
 from monarch._engine.rank.devices.on_device import on_device
-from monarch._engine.rank.programs.program import Program, Slot
+from monarch._engine.rank.programs.program import RecordedProgram, Slot
 
 RunOp = Callable[[Any, Template, Fill, Any, list[Any], Any], Any]
 """Runs an op on DTensors: mesh, template, its filler, op, tensors, numbers."""
@@ -38,7 +38,7 @@ ORIGIN = "recorded"
 """Key in the meta of a node: the index of the recorded op that it comes from."""
 
 
-class Whole:
+class DTensorOp:
     """A recorded op that runs on DTensors in each call. A node of the graph calls it with its numbers and shards.
 
     Attributes:
@@ -61,7 +61,7 @@ def _listed(result: Any) -> list[Any]:
     return list(cast("list[Any]", result)) if isinstance(result, list | tuple) else [result]
 
 
-def lower(program: Program, mesh: Any, tensors: list[Any], run_op: RunOp) -> Lowered:
+def lower(program: RecordedProgram, mesh: Any, tensors: list[Any], run_op: RunOp) -> Lowered:
     """Return the graph of a recorded step.
 
     Args:
@@ -124,7 +124,7 @@ def _whole(tracing: Any, run: Any, inputs: list[Any], values: Any, writes: tuple
     shards = [shard_of_dtensor(each) for each in inputs]
     with disable_proxy_modes_tracing():
         found = _listed(run(inputs, values))
-    node = Whole(run, [spec_of_dtensor(each) for each in inputs], writes)
+    node = DTensorOp(run, [spec_of_dtensor(each) for each in inputs], writes)
     tracer = tracing.tracer
     found_proxies = [tracer.unwrap_proxy(shard) for shard in shards]
     proxies = [each if isinstance(each, fx.Proxy) else each.proxy for each in found_proxies]
@@ -134,7 +134,7 @@ def _whole(tracing: Any, run: Any, inputs: list[Any], values: Any, writes: tuple
     return [dtensor_over(fake, spec_of_dtensor(each)) for fake, each in zip(fakes, found, strict=True)]
 
 
-def _with_numbers(made: fx.GraphModule, program: Program, stand_ins: list[Any], specs: list[Any]) -> Lowered:
+def _with_numbers(made: fx.GraphModule, program: RecordedProgram, stand_ins: list[Any], specs: list[Any]) -> Lowered:
     """Make the numbers that are new in each call inputs of the graph."""
     graph = made.graph
     first = next(node for node in graph.nodes if node.op != "placeholder")

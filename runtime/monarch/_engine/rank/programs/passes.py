@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from monarch._engine.dtensor_compat import functional_collectives, is_op, memory_id, schema_of
-from monarch._engine.rank.programs.lowering import ORIGIN, Whole
+from monarch._engine.rank.programs.lowering import ORIGIN, DTensorOp
 
 aten: Any = torch.ops.aten
 c10d = functional_collectives
@@ -79,7 +79,7 @@ def _memories(node: fx.Node) -> set[int]:
 
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the tensors that an op changes in place."""
-    if isinstance(node.target, Whole):
+    if isinstance(node.target, DTensorOp):
         shards: Any = node.args[1:]
         return [shards[at] for at in node.target.writes]
     schema = _schema_at(node)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from monarch._engine.issuing.encoding import Template
 
 
-class Step(NamedTuple):
+class RecordedOp(NamedTuple):
     """One recorded op.
 
     Attributes:
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class RecordedProgram:
     """The ops of a recorded step.
 
     Attributes:
@@ -54,7 +54,7 @@ class Program:
     name: str
     backend: str
     templates: tuple[Template, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedOp, ...]
     inputs: int
     examples: tuple[Any, ...]
     outputs: tuple[int, ...]

@@ -12,11 +12,11 @@ from monarch._engine.issuing.encoding import Fill, Template
 from monarch._engine.rank.devices.meshes import is_unregistered
 from monarch._engine.rank.functions.calling import title_of
 from monarch._engine.rank.operations.table import OPERATIONS
-from monarch._engine.rank.programs.accounts import Row, rows_of
+from monarch._engine.rank.programs.accounts import OpRow, rows_of
 from monarch._engine.rank.programs.lowering import ORIGIN, lower
 from monarch._engine.rank.programs.passes import memory_of, shorten, written
-from monarch._engine.rank.programs.program import Program, ReplayError
-from monarch._engine.rank.programs.sources import Source
+from monarch._engine.rank.programs.program import RecordedProgram, ReplayError
+from monarch._engine.rank.programs.sources import GraphSource
 from monarch._groups.failures import broke
 from monarch.exceptions import GroupError
 
@@ -24,7 +24,7 @@ from monarch.exceptions import GroupError
 class _Ready:
     """A recorded step that can run, over the process groups of one DeviceMesh."""
 
-    def __init__(self, program: Program, mesh: Any, tensors: list[Any]) -> None:
+    def __init__(self, program: RecordedProgram, mesh: Any, tensors: list[Any]) -> None:
         self.program = program
         self.mesh = mesh
         lowered = lower(program, mesh, tensors, run_op)
@@ -32,12 +32,12 @@ class _Ready:
         self.specs = lowered.specs
         self.writes_early = _writes_before_collectives(lowered.graph.graph)
         self.rows = rows_of(lowered.graph.graph, mesh, program)
-        self.source = Source(lowered.graph, program.name)
+        self.source = GraphSource(lowered.graph, program.name)
         self.text = self.source.text
         if program.backend == "inductor":
             from monarch._engine.rank.programs.inductor import compiled
 
-            self.source = Source(compiled(lowered.graph), program.name)
+            self.source = GraphSource(compiled(lowered.graph), program.name)
 
     def run(self, tensors: list[Any], values: Any) -> list[Any]:
         """Return the outputs.
@@ -87,7 +87,7 @@ def run_op(mesh: Any, template: Template, fill: Fill, op: Any, tensors: list[Any
 
 
 def _replay(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: Any) -> list[Any]:
-    program: Program = args[0]
+    program: RecordedProgram = args[0]
     if values and values[0] == PREPARE:
         return _prepare(program, mesh, tensors)
     ready = _ready.get(program.uid)
@@ -96,7 +96,7 @@ def _replay(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: An
     return ready.run(tensors, values)
 
 
-def _prepare(program: Program, mesh: Any, tensors: list[Any]) -> list[Any]:
+def _prepare(program: RecordedProgram, mesh: Any, tensors: list[Any]) -> list[Any]:
     """Make the graph; what fails is told by ``describe``, so that no tensor loses its value."""
     try:
         _ready[program.uid] = _Ready(program, mesh, tensors)
@@ -115,7 +115,7 @@ OPERATIONS[REPLAY] = _replay
 OPERATIONS["forget"] = _forget
 
 
-def describe(uid: int) -> tuple[str, list[Row]] | str | None:
+def describe(uid: int) -> tuple[str, list[OpRow]] | str | None:
     """Return the code of a recorded step, and what each of its ops costs; the error if it has no graph; None if a
     tensor that it takes has no value."""
     ready = _ready.get(uid)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import fx
 
 
-class Source:
+class GraphSource:
     """The function of a graph.
 
     Attributes:

@@ -40,7 +40,7 @@ class Limit(NamedTuple):
     counts: dict[Region, int]
 
 
-class Progress:
+class OpProgress:
     """Ops that this rank has completed since all ranks have agreed, by mesh or slice, and where it must stop.
 
     Numbers are negative for ops that waited then. So the same op has the same number on all ranks.
@@ -121,7 +121,7 @@ class Progress:
         )
 
 
-progress = Progress()
+progress = OpProgress()
 
 
 def stop_all(generation: int, region: Region) -> None:

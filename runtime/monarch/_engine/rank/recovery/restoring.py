@@ -17,7 +17,7 @@ _WAIT_S = 600.0
 """Seconds to wait for a message of tensors."""
 
 
-class HasTensors(Protocol):
+class RestoresTensors(Protocol):
     """The executor of a rank, which is above this file."""
 
     values: dict[int, Any]
@@ -72,7 +72,7 @@ def called(kept: list[tuple[Region, Any]]) -> set[int]:
     return {entry[1] for _, entry in kept if not isinstance(entry, int) and entry[0] == CALL}
 
 
-def account(executor: HasTensors) -> Account:
+def account(executor: RestoresTensors) -> Account:
     """Return the state of a rank."""
     return Account(set(executor.values), list(executor.kept), dict(executor.failed))
 

@@ -12,7 +12,7 @@ from monarch._procs.agent.children import Children
 from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._procs.agent.routes.router import Router
 from monarch._procs.agent.routes.spreading import Spreading
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.bulk.segments import Segments
@@ -39,7 +39,7 @@ class Forwarding:
         router: Router,
         children: Children,
         spreading: Spreading,
-        uplink: Uplink,
+        uplink: AgentUplink,
         later: Callable[[float, Callable[[], None]], None],
         tell: Callable[[str, m.AnyMessage], None],
         handle: Callable[[list[Any]], None],

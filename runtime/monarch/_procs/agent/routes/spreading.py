@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from monarch._procs.agent.folding import Folding
 from monarch._procs.agent.routes.ordering import Ordering
 from monarch._procs.agent.routes.router import Router
-from monarch._procs.agent.routes.uplink import Uplink
+from monarch._procs.agent.routes.uplink import AgentUplink
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch.exceptions import ProtocolError
@@ -70,7 +70,7 @@ class Spreading:
     def __init__(
         self,
         router: Router,
-        uplink: Uplink,
+        uplink: AgentUplink,
         later: Callable[[float, Callable[[], None]], None],
         handle: Callable[[list[Any]], None],
         failed: Callable[[list[Any], Exception], None],

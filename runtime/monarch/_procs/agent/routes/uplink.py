@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
     """When it was sent first."""
 
 
-class Uplink:
+class AgentUplink:
     """Sends some messages of an agent to the program by way of another agent. Used by the agent's one thread.
 
     Args:

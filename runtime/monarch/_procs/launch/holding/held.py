@@ -17,7 +17,7 @@ import msgspec
 
 from monarch._procs.launch.fork_client import hand_over
 from monarch._procs.launch.holding import messages as h
-from monarch._procs.launch.interface import Joined, News, Route
+from monarch._procs.launch.interface import HostRoute, Joined, News
 from monarch._procs.os.posix import memfd, outlives, proc_start_time
 from monarch._procs.os.starting import start_process
 from monarch._procs.rank.output import read_tail
@@ -85,14 +85,14 @@ class HeldLaunch:
         """Return what happened since the last call; wait up to ``timeout`` seconds for it."""
         return h.unpack_news(self._ask(h.Watch(timeout)))
 
-    def connect(self, joined: Joined, here: Sequence[str]) -> Route:
+    def connect(self, joined: Joined, here: Sequence[str]) -> HostRoute:
         """Return how this program and a host reach each other.
 
         Raises:
             SpawnError: there is no way.
         """
         address, addresses = self._ask(h.Connect(joined.index, list(here)))
-        return Route(address, addresses)
+        return HostRoute(address, addresses)
 
     def stay(self) -> None:
         """Wait no longer: end what has not joined. The others belong to this program, and outlive it from now on."""
