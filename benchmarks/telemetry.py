@@ -136,7 +136,7 @@ def _lives() -> Lives:
     """Return ranks that run a call."""
     names = tuple(f"host{host}" for host in range(HOSTS))
     procs = Procs("m", "mesh", ("hosts", "gpus"), 1, "c", Roster(0, names, RANKS_OF_HOST, (HOSTS, RANKS_OF_HOST)))
-    lives = Lives(MeshTelemetry("m", "mesh", lambda: None, lambda: None), procs, "")
+    lives = Lives(MeshTelemetry("m", "mesh", lambda: None, lambda: None), procs, str)
     lives.resized(1.0)
     for rank in range(procs.size):
         lives.joined(rank, procs.proc(rank), 1.0)

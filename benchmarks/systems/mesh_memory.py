@@ -43,8 +43,8 @@ class Memory(Actor):
 
 class Reads(base.Task):
     def __init__(self, size: int, transport: str) -> None:
-        more = {"env": {"MONARCH_RDMA_TRANSPORTS": transport}} if transport else {}
-        self._procs = this_host().spawn_procs({"gpus": 2}, **more)
+        env = {"MONARCH_RDMA_TRANSPORTS": transport} if transport else None
+        self._procs = this_host().spawn_procs({"gpus": 2}, env=env)
         actors = self._procs.spawn("memory", Memory)
         self._reader = actors.slice(gpus=1)
         buffer = actors.slice(gpus=0).offer.call_one(size).get()
