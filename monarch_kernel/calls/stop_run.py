@@ -26,12 +26,12 @@ from monarch._kernel_api import (
     StopLadder,
     ThreadState,
     current_node,
-    describe,
     describe_ranks,
     free,
     generation_now,
     host_of,
     meshes_of_calls,
+    participle,
     prod,
     request,
     spoil_groups,
@@ -308,7 +308,7 @@ class _StopRun:
             else:
                 # Its code may have replaced the handler of SIGINT, or its program, by os.exec.
                 dead = current_node().peers.get(task.proc).dead
-                died.update({task.rank: describe(dead.cause).removeprefix("was ")} if dead is not None else {})
+                died.update({task.rank: participle(dead.cause)} if dead is not None else {})
         stopped = StopReport(endings, left, doomed)
         stopped.died = died
         stopped.cleaning = cleaning

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from monarch._core.text.advice import use_advice as use_advice
     from monarch._core.text.causes import describe as describe
     from monarch._core.text.causes import describe_all as describe_all
+    from monarch._core.text.causes import participle as participle
     from monarch._core.text.counts import count_text as count_text
     from monarch._core.text.durations import duration_text as duration_text
     from monarch._core.text.durations import parse_duration as parse_duration
@@ -330,7 +331,7 @@ _WHERE = {
     "monarch._core.telemetry.fold": "fold",
     "monarch._core.telemetry.model": "BarModel CallModel MeshModel RankModel Series Span",
     "monarch._core.text.advice": "Advice advice use_advice",
-    "monarch._core.text.causes": "describe describe_all",
+    "monarch._core.text.causes": "describe describe_all participle",
     "monarch._core.text.counts": "count_text",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",

@@ -27,6 +27,11 @@ def describe_all(cause: c.Cause, at: c.CellRef | None = None) -> str:
     return _MANY.get(verb, verb) + space + rest.replace("with its host", "with their host")
 
 
+def participle(cause: c.Cause) -> str:
+    """Return what can follow a rank in a list: ``killed by signal 9 (SIGKILL)``, ``exited with code 1``."""
+    return describe(cause).removeprefix("was ")
+
+
 def place(at: c.CellRef) -> str:
     """Return ``at cell [3] line 5``."""
     return f"at cell [{at.number}] line {at.line}"

@@ -164,8 +164,8 @@ def _as_known_here(frame: Frame) -> Frame:
     """Return a frame as the user knows it: code of a notebook's plain cell has its number and source only here."""
     if frame.file.startswith("cell ["):
         return frame
-    name, _, line = advice().placed(f"{frame.file}:{frame.line}").partition(" line ")
-    if not line.isdecimal():
+    name = advice().placed(frame.file)
+    if name == frame.file:
         return frame
     text = " ".join(linecache.getline(frame.file, frame.line).split())
     return Frame(name, frame.line, frame.function, frame.text or text)
