@@ -320,3 +320,17 @@ def test_rank_without_descriptors_is_named_to_those_that_wait_for_it(procs: Call
         return False
 
     assert wait_until(works)
+
+
+@pytest.mark.parametrize("starved", [0, 2])
+def test_rank_without_descriptors_is_named_though_it_asks_for_nothing(procs: Callable[..., Any], starved: int) -> None:
+    """It accepts no connection, so it never hears of the group for which the others wait."""
+    members = procs(3).spawn("members", Member)
+    members.imported.call().get(60)
+    members.slice(gpus=starved).forbid_descriptors.call_one().get(30)
+    others = [members.slice(gpus=rank).total.call_one() for rank in range(3) if rank != starved]
+    for each in others:
+        said = str(each.exception(30))
+        assert f"rank {starved}" in said and "Too many open files" in said
+    members.slice(gpus=starved).free_descriptors.call_one().get(30)
+    assert list(members.total.call().get(40).values()) == [3.0] * 3

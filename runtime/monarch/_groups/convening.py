@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
@@ -12,7 +13,7 @@ from monarch._core.roster import Procs
 from monarch._groups.breaking import describe_lost, spoil_generation
 from monarch._groups.environment import rank_gpu, set_mesh_variables
 from monarch._groups.pipelined import await_end
-from monarch._groups.rendezvous import is_dead, local_rendezvous, uses_collectives
+from monarch._groups.rendezvous import Expected, is_dead, local_rendezvous, uses_collectives
 from monarch._node.current import current_node
 from monarch._node.services.asking import tell_proc
 from monarch._node.services.frame import ask_frame, send_to_all
@@ -23,6 +24,8 @@ from monarch.exceptions import GroupError
 if TYPE_CHECKING:
     from monarch._tensors.collectives.world import World
 
+P = ParamSpec("P")
+
 PROGRAM = "the program has no process groups, only ranks do; use them in endpoints and in %%mesh cells"
 _GENERATIONS = 1_000_000
 """More generations than one incarnation of a rank convenes."""
@@ -30,6 +33,9 @@ _NEWS = 0.5
 """Seconds in which a rank that could not form its part of a generation may hear of a death that explains it."""
 _REFUSED = 2.0
 """Seconds for which the refusal of a rank counts for generations that have not begun: others may ask a little later."""
+_REMIND = 2.0
+"""Seconds after which a request, or a call to join, is sent again by way of the program, which is connected to all
+ranks: a process without free descriptors accepts no connection, so it never gets what another rank sends."""
 _PATIENCE = 90.0
 """Seconds to wait for a generation; joining ranks report missing ones earlier."""
 
@@ -73,9 +79,23 @@ def ensure_world(patience: float = _PATIENCE) -> World:
             with suppress(OSError):
                 tell_proc(node, node.root, pass_refusal, procs, expected.newer_than, why)
             raise
+        _ask_again_later(procs, expected)
     world = expected.promise.get(patience)
     own.note_use(world)
     return world
+
+
+def _ask_again_later(procs: Procs, expected: Expected) -> None:
+    """Repeat the request for a generation by way of the program if the first rank does not answer soon."""
+    node, own, promise = current_node(), local_rendezvous(), expected.promise
+    assert promise is not None
+
+    def ask_again() -> None:
+        if not promise.done and own.generation <= expected.newer_than:
+            with suppress(OSError):
+                tell_proc(node, node.root, pass_request, procs, expected.newer_than)
+
+    node.receive_loop.call_later(_REMIND, ask_again)
 
 
 def _await_failed_calls() -> None:
@@ -113,6 +133,24 @@ def convene(procs: Procs, newer_than: int) -> None:
 def pass_refusal(procs: Procs, newer_than: int, reason: str) -> None:
     """Tell the first rank of a mesh, from the program, that a rank cannot join the next generation."""
     tell_proc(current_node(), procs.proc(0), refuse, newer_than, reason)
+
+
+@service("convening.pass_request", "quick")
+def pass_request(procs: Procs, newer_than: int) -> None:
+    """Ask the first rank of a mesh, from the program, to begin a generation."""
+    tell_proc(current_node(), procs.proc(0), convene, procs, newer_than)
+
+
+@service("convening.pass_call", "quick")
+def pass_call(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
+    """Call the ranks of a mesh to a generation, from the program; those that join it already ignore this."""
+    _tell_others(procs, 0, join, procs, number, address, port, roster)
+
+
+@service("convening.pass_end", "quick")
+def pass_end(procs: Procs, rank: int, number: int, reason: str) -> None:
+    """Tell the ranks of a mesh, from the program, that a generation has ended before it began, for one of them."""
+    _tell_others(procs, rank, abandon, number, reason)
 
 
 @service("convening.refuse", "quick")
@@ -169,14 +207,32 @@ def _call_all(number: int) -> None:
             tell_proc(node, procs.proc(rank), join, procs, number, address, port, roster)
     own.join(number, address, port, roster, store, of_store)
 
+    def call_again() -> None:
+        if own.generation == number and own.is_forming and not own.broken:
+            with suppress(OSError):
+                tell_proc(node, node.root, pass_call, procs, number, address, port, roster)
+
+    node.receive_loop.call_later(_REMIND, call_again)
+
 
 def _tell_abandoned(number: int, reason: str) -> None:
     """Tell the other ranks, as far as they can be reached, that a generation has ended before it began."""
     node, procs = current_node(), local_rendezvous().procs()
-    for rank in range(procs.region().nelements):
-        if rank != node.rank:
-            with suppress(Exception):
-                tell_proc(node, procs.proc(rank), abandon, number, reason)
+    if not _tell_others(procs, node.rank, abandon, number, reason):
+        with suppress(Exception):
+            tell_proc(node, node.root, pass_end, procs, node.rank, number, reason)
+
+
+def _tell_others(procs: Procs, rank: int, function: Callable[P, object], *args: P.args, **named: P.kwargs) -> bool:
+    """Call a service of all ranks but one; return False if this process could not connect to some."""
+    node, reached = current_node(), True
+    for other in range(procs.region().nelements):
+        if other != rank:
+            try:
+                tell_proc(node, procs.proc(other), function, *args, **named)
+            except Exception:
+                reached = False
+    return reached
 
 
 def _unformed(number: int, reason: str) -> None:
@@ -189,9 +245,9 @@ def _tell_unformed(number: int, reason: str) -> None:
     others = [own.procs().proc(rank) for rank in range(own.procs().region().nelements) if rank != node.rank]
     if own.generation != number or any(map(is_dead, others)):
         return
-    for proc in others:
+    if not _tell_others(own.procs(), node.rank, spoil_generation, f"rank {node.rank}: {reason}", number):
         with suppress(Exception):
-            tell_proc(node, proc, spoil_generation, f"rank {node.rank}: {reason}", number)
+            tell_proc(node, node.root, pass_end, own.procs(), node.rank, number, f"rank {node.rank}: {reason}")
 
 
 # Whoever joins has imported this module.
