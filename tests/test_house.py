@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -65,6 +66,8 @@ KERNEL_FLOORS = [
 """Rooms and single files of the notebook's side; ``monarch_kernel`` is its ``__init__.py``."""
 MOST_FILES = 25
 """Files of a room, besides its ``__init__.py``."""
+MOST_LETTERS = 60
+"""Of the name of a test."""
 # Every floor may import these. In return they import nothing of the package but each other and the lowest floor.
 GROUND = {"monarch.exceptions", "monarch.config"}
 
@@ -414,7 +417,7 @@ def test_only_tensors_and_engine_import_torch_at_module_level() -> None:
     wrong = [
         f"{place(path, found)}: {found.module}"
         for path in FILES
-        if room_of(module_name(path)) not in ("_tensors", "_engine") and module_name(path) != "monarch.tensor"
+        if room_of(module_name(path)) not in ("_tensors", "_engine")
         for found in imports_of(path)
         if in_packages(found.module, {"torch"}) and not found.deferred and not found.typing_only
     ]
@@ -434,6 +437,14 @@ def test_the_runtime_imports_no_jupyter_package() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*FILES, *KERNEL]}
     wrong = [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in lengths.items() if lines > 600]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_tests_are_short() -> None:
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [(path, name) for path in tests for name in re.findall(r"def (test_\w+)", path.read_text())]
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in names if len(name) > MOST_LETTERS]
+    assert len(names) > 1000
     assert not wrong, "\n".join(wrong)
 
 

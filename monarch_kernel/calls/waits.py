@@ -93,10 +93,10 @@ def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
     match kind:
         case _Kind.HANDLE if one:
             handle = calls.handle(group[0].call)
-            return f"{waits}, which is still running; Stop ends this wait, and {handle}.cancel() ends the cell"
+            return f"{waits}, still running; Stop ends this wait, and {handle}.cancel() ends the cell"
         case _Kind.HANDLE:
             ends = f"cancel() of a handle ({_handles(calls, group)}) ends its cell"
-            return f"{waits}, which have not ended; Stop ends this wait, and {ends}"
+            return f"{waits}, still running; Stop ends this wait, and {ends}"
         case _Kind.LEFT:
             return (
                 f"{waits}, which {'was' if one else 'were'} stopped but {have} not ended; Stop ends only this wait; "
@@ -106,9 +106,9 @@ def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
             return f"{waits}, still in {'its' if one else 'their'} except or finally code; Stop aborts {them}"
         case _:
             seconds = max(calls.seconds(each.call) for each in group)
-            since = f" for {duration_text(seconds)}" if seconds >= 1 else ""
-            stop = f"; Stop stops {them} too" if kind is _Kind.STOPPABLE else ""
-            return f"{waits}, which {have} not ended{since}{stop}"
+            since = f" after {duration_text(seconds)}" if seconds >= 1 else ""
+            stop = f"; Stop ends {them} too" if kind is _Kind.STOPPABLE else ""
+            return f"{waits}, still running{since}{stop}"
 
 
 def _handles(calls: CallRecord, group: Sequence[EarlierCall]) -> str:

@@ -73,7 +73,8 @@ class Detaching:
             sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
             used = ", in use" if mesh.name == self._meshes.used else ""
             kept = (
-                isinstance(mesh.recipe, DetachedRecipe) and f", kept for {duration_text(mesh.recipe.seconds)} after it"
+                isinstance(mesh.recipe, DetachedRecipe)
+                and f", kept for {duration_text(mesh.recipe.seconds)} after the notebook ends"
             )
             print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}{kept or ''}")
         if not self._meshes.by_name:

@@ -167,8 +167,8 @@ class Spawning:
         step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
         if procs.ndim != 1 or step < 1 or chosen != list(range(chosen[0], chosen[-1] + 1, step)):
             raise HeaderError(
-                f"%%mesh spawn {order.name} --on {order.place}: actors need a regular slice of a mesh; "
-                f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
+                f"%%mesh spawn {order.name} --on {order.place}: expected evenly spaced ranks; "
+                f"select them by axis, as in [{procs.extent.labels[0]}=0:4:2]"
             )
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
 

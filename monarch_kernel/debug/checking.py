@@ -40,9 +40,7 @@ class Checking:
             return
         answers = ask_ranks(state_of(mesh.procs).procs, ranks, request(is_checked_here))
         mesh.checked = True in answers.values()
-        for state, text in ((True, "on"), (False, "off")):
+        for state, text in ((True, "checked"), (False, "not checked")):
             those = [rank for rank, answer in answers.items() if answer is state]
             if those:
-                print(
-                    f"the check of collectives is {text} on {describe_ranks(those, len(ranks))} of mesh {mesh.name!r}"
-                )
+                print(f"collectives are {text} on {describe_ranks(those, len(ranks))} of mesh {mesh.name!r}")

@@ -45,7 +45,7 @@ def _wanted(now: int, change: str) -> int:
 
 def _checked(wanted: int, depth: int, mesh: Mesh) -> int:
     if depth == 0:
-        raise Usage(f"%mesh frame: the ranks of mesh {mesh.name!r} run no code; pause them in a cell first")
+        raise Usage(f"%mesh frame: the ranks of mesh {mesh.name!r} are idle; run a cell, then %mesh pause")
     if not 0 <= wanted < depth:
         raise Usage(f"%mesh frame: no frame {wanted}; frames are 0 (innermost) to {depth - 1}")
     return wanted

@@ -102,7 +102,7 @@ def _ask(mesh: ActorMesh, name: str, service: Callable[P, Any], *args: P.args, *
             f"{name} was not reloaded: not all ranks of {state.name} answered within {_PATIENCE:.0f} s", mesh=state.name
         ) from None
     except ActorError as error:
-        raise EditError(f"{name} was not reloaded; all keep the old version: {error}", mesh=state.name) from error
+        raise EditError(f"{name} was not reloaded; all ranks keep the old version: {error}", mesh=state.name) from error
 
 
 def _file_of(name: str) -> str:

@@ -53,7 +53,7 @@ def move(
 
     def begin(future: Future[None], drained: Drained) -> None:
         begun.append((future, drained))
-        mesh.moves.begin(future, lambda: _settle(mesh, drained, leaving))
+        mesh.moves.begin(future, lambda: _finish_move(mesh, drained, leaving))
 
     with mesh.changing():
         try:
@@ -65,12 +65,12 @@ def move(
         finally:
             for future, drained in begun:
                 mesh.moves.ended(future)
-                for line in _settle(mesh, drained, leaving):
+                for line in _finish_move(mesh, drained, leaving):
                     tell(line)
 
 
-def _settle(mesh: Mesh, drained: Drained, leaving: Sequence[str]) -> list[str]:
-    """Give hosts back after a move; return lines about it."""
+def _finish_move(mesh: Mesh, drained: Drained, leaving: Sequence[str]) -> list[str]:
+    """Give the hosts that were left back after a move; return the lines that tell of it."""
     if drained.moved or drained.gone:
         mesh.hosts.leave(leaving)
     return moved_lines(mesh, drained)

@@ -15,6 +15,7 @@ Everything below is a MonarchError:
         SpawnError                          processes or actors could not be started
             LimitError                          the limit of open files leaves no room for them
         GroupError                          a process group could not be created, or is broken
+            CollectiveMismatchError             ranks called different collectives; only where these are checked
         TransferError                       memory of another process could not be read or written
         TensorError                         a distributed tensor has no value, since an op that it depends on failed
         EditError                           living actors could not take a new version of their class
@@ -24,7 +25,7 @@ Everything below is a MonarchError:
     CallTimeoutError                    ``get(timeout=...)`` timed out; the call is still running
         SendTimeoutError                    a receiver is too far behind; the message was not sent
     MeshOpError                         an op cannot run on tensors that are sharded over a mesh
-    ProtocolError                       a peer speaks another version, or is another process than expected
+    ProtocolError                       a message could not be understood
 """
 
 from __future__ import annotations
@@ -282,7 +283,7 @@ class SendTimeoutError(CallTimeoutError):
 
 
 class ProtocolError(MonarchError):
-    """A peer speaks another version of the wire protocol, or sent an invalid frame."""
+    """A message of a peer could not be understood."""
 
 
 def _rebuild(cls: type[MonarchError], message: str, state: dict[str, Any]) -> MonarchError:

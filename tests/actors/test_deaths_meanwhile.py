@@ -69,7 +69,7 @@ ADVERBS: dict[str, Callable[[Any, Kills], Any]] = {
 
 
 @pytest.mark.parametrize("adverb", ADVERBS)
-def test_call_to_a_process_that_dies_while_its_arguments_are_pickled_fails(procs: Any, adverb: str) -> None:
+def test_call_fails_if_its_process_dies_during_pickling(procs: Any, adverb: str) -> None:
     actors = procs(2).spawn("echo", Echo)
     future = ADVERBS[adverb](actors, Kills(actors))
     with pytest.raises(DeviceMeshError, match="rank 1 of"):

@@ -107,7 +107,7 @@ def test_heal_of_a_mesh_that_is_stopped_adds_no_spares(procs: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", [heal_mesh, lambda mesh: mesh.resize(gpus=3)], ids=["heal", "resize"])
-def test_new_processes_end_if_the_stop_was_sent_before_they_start(
+def test_new_processes_end_if_stopped_before_they_start(
     procs: Any, change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = procs(2)

@@ -94,8 +94,8 @@ def test_prompt_in_a_terminal(tmp_path: Path) -> None:
             ("l", "->  9          z = y * 2"),
             ("a", "x = 3"),
             ("whatis y", "<class 'int'>"),
-            ("stpe", "'stpe' is neither a name nor a command here; h lists the commands"),
-            ("no such", "'no such' is not a command here; h lists them"),
+            ("stpe", "'stpe' is neither a name nor a command here; help lists the commands"),
+            ("no such", "'no such' is not a command here; help lists them"),
             ("y = 10", "\n"),
             ("vars", "y = 10"),
         ):

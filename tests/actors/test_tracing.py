@@ -146,7 +146,7 @@ def test_next_in_a_generator_stays_in_it(seat: Seat) -> None:
     assert seat.places()[:2] == [("gen", 15), ("gen", 16)]
 
 
-def test_next_at_the_end_of_a_coroutine_stops_where_it_is_awaited(seat: Seat) -> None:
+def test_next_at_the_end_of_a_coroutine_stops_at_its_await(seat: Seat) -> None:
     assert seat.run(lambda: asyncio.run(seat.names["trunk"]()), *[StepState(NEXT)] * 3) == 2
     assert seat.places() == [("leaf", 37), ("leaf", 38), ("trunk", 42)]
 

@@ -131,7 +131,7 @@ def test_rank_drops_its_copy_for_a_coordinator_that_has_died(procs: Any) -> None
     assert wait_until(lambda: ask(model, worker.still_open).get(SOON) == {0: 0})
 
 
-def test_rank_drops_its_copy_for_a_checkpoint_whose_call_was_interrupted(
+def test_rank_drops_its_copy_for_an_interrupted_checkpoint(
     procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = procs(1).spawn("model", Model)

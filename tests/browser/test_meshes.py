@@ -466,7 +466,7 @@ def test_reloaded_page_shows_the_output_and_the_panel_again(quiet: Any) -> None:
     assert not errors
 
 
-def test_second_page_shows_the_output_of_cells_that_the_first_one_runs(quiet: Any, opened: Open) -> None:
+def test_second_page_shows_output_of_cells_of_the_first(quiet: Any, opened: Open) -> None:
     book, errors = quiet(
         "%mesh up 2", "%%mesh\nprint('from', rank)", "import time\nprint('begun'); time.sleep(2); 40 + 2"
     )
@@ -489,7 +489,7 @@ def test_second_page_shows_the_output_of_cells_that_the_first_one_runs(quiet: An
     assert not errors
 
 
-def test_page_that_is_opened_again_has_theme_panel_and_moving_picture(quiet: Any, opened: Open, lab: Lab) -> None:
+def test_reopened_page_has_theme_panel_and_moving_picture(quiet: Any, opened: Open, lab: Lab) -> None:
     book, errors = quiet("%mesh up 2", "mesh", "%mesh down")
     book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     book.until("document.body.dataset.jpThemeLight === 'false'")

@@ -116,7 +116,7 @@ def test_pointer_shows_what_a_rank_does(show: Callable[..., Any]) -> None:
     shot(page, "view-tip")
 
 
-def test_thousand_changing_ranks_leave_time_for_thirty_frames_a_second(show: Callable[..., Any]) -> None:
+def test_thousand_changing_ranks_allow_thirty_frames_a_second(show: Callable[..., Any]) -> None:
     """By the CPU time of the page's thread: how many frames there are depends on what else the machine does."""
     page = show(1024, every=100)
     before = page.locator(".mk-tile").nth(700).get_attribute("class")

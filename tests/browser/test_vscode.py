@@ -125,7 +125,7 @@ def test_reopened_notebook_shows_the_picture_until_its_cell_runs(window: Open) -
     assert not first.problems() and not second.problems()
 
 
-def test_view_of_a_cell_that_runs_again_takes_over_its_conversation(window: Open) -> None:
+def test_view_of_a_rerun_cell_takes_over_its_conversation(window: Open) -> None:
     editor = window().start()
     editor.run("%mesh up --procs 2")
     number = editor.run("mesh")

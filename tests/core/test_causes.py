@@ -52,7 +52,7 @@ def test_protocol_lists_each_cause_with_its_fields() -> None:
 
 
 def test_overdue_without_grace_was_just_killed() -> None:
-    assert describe(c.Overdue(2.0)) == "did not stop within 2 s and was killed"
+    assert describe(c.Overdue(2.0)) == "was killed because it did not stop within 2 s"
     assert describe(c.Overdue(0.0)) == "was killed"
 
 
@@ -75,6 +75,15 @@ def test_sentence_names_signal_and_line() -> None:
 def test_sentence_about_several_processes_is_plural() -> None:
     assert describe_all(c.Signaled(9)) == "were killed by signal 9 (SIGKILL)"
     assert describe_all(c.Exited(3)) == "exited with code 3"
+    assert describe_all(c.Overdue(2.0)) == "were killed because they did not stop within 2 s"
+    assert (
+        describe_all(c.Orphaned("rank 1", c.Exited(0))) == "were killed because their owner, rank 1, exited with code 0"
+    )
+    lost = c.NotRestarted(c.HostLost("h2"), "no room")
+    assert (
+        describe_all(lost)
+        == "were lost with their host h2: the connection to it broke, and could not be restarted: no room"
+    )
 
 
 def test_line_belongs_to_death_when_restart_failed() -> None:

@@ -46,7 +46,7 @@ def test_finished_rank_is_certain() -> None:
     assert only(ranks(inside(), inside(), None, inside())) == (Level.STUCK, Cause.IDLE, [0, 1, 3], [2])
 
 
-def test_finished_rank_that_has_begun_as_many_may_have_given_other_tensors() -> None:
+def test_finished_rank_with_as_many_may_have_given_other_tensors() -> None:
     facts = ranks(inside(), None, counts=9)
     assert only(facts) == (Level.STUCK, Cause.UNLIKE, [0], [1])
     text = describe_diagnosis(diagnose(facts))
@@ -234,7 +234,7 @@ def on_gpu(*counts: int, last: Doing | None = None) -> list[RankFacts]:
     return found
 
 
-def test_gpu_in_a_collective_waits_for_the_rank_that_has_not_begun_it() -> None:
+def test_gpu_in_a_collective_waits_for_the_rank_not_in_it() -> None:
     facts = on_gpu(5, 5, 5, 4)
     assert only(facts) == (Level.STUCK, Cause.IDLE, [0, 1, 2], [3])
     text = describe_diagnosis(diagnose(facts))
@@ -248,7 +248,7 @@ def test_gpu_that_computes_waits_for_no_rank() -> None:
     assert not diagnose(on_gpu(5, 5, 5, 6, last=doing(Kind.PYTHON))).findings
 
 
-def test_ranks_that_wait_for_each_other_do_since_the_last_one_came() -> None:
+def test_ranks_wait_for_each_other_since_the_last_one_came() -> None:
     (found,) = diagnose(ranks(inside("barrier", 7), inside("gather_object", 8, root=0)._replace(seconds=0.5))).findings
     assert found.level is Level.STUCK and found.seconds == 0.5
     (found,) = diagnose(ranks(inside(), doing(Kind.SLEEP, seconds=1.0))).findings

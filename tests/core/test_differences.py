@@ -49,7 +49,7 @@ def test_first_element_and_largest_difference_are_right(data: st.DataObject, cou
         assert (found.here, found.there) == (here[places[0]], there[places[0]])
 
 
-def test_no_more_than_a_bound_is_read_of_arrays_that_differ_everywhere() -> None:
+def test_reads_of_arrays_that_differ_everywhere_are_bounded() -> None:
     count = 4 * elements.BUDGET
     found = compared(bytes(count), b"\1" * count, "B", 1)
     assert found.first == 0 and not found.complete and found.largest == 1

@@ -48,7 +48,7 @@ def test_first_tensor_and_rank_are_named_once() -> None:
     assert (sentry.last, sentry.compared) == (30, 3)
 
 
-def test_generators_that_differ_from_the_beginning_are_not_compared() -> None:
+def test_generators_that_differ_from_the_start_are_not_compared() -> None:
     sentry = Sentry("model", 2)
     assert not taken(sentry, sampled(1, (4, 8)), sampled(1, (4, 9)))
     assert not taken(sentry, sampled(2, (4, 6)), sampled(2, (4, 7)))

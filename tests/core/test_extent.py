@@ -123,7 +123,7 @@ def test_unknown_axis_error_lists_axes_and_nearest() -> None:
 
 
 def test_missing_axis_error_lists_axes() -> None:
-    with pytest.raises(AxisError, match=r"axis 'gpus' is missing.*hosts=2, gpus=4"):
+    with pytest.raises(AxisError, match=r"no coordinate for axis 'gpus'.*hosts=2, gpus=4"):
         MESH.rank_of(hosts=1)
 
 

@@ -31,7 +31,7 @@ def test_wrong_values_and_specs_name_the_argument(mesh: Any) -> None:
         monarch.randn(2, mesh=mesh, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="from_local: expected a function or a rank-local tensor, got list"):
         monarch.from_local([plain], mesh, ["dp", None])  # type: ignore[arg-type]
-    with pytest.raises(PointError, match=r"fetch: dp=slice.*: expected a coordinate, such as dp=0"):
+    with pytest.raises(PointError, match=r"fetch: dp: expected an int such as 0, got slice"):
         monarch.fetch(x, dp=slice(0, 2))  # type: ignore[arg-type]
 
 

@@ -273,7 +273,7 @@ def begin_next_groups_late() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_recovery_goes_on_though_groups_break_while_they_are_made(mesh: Any, late: bool) -> None:
+def test_recovery_goes_on_if_groups_break_while_they_are_made(mesh: Any, late: bool) -> None:
     x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
     mesh.slice(dp=1, mp=1).execute(break_next_groups)
     if late:
@@ -344,7 +344,7 @@ def form_groups() -> str:
     return ""
 
 
-def test_ranks_are_freed_that_form_a_generation_which_another_one_has_spoiled(mesh: Any) -> None:
+def test_ranks_that_form_a_spoiled_generation_are_freed(mesh: Any) -> None:
     x = monarch.distribute(torch.arange(8.0), mesh, ["dp"])
     assert x.sum().item() == 28
     mesh.execute(spoil_next_generation)
@@ -363,9 +363,7 @@ def give_up_once(value: torch.Tensor, path: str, rank: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["collective", "slice"])
-def test_rank_is_freed_that_runs_ops_in_groups_another_one_has_given_up(
-    mesh: Any, tmp_path: Path, is_new: bool
-) -> None:
+def test_rank_in_groups_that_another_gave_up_is_freed(mesh: Any, tmp_path: Path, is_new: bool) -> None:
     with pytest.raises(TensorError, match="embedding failed"):
         looked_up(mesh, 99).sum().item()
     # No other test here uses the second one.

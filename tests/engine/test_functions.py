@@ -182,7 +182,7 @@ def summed() -> int:
     return int(total.item())
 
 
-def test_function_runs_again_whose_collective_was_cut_as_another_rank_had_stopped(mesh: Any) -> None:
+def test_function_cut_by_the_stop_of_another_rank_runs_again(mesh: Any) -> None:
     for _ in range(3):
         lost = fail_on_ranks_2_and_3(mesh)
         # Ranks 0 and 1 wait in it for the others, which have stopped at the op.
@@ -197,7 +197,7 @@ def test_all_calls_of_executors_and_movers_have_titles() -> None:
 
 
 @pytest.mark.usefixtures("mesh")
-def test_function_that_waits_on_some_ranks_is_cancelled_by_a_death(tmp_path: Path) -> None:
+def test_function_waiting_on_some_ranks_is_cancelled_by_a_death(tmp_path: Path) -> None:
     mesh = Mesh(shape=(2,), mesh_dim_names=("dp",))
     pids = mesh.execute(os.getpid).values()
     indices = monarch.distribute(torch.tensor([0, 99]), mesh, ["dp"])

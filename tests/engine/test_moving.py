@@ -294,7 +294,7 @@ def after(x: Any, path: str) -> Any:
     return x.clone()
 
 
-def test_dropped_copy_of_a_failed_value_is_told_to_a_slow_receiver(pair: Any, tmp_path: Path) -> None:
+def test_slow_receiver_is_told_of_a_dropped_copy_of_failed_value(pair: Any, tmp_path: Path) -> None:
     first, second = pair
     rows: Any = F.embedding(monarch.distribute(torch.tensor([0, 9]), first, ["gpus"]), monarch.ones(3, 2, mesh=first))
     with pytest.raises(TensorError, match="embedding failed"):
@@ -333,7 +333,7 @@ def test_copy_cancelled_by_a_healing_is_told_to_a_slow_receiver(leaks: Any, tmp_
 
 
 @pytest.mark.parametrize("asks", ["before", "after"])
-def test_op_that_reaches_a_new_rank_before_its_healing_is_cancelled(leaks: Any, tmp_path: Path, asks: str) -> None:
+def test_op_at_a_new_rank_before_its_healing_is_cancelled(leaks: Any, tmp_path: Path, asks: str) -> None:
     first, second = (Mesh(shape=(2,), mesh_dim_names=("gpus",)) for _ in range(2))
     x = monarch.ones(2, mesh=first)
     assert x.to_mesh(second).sum().item() == 2

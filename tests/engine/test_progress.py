@@ -123,7 +123,7 @@ def test_ranks_that_have_stopped_are_those_of_the_last_epoch() -> None:
     assert here.note_there(2, 0) == {0}
 
 
-def test_ops_that_others_have_completed_are_known_by_their_number() -> None:
+def test_ops_completed_by_others_are_known_by_number() -> None:
     whole, part = Region.full(Extent(("dp",), (3,))), Region.full(Extent(("dp",), (3,))).slice(dp=slice(0, 2))
     ops: list[Any] = [(1, (), (), (at,), 0) for at in range(4)]
     kept = [(whole, ops[0]), (part, ops[1]), (whole, 17), (whole, ops[2]), (whole, ops[3])]

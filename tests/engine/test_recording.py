@@ -34,7 +34,7 @@ def test_recorded_training_equals_unrecorded_bit_for_bit(mesh: Any, kind: Any, o
 
 
 @pytest.mark.parametrize("optimizer", [ADAM_W, ADAFACTOR], ids=["adamw", "adafactor"])
-def test_sharded_state_in_recorded_steps_gives_the_losses_of_one_process(mesh: Any, optimizer: Any) -> None:
+def test_sharded_recorded_steps_give_the_losses_of_one_process(mesh: Any, optimizer: Any) -> None:
     def losses(model: Any, place: Any, wrap: Any) -> list[float]:
         opt = optimizer(model.parameters())
         schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.95)

@@ -432,7 +432,7 @@ class Noise:
         return x + self._generator.gauss(0, 1)
 
 
-def test_generators_are_found_in_objects_and_fixed_seeds_are_kept(mesh: Any) -> None:
+def test_generators_in_objects_are_found_and_fixed_seeds_kept(mesh: Any) -> None:
     noise = Noise()
     with pytest.raises(
         ArgumentError, match=r"generator '.*_generator' at File .*in __call__\n .*self._generator.gauss"

@@ -150,7 +150,7 @@ def test_a_stop_frees_a_rank_in_the_first_collective_of_a_group(book: Notebook) 
     assert book.mesh("x.fill_(rank + 1); dist.all_reduce(x); x[0].item()").ok().shown == "[ranks 0-1] 3.0"
 
 
-def test_a_stop_frees_a_rank_in_a_collective_of_one_of_several_groups(book: Notebook) -> None:
+def test_stop_frees_a_rank_in_one_of_several_groups(book: Notebook) -> None:
     """The abort of the others waits for the GPU, and so for this collective."""
     book.mesh("groups = [dist.new_group([0, 1]) for _ in range(3)]\nfor g in groups: dist.all_reduce(x, group=g)").ok()
     cell = book.send("%%mesh\nif rank == 0:\n    dist.all_reduce(x, group=groups[1])\n    torch.cuda.synchronize()")
@@ -170,7 +170,7 @@ def test_a_rank_that_misses_a_collective_is_named(book: Notebook) -> None:
     assert "stopped" in cell.wait().text
 
 
-def test_a_death_while_the_others_wait_in_a_collective_ends_the_cell(book: Notebook) -> None:
+def test_death_while_others_wait_in_a_collective_ends_the_cell(book: Notebook) -> None:
     dies = "import signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     cell = book.send(f"%%mesh\n{dies}dist.all_reduce(x)\ntorch.cuda.synchronize()")
     assert "rank 1" in cell.wait().text

@@ -125,7 +125,7 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     behind = notebook.send("%%mesh\nprint('behind')\nrank")
     behind.until(lambda: "waiting for cell [" in behind.stream("stderr"))
     assert re.search(
-        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\), which is still running; .*h.cancel\(\)",
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\), still running; .*h.cancel\(\)",
         behind.stream("stderr"),
     )
     notebook.interrupt()
@@ -146,7 +146,7 @@ def test_many_background_cells_are_one_line(notebook: Notebook, tmp_path: Path) 
     behind = notebook.send("%%mesh\nrank")
     behind.until(lambda: behind.stream("stderr").endswith("\n"))
     assert re.fullmatch(
-        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more, of cells \d+-\d+, which have not ended; "
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more, of cells \d+-\d+, still running; "
         r"Stop ends this wait, and cancel\(\) of a handle \(h0, ..., h5\) ends its cell\n",
         behind.stream("stderr"),
     )
@@ -209,7 +209,7 @@ def test_forgotten_call_is_named_and_stopped_with_later_calls(book: Notebook) ->
     first.until(lambda: first.said().get("runs") == ALL)
     waits = book.send("works.inc.call().get()")
     waits.until(lambda: "ranks 0-3: waiting for works.loop(), called in cell [" in waits.stream("stderr"))
-    assert "which has not ended" in waits.stream("stderr") and "Stop stops it too" in waits.stream("stderr")
+    assert "still running" in waits.stream("stderr") and "Stop ends it too" in waits.stream("stderr")
     book.interrupt()
     line = said_by_stop(waits.wait())
     assert "ranks 0-3: interrupted" in line and "with works.loop(), called in cell [" in line

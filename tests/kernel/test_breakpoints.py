@@ -85,7 +85,7 @@ def test_stop_ends_the_prompt_and_the_cell(notebook: Notebook) -> None:
     assert notebook.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"
 
 
-def test_foreground_cell_without_prompt_is_resumed_from_elsewhere(notebook: Notebook) -> None:
+def test_foreground_cell_without_prompt_resumes_from_elsewhere(notebook: Notebook) -> None:
     shell = notebook.control("create_subshell_request")["subshell_id"]
     cell = notebook.send(f"%%mesh\n{STOPS}")
     cell.until(lambda: "no prompt here" in cell.stream())

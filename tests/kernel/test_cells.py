@@ -254,7 +254,7 @@ def test_process_group_works_in_cells(notebook: Notebook, leaks: Kit) -> None:
     leaks.rebase()
 
 
-def test_value_hidden_by_a_semicolon_is_not_stored_and_a_line_says_so(notebook: Notebook) -> None:
+def test_value_hidden_by_semicolon_is_not_stored_as_a_line_says(notebook: Notebook) -> None:
     said = notebook.mesh("rank ** 2;  # hidden", "--out hidden").ok().stream()
     assert said == "note: hidden holds None for each rank, because the cell ends in a semicolon\n"
     assert notebook.run("hidden.values()").ok().shown == "[None, None, None, None]"

@@ -23,7 +23,7 @@ def test_mismatch_is_an_error_with_lines(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 3").ok()
     book.mesh(STARTED).ok()
-    assert book.run("%mesh check").ok().text.strip() == "the check of collectives is off on all 3 ranks of mesh 'mesh'"
+    assert book.run("%mesh check").ok().text.strip() == "collectives are not checked on all 3 ranks of mesh 'mesh'"
     assert "mesh 'mesh' compares each collective before it begins" in book.run("%mesh check on").ok().text
     assert "(in use, collectives checked)" in book.run("%mesh").ok().text
     cell = book.mesh("x = torch.ones(5 if rank == 1 else 4)\n\ndist.all_reduce(x)")
@@ -45,7 +45,7 @@ def test_mismatch_is_an_error_with_lines(own: Callable[..., Notebook]) -> None:
 def test_mesh_can_begin_checked(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 2 --check-collectives").ok()
-    assert "is on on all 2 ranks" in book.run("%mesh check").ok().text
+    assert "collectives are checked on all 2 ranks" in book.run("%mesh check").ok().text
     book.mesh(STARTED).ok()
     cell = book.mesh("dist.barrier() if rank else dist.all_reduce(torch.ones(1))")
     assert "rank 0 called all_reduce (sum) of float32[1] at" in cell.text and "rank 1 called barrier at" in cell.text

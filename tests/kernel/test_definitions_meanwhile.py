@@ -43,7 +43,7 @@ def replace(mesh: Mesh, rank: int) -> None:
     heal_mesh(mesh.procs)
 
 
-def test_rank_that_is_replaced_while_dead_ranks_are_looked_up_gets_the_definitions(
+def test_rank_replaced_during_a_look_for_deaths_gets_definitions(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = tmp_path / "pids"
@@ -80,7 +80,7 @@ def test_dead_rank_gets_the_definitions_once_it_is_replaced(mesh: Mesh, tmp_path
     assert told.read_text().split() == [str(pid_of(mesh, 1))]
 
 
-def test_cells_that_another_thread_adds_are_kept_while_finished_ones_are_removed() -> None:
+def test_cells_added_while_finished_ones_are_removed_are_kept() -> None:
     ended = SimpleNamespace(done=True, missing=list)
     late = SimpleNamespace(done=False, missing=lambda: [3])
     mesh = cast(Any, SimpleNamespace(unfinished=[ended], unrecorded=[lambda: True]))

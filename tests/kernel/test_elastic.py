@@ -276,7 +276,7 @@ plains.one.call().get().values()
 """
 
 
-def test_smaller_mesh_leaves_a_lost_host_and_keeps_the_variables_of_others(mortal: Notebook) -> None:
+def test_smaller_mesh_leaves_lost_host_and_keeps_variables(mortal: Notebook) -> None:
     mortal.run("%mesh up m --on process:3 --procs 2").ok()
     mortal.mesh("import os\nx = torch.full((1_000_000,), float(rank))\ndef double(): return 2 * x.mean().item()").ok()
     mortal.run(f"import torch\n{STATEFUL}").ok()
@@ -301,7 +301,7 @@ def test_smaller_mesh_leaves_a_lost_host_and_keeps_the_variables_of_others(morta
     assert "all ranks of mesh 'm' are alive" in mortal.run("%mesh heal").ok().text
 
 
-def test_stop_and_failing_definitions_do_not_cost_the_variables_that_move(mortal: Notebook, tmp_path: Path) -> None:
+def test_stop_and_failing_definitions_keep_variables_that_move(mortal: Notebook, tmp_path: Path) -> None:
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     mortal.run("%mesh up m --on process:2 --procs 1").ok()
     mortal.mesh("import os, time\nx = torch.full((1_000_000,), float(rank) + 1)").ok()

@@ -63,7 +63,7 @@ def test_traceback_names_the_cell_of_a_pushed_function(notebook: Notebook) -> No
     assert re.search(rf'File "cell \[{number}\]", line 2, in inverse\n +return 1 / n\n', text)
 
 
-def test_mistakes_with_values_of_a_mesh_show_no_frame_of_the_package(notebook: Notebook) -> None:
+def test_mistakes_with_mesh_values_show_no_frame_of_the_package(notebook: Notebook) -> None:
     notebook.run("%%mesh --out r\nrank").ok()
     text = failed(notebook.run("sum(r)"))
     assert "use .values() for the values" in text and "pairs.py" not in text
@@ -78,7 +78,7 @@ def test_error_whose_text_raises_leaves_others_as_they_were(notebook: Notebook) 
     assert failed(notebook.run("%mesh dwon")).startswith("unknown command 'dwon'")
 
 
-def test_error_whose_text_raises_gets_a_reply_from_a_cell_that_awaits(notebook: Notebook) -> None:
+def test_awaiting_cell_replies_to_an_error_whose_text_raises(notebook: Notebook) -> None:
     """IPython asks for its text once more, where nothing catches what that raises."""
     bad = "class Bad(Exception):\n    def __str__(self): return 1 / 0"
     cell = notebook.run(f"import asyncio\nawait asyncio.sleep(0)\n{bad}\nraise Bad()")

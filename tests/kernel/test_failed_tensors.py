@@ -15,7 +15,7 @@ twice = [rows * 2]
 TEXT = "monarch: aten::embedding failed on rank 1 of mesh: IndexError: index out of range in self\nIssued at cell ["
 
 
-def test_failed_op_is_told_in_the_cell_that_ends_or_while_none_runs(own: Any) -> None:
+def test_failed_op_is_told_at_the_end_of_a_cell_or_at_idle(own: Any) -> None:
     book = own()
     book.run("import monarch, torch, time\nfrom pathlib import Path")
     book.run("%mesh up 2").ok()

@@ -185,7 +185,7 @@ def test_own_name_comes_back_where_it_is_deleted(notebook: Notebook) -> None:
     assert "line 3" in notebook.mesh("x = 1\ndel dist, y").text
 
 
-def test_own_name_that_a_function_has_deleted_comes_back_in_the_next_cell(notebook: Notebook) -> None:
+def test_own_name_deleted_by_a_function_is_back_in_the_next_cell(notebook: Notebook) -> None:
     text = notebook.mesh("def f():\n    global dist\n    del dist\nf()\ndist.get_rank()").text
     assert "'dist' is defined again now; run the failed lines in a new cell" in text
     assert notebook.mesh("dist.is_initialized()").ok()

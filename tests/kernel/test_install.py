@@ -44,7 +44,7 @@ def test_kernelspec_has_the_expected_fields() -> None:
     assert spec["interrupt_mode"] == "signal" and spec["metadata"]["debugger"] is True
 
 
-def test_kernel_starts_in_a_folder_with_modules_named_like_those_of_python(tmp_path: Path) -> None:
+def test_kernel_starts_beside_modules_named_like_those_of_python(tmp_path: Path) -> None:
     for name in ("argparse", "copy", "json", "logging", "monarch", "queue", "random", "shutil", "tempfile"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('a module of the notebook')\n")
     command = [sys.executable, "-m", "monarch_kernel", "--help-all"]

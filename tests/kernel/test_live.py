@@ -40,7 +40,7 @@ def test_text_without_an_end_of_line_is_shown_at_once(notebook: Notebook, go: Pa
     assert cell.wait().ok().shown == "[ranks 0-3] loading done" and not cell.stream()
 
 
-def test_bars_of_ranks_are_one_display_with_a_line_for_each_state(notebook: Notebook, go: Path) -> None:
+def test_bars_of_ranks_are_one_display_with_a_line_per_state(notebook: Notebook, go: Path) -> None:
     before = "import sys\nfor i in range(3): sys.stderr.write(f'\\r{i}/5 on {rank // 2}')"
     cell = waiting(notebook, before, go, "sys.stderr.write(f'\\r5/5 on {rank // 2}\\n')\nprint('next')")
     cell.until(lambda: cell.shown == "[ranks 0-1] 2/5 on 0\n[ranks 2-3] 2/5 on 1")

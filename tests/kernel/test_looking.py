@@ -112,7 +112,7 @@ while waited.empty(): time.sleep(0.002)"""
 
 
 def test_frame_of_idle_ranks_cannot_be_selected(notebook: Notebook) -> None:
-    assert "run no code; pause them in a cell first" in notebook.run("%mesh frame 1").text
+    assert "are idle; run a cell, then %mesh pause" in notebook.run("%mesh frame 1").text
     assert said(notebook, "%mesh frame") == "ranks 0-3: idle\n"
 
 

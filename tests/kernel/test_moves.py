@@ -10,9 +10,7 @@ from monarch.exceptions import CallTimeoutError
 from monarch_kernel.meshes.moves import Moves
 
 
-def test_end_of_a_move_is_told_by_the_next_cell_and_not_by_the_next_move(
-    host: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_next_cell_and_not_next_move_tells_the_end_of_a_move(host: None, capsys: pytest.CaptureFixture[str]) -> None:
     moves, move = Moves("m"), Promise[None](current_node(), "a move")
     moves.begin(move, lambda: ["rank 0 moved"])
     with pytest.raises(CallTimeoutError), moves.planned(0.05):

@@ -53,7 +53,7 @@ def test_nowait_cell_can_be_cancelled(notebook: Notebook, stop: str) -> None:
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"
 
 
-def test_nowait_cell_of_which_one_rank_is_interrupted_was_stopped(notebook: Notebook) -> None:
+def test_nowait_cell_with_one_interrupted_rank_was_stopped(notebook: Notebook) -> None:
     body = "print('runs')\nif rank == 1:\n    while True: pass\ndist.barrier()"
     cell = notebook.mesh(body, "--nowait --out handle").ok()
     cell.until(lambda: cell.said().get("runs") == ALL)
@@ -80,7 +80,7 @@ dist.barrier()
 """
 
 
-def test_stop_of_a_rank_that_takes_it_late_keeps_the_groups_of_others(notebook: Notebook) -> None:
+def test_late_stop_of_a_rank_keeps_the_groups_of_others(notebook: Notebook) -> None:
     cell = notebook.mesh(LATE, "--nowait --out handle").ok()
     cell.until(lambda: cell.said().get("runs") == ALL)
     notebook.run("%mesh interrupt 1").ok()
@@ -118,7 +118,7 @@ def test_resize_waits_for_a_nowait_cell_with_a_collective(pair: Notebook, go: Pa
     body = WAITS.format(go) + "def late(): return 5\nx = torch.ones(1); dist.all_reduce(x); int(x)"
     pair.mesh(body, "--nowait --out handle").ok()
     resize = pair.send("%mesh resize 3")
-    resize.until(lambda: "waiting for cell [2] (--nowait), which is still running; Stop ends this wait" in resize.text)
+    resize.until(lambda: "waiting for cell [2] (--nowait), still running; Stop ends this wait" in resize.text)
     go.touch()
     # The new rank gets what the cell has defined.
     assert "now has procs=3; new: rank 2, with definitions of 1 cell" in resize.wait().ok().text

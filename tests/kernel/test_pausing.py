@@ -192,7 +192,7 @@ while n < 100_000_000:
     notebook.run("h.cancel()")
 
 
-def test_interrupt_of_a_rank_that_is_to_pause_does_not_pause_its_cleanup(notebook: Notebook, tmp_path: Path) -> None:
+def test_interrupt_before_a_pause_does_not_pause_cleanup(notebook: Notebook, tmp_path: Path) -> None:
     body = f"""import time
 print('runs')
 try:
@@ -209,7 +209,7 @@ finally:
     assert notebook.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"
 
 
-def test_expressions_that_interrupt_or_fork_leave_the_code_paused(notebook: Notebook) -> None:
+def test_expressions_that_interrupt_or_fork_leave_code_paused(notebook: Notebook) -> None:
     runs(notebook, COUNTS.format(until=10**9))
     said(notebook, "%mesh pause")
     there = said(notebook, "%mesh print n")

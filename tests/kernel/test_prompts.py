@@ -88,7 +88,7 @@ def test_misspelt_commands_are_told(notebook: Notebook) -> None:
     dialog = Dialog(notebook, AT_WORK)
     dialog.prompt()
     dialog.shown()
-    assert "'stpe' is neither a name nor a command here; h lists the commands" in dialog.ask("stpe")
+    assert "'stpe' is neither a name nor a command here; help lists the commands" in dialog.ask("stpe")
     assert "'no such thing' is not a command here" in dialog.ask("no such thing")
     assert "expected an expression" in dialog.ask("p")
     assert "barrier would wait for other ranks" in dialog.ask("dist.barrier()")

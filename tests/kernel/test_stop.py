@@ -140,7 +140,7 @@ train(2)"""
         assert after.shown.startswith("[ranks 0-3] ")
 
 
-def test_groups_are_made_again_beside_a_ddp_whose_constructor_was_stopped(notebook: Notebook) -> None:
+def test_groups_are_made_again_after_a_stopped_ddp_constructor(notebook: Notebook) -> None:
     body = """
 import time
 from torch.nn.parallel import DistributedDataParallel

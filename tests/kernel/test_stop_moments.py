@@ -132,7 +132,7 @@ def test_stop_during_a_finalizer_of_ours_is_not_lost(notebook: Notebook) -> None
     assert "Exception ignored" not in cell.text
 
 
-def test_stop_waits_for_the_end_of_a_finalizer_that_would_drop_it(notebook: Notebook) -> None:
+def test_stop_waits_for_the_end_of_a_finalizer(notebook: Notebook) -> None:
     """All of the time is in finalizers: Python reports the interrupt of one, and continues."""
     notebook.mesh("import time\nkept = rank\nclass Slow:\n    def __del__(self): time.sleep(0.01)").ok()
     for _ in range(3):
@@ -221,7 +221,7 @@ def test_stop_while_a_call_is_sent_stops_its_actors(notebook: Notebook) -> None:
     notebook.run("loops.stop().get(timeout=20)").ok()
 
 
-def test_cell_that_cannot_be_sent_to_all_ranks_ends_on_the_others(notebook: Notebook) -> None:
+def test_cell_that_cannot_reach_all_ranks_ends_on_the_others(notebook: Notebook) -> None:
     notebook.mesh("import time\nends = False").ok()
     cell = notebook.run(
         "import monarch_kernel.calls.cell_run as running\nfrom contextlib import contextmanager\n"

@@ -93,7 +93,7 @@ def test_nan_is_named_though_the_other_ranks_stop(notebook: Notebook) -> None:
     assert "has NaN on rank 1 after step 2" in cell.stream("stderr")
 
 
-def test_running_ranks_are_watched_where_their_optimizer_counts_steps(notebook: Notebook) -> None:
+def test_running_ranks_are_watched_where_optimizers_count_steps(notebook: Notebook) -> None:
     trains(notebook, "Adam")
     handle = notebook.mesh("print('runs')\ntrain(100000, pause=0.01)", "--nowait --out h").ok()
     handle.until(lambda: handle.said().get("runs") == ALL)
@@ -103,7 +103,7 @@ def test_running_ranks_are_watched_where_their_optimizer_counts_steps(notebook: 
     notebook.run("h.cancel()")
 
 
-def test_running_ranks_whose_optimizer_does_not_count_are_explained(notebook: Notebook) -> None:
+def test_running_ranks_whose_optimizer_counts_not_are_explained(notebook: Notebook) -> None:
     trains(notebook)
     handle = notebook.mesh("print('runs')\ntrain(100000, pause=0.01)", "--nowait --out h").ok()
     handle.until(lambda: handle.said().get("runs") == ALL)

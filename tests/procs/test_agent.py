@@ -334,7 +334,7 @@ def test_rank_ignoring_stop_is_killed_after_grace(rig: Rig) -> None:
     rig.there(1)
     rig.send(m.Stop(OWNER, ["h/a.0", "h/none.0"], 0.1))
     dead = rig.dead("h/a.0")
-    assert (dead.reason, dead.expected) == ("did not stop within 0.1 s and was killed", True)
+    assert (dead.reason, dead.expected) == ("was killed because it did not stop within 0.1 s", True)
 
 
 def test_rank_ending_within_grace_is_not_killed(rig: Rig) -> None:

@@ -315,9 +315,7 @@ def test_output_of_a_forward_does_not_block_it(tmp_path: Path) -> None:
     assert wait_until(lambda: ended(tmp_path, "port-forward"), 10)
 
 
-def test_pod_in_which_no_command_answers_is_named_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pod_without_answer_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "kubectl"
     tool.write_text(CHATTY.format(folder=tmp_path))
     tool.chmod(0o755)

@@ -30,7 +30,7 @@ def test_action_runs_when_a_full_socket_takes_more() -> None:
         assert seen == ["full", "writable"]
 
 
-def test_action_of_a_source_that_another_action_dropped_does_not_run() -> None:
+def test_action_of_a_dropped_source_does_not_run() -> None:
     loop, seen = PollLoop(), list[int]()
     pairs = [os.pipe() for _ in range(2)]
     readers = [reader for reader, _ in pairs]

@@ -261,7 +261,7 @@ class SlowRay:
         self.calls.append("shutdown")
 
 
-def test_launches_share_a_connection_that_is_opened_without_a_lock() -> None:
+def test_launches_share_a_connection_opened_without_a_lock() -> None:
     ray, owns = SlowRay(), list[bool]()
     threads = [threading.Thread(target=lambda: owns.append(ray_launcher._connect(ray, "local", 1))) for _ in range(2)]
     for thread in threads:

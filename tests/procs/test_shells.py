@@ -93,6 +93,6 @@ def test_shell_that_does_not_answer_can_be_left(terminal: Terminal) -> None:
     assert terminal.process.wait(30) == 128 + signal.SIGHUP
 
 
-def test_shell_is_refused_without_a_terminal_and_on_several_hosts(host: object) -> None:
+def test_shell_is_refused_without_terminal_or_on_several_hosts(host: object) -> None:
     with pytest.raises(ArgumentError, match="no terminal; use !COMMAND in a %%mesh cell"):
         shell(this_host())

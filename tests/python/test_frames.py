@@ -61,7 +61,7 @@ def test_global_names_are_those_declared(source: str, names: set[str]) -> None:
     assert declared_global(source) == names
 
 
-def test_spinning_frame_is_between_calls_and_a_waiting_one_is_not() -> None:
+def test_spinning_frame_is_between_calls_unlike_a_waiting_one() -> None:
     spins, released = threading.Event(), threading.Event()
     ended: list[bool] = []
 

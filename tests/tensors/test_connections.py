@@ -89,9 +89,7 @@ class Shown(Store):
 
 
 @pytest.mark.parametrize("turn", range(6))
-def test_thread_is_freed_that_waits_for_members_of_a_group_to_connect(
-    monkeypatch: pytest.MonkeyPatch, turn: int
-) -> None:
+def test_thread_that_waits_for_members_to_connect_is_freed(monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     """Which of two members connects to the other is random, so it waits in half of the turns."""
     monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", "1")
     common = HashStore()

@@ -300,7 +300,7 @@ def test_first_rank_without_descriptors_is_named(procs: Callable[..., Any]) -> N
     assert list(members.total.call().get(40).values()) == [3.0] * 3
 
 
-def test_rank_without_descriptors_is_named_to_those_that_wait_for_it(procs: Callable[..., Any]) -> None:
+def test_rank_without_descriptors_that_asks_is_named(procs: Callable[..., Any]) -> None:
     """It cannot even ask the first rank for a group, and no connection to it can be made."""
     members = procs(3).spawn("members", Member)
     # What the others wait in does not take longer to import there.
@@ -323,7 +323,7 @@ def test_rank_without_descriptors_is_named_to_those_that_wait_for_it(procs: Call
 
 
 @pytest.mark.parametrize("starved", [0, 2])
-def test_rank_without_descriptors_is_named_though_it_asks_for_nothing(procs: Callable[..., Any], starved: int) -> None:
+def test_rank_without_descriptors_is_named_without_asking(procs: Callable[..., Any], starved: int) -> None:
     """It accepts no connection, so it never hears of the group for which the others wait."""
     members = procs(3).spawn("members", Member)
     members.imported.call().get(60)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit, wait_until
-from monarch.actor import Actor, current_rank, endpoint, supervise
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh, supervise
 from monarch.distributed import device_mesh, group
 from monarch.exceptions import ActorError, AxisError, DeviceMeshError, GroupError, SupervisionError
 
@@ -349,8 +349,6 @@ def test_group_ended_by_program_is_recreated(procs: Callable[..., Any]) -> None:
 
 
 def test_groups_are_recreated_with_new_incarnation(procs: Callable[..., Any]) -> None:
-    from monarch._supervision.healing import replace_ranks
-
     mesh = procs(3)
     members = mesh.spawn("members", Member)
     assert values(members.total.call()) == [3.0] * 3
@@ -366,7 +364,7 @@ def test_groups_are_recreated_with_new_incarnation(procs: Callable[..., Any]) ->
             return False
 
         assert wait_until(known)
-        replace_ranks(mesh, [victim], 30.0)
+        heal_mesh(mesh)
         assert values(members.total.call()) == [3.0] * 3
         assert values(members.total.call("gpus")) == [3.0] * 3
 

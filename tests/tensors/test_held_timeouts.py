@@ -47,7 +47,7 @@ print(json.dumps(seen))
 """
 
 
-def test_timeouts_of_nccl_are_held_and_the_oldest_collective_is_found() -> None:
+def test_nccl_timeouts_are_held_and_oldest_collective_is_found() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

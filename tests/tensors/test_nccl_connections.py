@@ -86,7 +86,7 @@ def test_a_rank_that_connects_to_others_is_freed() -> None:
     assert (found.stdout.split("\n")[:2], found.stderr) == (["Invalid argument", "1"], "")
 
 
-def test_nccl_connects_when_a_group_is_made_and_a_failure_leaves_no_group() -> None:
+def test_nccl_connects_with_the_group_and_failure_leaves_none() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
     seen = json.loads(found.stdout)

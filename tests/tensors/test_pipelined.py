@@ -76,7 +76,7 @@ def test_queued_calls_after_failure_give_right_numbers(procs: Callable[..., Any]
 
 
 @pytest.mark.slow
-def test_calls_sent_just_after_a_failure_was_heard_give_right_numbers(procs: Callable[..., Any]) -> None:
+def test_calls_sent_just_after_a_failure_give_right_numbers(procs: Callable[..., Any]) -> None:
     """The program knows of the failure, but the ranks that wait for the failed one are not freed yet."""
     from monarch._groups.pipelined import Failures
     from monarch._node.current import current_node

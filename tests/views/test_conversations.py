@@ -373,7 +373,7 @@ def test_cells_that_spawn_actors_say_their_ranks(front: Front) -> None:
     assert "invalid name '1a'" in panel.of(Targets)[0].targets[2].error and not panel.of(Targets)[0].targets[3].error
 
 
-def test_a_page_of_another_version_and_unknown_meshes_are_refused(front: Front) -> None:
+def test_page_of_another_version_and_unknown_meshes_are_refused(front: Front) -> None:
     panel = front.panel()
     panel.say("open", version=99, uid=uid_of(panel))
     panel.say("open", version=VERSION, uid="nothing")
@@ -396,7 +396,7 @@ def test_two_panels_see_the_same_and_one_may_close(book: Notebook, front: Front)
     assert first.page.ranks.keys() == second.page.ranks.keys()
 
 
-def test_a_page_that_opens_late_gets_what_a_running_cell_has_shown(book: Notebook, front: Front) -> None:
+def test_late_page_gets_what_a_running_cell_has_shown(book: Notebook, front: Front) -> None:
     widget = front.widget(book.run("mesh").ok())
     cell = book.send("import time\nprint('so far')\nwait_here = True\nwhile wait_here: time.sleep(0.02)")
     cell.until(lambda: "so far" in cell.stream())

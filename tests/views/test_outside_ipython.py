@@ -68,7 +68,7 @@ shutdown_context().get(timeout=30)
 """
 
 
-def test_view_outside_ipython_follows_a_running_cell_and_stop_ends_it(program: Callable[..., Any]) -> None:
+def test_view_outside_ipython_follows_a_cell_and_stops_it(program: Callable[..., Any]) -> None:
     said = program(AHEAD).ok()
     assert "at first ['idle', 'idle']" in said and "then 2" in said
     assert "stopped: ranks 0-1: interrupted" in said and "interrupted" in said

@@ -83,7 +83,7 @@ def test_port_that_closes_connections_is_not_another_key(context: zmq.Context[zm
         assert seen(look, 1.0) <= {Handshake.CLOSED, Handshake.NOWHERE}
 
 
-def test_silent_process_is_silent_after_a_handshake_has_timed_out(
+def test_silent_process_is_silent_after_a_handshake_timeout(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_MS", 200)

@@ -107,7 +107,7 @@ class Report:
     more: Any = None
 
 
-def test_classes_without_code_are_pickled_plainly_if_their_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_without_code_are_pickled_plainly_like_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickling, "plain_classes", {Report})
     plain = Report("a", [1, Report("b")])
     assert dumps(plain) == (pickle.dumps(plain, 5), []) and loads(dumps(plain)[0]) == plain

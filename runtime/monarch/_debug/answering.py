@@ -284,7 +284,7 @@ class Answering:
         found = self._values(procs, rest)
         # A word that has no value may be a misspelt command.
         if rest.isidentifier() and all(each.startswith("NameError: ") for each in found.values()):
-            raise ArgumentError(f"{rest!r} is neither a name nor a command here; h lists the commands")
+            raise ArgumentError(f"{rest!r} is neither a name nor a command here; help lists the commands")
         return grouped_lines(found.items())
 
     def _value(self, procs: list[str], source: str) -> str:

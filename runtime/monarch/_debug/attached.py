@@ -161,7 +161,7 @@ class _Session:
         # A step has told where they are.
         if word in _TELLS:
             self._told.update({proc: self._stops.turns.get(proc, 0) for proc in chosen})
-        return f"{word}: only in notebooks; h lists the commands" if text is None else text
+        return f"{word}: only in notebooks; help lists the commands" if text is None else text
 
     def _pause(self, procs: list[str]) -> str:
         before = ask_soon(procs, request(where_here), PATIENCE)

@@ -82,7 +82,7 @@ class Reader:
 
 def unknown(line: str) -> str:
     """Say that a line is neither a command nor Python."""
-    return f"{line.strip()!r} is not a command here; h lists them"
+    return f"{line.strip()!r} is not a command here; help lists them"
 
 
 def _code(text: str) -> tuple[str, str]:

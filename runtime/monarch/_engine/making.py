@@ -168,6 +168,7 @@ def from_local(function: Callable[..., torch.Tensor] | torch.Tensor, mesh: Any, 
         args: for the function.
 
     Raises:
+        ArgumentError: ``function`` is neither of the two.
         ActorError: the function raised.
         ShapeError: the shards do not fit together.
     """

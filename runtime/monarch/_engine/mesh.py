@@ -68,7 +68,11 @@ class Mesh:
         return len(self.shape)
 
     def size(self, axis: str | int | None = None) -> int:
-        """Return the number of ranks, in all or along an axis."""
+        """Return the number of ranks, in all or along an axis.
+
+        Raises:
+            AxisError: the mesh has no axis of this name.
+        """
         if isinstance(axis, int):
             if not -self.ndim <= axis < self.ndim:
                 raise AxisError(f"no axis {axis}; this mesh has {self.ndim}: {', '.join(self.mesh_dim_names)}")

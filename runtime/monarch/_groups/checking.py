@@ -99,7 +99,6 @@ def set_all(procs: Procs, on: bool) -> None:
         failed = _refused(living, request(set_here, on, time.time_ns()))
         if not failed:
             return
-        # A call has begun since.
         # A call has begun since. Those without an answer may still change, and get this after it.
         changed = [name for name, was in before.items() if was is (not on)]
         ask_soon(changed, request(set_here, not on, time.time_ns()), PATIENCE)

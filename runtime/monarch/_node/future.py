@@ -100,15 +100,15 @@ class Future(Generic[R]):
                 raise
             if not is_over and timeout is not None:
                 self.wanted = False
-                raise self.late(timeout)
+                raise self.timeout_error(timeout)
         if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.
             self._node.waits.await_shown()
         return self._outcome(deadline)
 
-    def late(self, timeout: float) -> CallTimeoutError:
+    def timeout_error(self, timeout: float) -> CallTimeoutError:
         """Return the error of a wait that has ended after some seconds."""
-        why = f"{self._missing()}{self._front(timeout)}"
+        why = f"{self._unanswered_text()}{self._running_instead(timeout)}"
         return CallTimeoutError(
             f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
             f"it is still running, and you can call get() again"
@@ -286,10 +286,10 @@ class Future(Generic[R]):
         """Return the result or raise its error; called once, in the first thread that reads it."""
         raise NotImplementedError
 
-    def _missing(self) -> str:
+    def _unanswered_text(self) -> str:
         return ""
 
-    def _front(self, waited: float) -> str:
+    def _running_instead(self, waited: float) -> str:
         """Describe what runs in front of it, after a wait of some seconds."""
         return ""
 
@@ -320,7 +320,7 @@ def is_awaited(future: Future[Any]) -> bool:
 
 def missing_of(future: Future[Any]) -> str:
     """Describe the ranks that have not answered, for errors; empty without any."""
-    return future._missing()  # pyright: ignore[reportPrivateUsage]
+    return future._unanswered_text()  # pyright: ignore[reportPrivateUsage]
 
 
 def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> None:

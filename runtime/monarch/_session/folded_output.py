@@ -95,7 +95,7 @@ class FoldedOutput:
         self.on_blocks: Callable[[list[Block]], None] = self._by_line
         self.on_unfinished: Callable[[Source, list[Block]], None] | None = None
         """Called with a source and its unfinished lines when they have changed, from time to time. Such lines are of
-        another stream once they are finished, see ``fold.PROGRESS``."""
+        another stream once they are finished, see ``PROGRESS`` in ``monarch._core.text.folding.blocks``."""
         self.on_left_out: Callable[[Source, int, int], None] = lambda source, rank, count: None
         """Called with the number of dropped bytes of a rank that was too far ahead."""
         self.on_end: Callable[[int], None] = lambda port: None

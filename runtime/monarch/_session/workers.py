@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from monarch._core.kinds import is_a
+from monarch._core.text.causes import signal_text
 from monarch._meshes.host_mesh import HostMesh
 from monarch._node.future import Future
 from monarch._procs.agent.main import DISMISSED, UNABLE
@@ -179,7 +180,9 @@ def _serve(address: str, ca: str, silence: float | None, once: bool) -> None:
             raise SpawnError(f"a worker {line.replace(':', f' at {bound}:', 1)}; use another address or port")
         # Unknown if the fork server was killed.
         if agent.code not in (0, None, DISMISSED) or not line:
-            raise SpawnError(f"the host agent at {bound} ended with code {agent.code}")
+            code = agent.code or 0
+            how = f"was killed by {signal_text(-code)}" if code < 0 else f"exited with code {code}"
+            raise SpawnError(f"the host agent at {bound} {how}; start the worker again")
         if once and agent.code == DISMISSED:
             agent.release()
             return

@@ -15,7 +15,6 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.changes import changing
-from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.procs.replace import create, replace
 from monarch._meshes.procs.state import ProcsState
@@ -60,11 +59,6 @@ def heal(
         if shared.starting is not None:
             shared.starting.fill()
         return sorted(replaced), renewed
-
-
-def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
-    """Replace the processes of some ranks, living ones included, and restart their actors."""
-    _replace(state_of(mesh), node_of(mesh), ranks, timeout)
 
 
 def replace_procs(node: Node, procs: Sequence[str], timeout: float) -> None:

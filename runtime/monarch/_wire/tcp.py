@@ -24,7 +24,7 @@ _REACH_S = 2.0
 
 
 def over_network(socket: zmq.Socket[bytes], lease: float, heartbeats: bool = True) -> None:
-    """Notice that the other end is lost.
+    """Set heartbeats and keepalive, so that the loss of the other end is noticed.
 
     Args:
         socket: its options are set before it connects or binds.

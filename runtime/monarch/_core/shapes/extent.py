@@ -94,7 +94,7 @@ class Extent(Frozen, Mapping[str, int]):
         rank = 0
         for label, size in zip(self.labels, self.sizes, strict=True):
             if label not in coords:
-                raise AxisError(f"axis {label!r} is missing; give one coordinate for each of {axes_text(self)}")
+                raise AxisError(f"no coordinate for axis {label!r}; expected one for each of {axes_text(self)}")
             rank = rank * size + coordinate(self, label, coords[label])
         return rank
 

@@ -34,7 +34,11 @@ class Selection(Frozen):
 
     @staticmethod
     def from_string(text: str) -> Selection:
-        """Return the selection of an expression; ShapeError if it is invalid."""
+        """Return the selection of an expression.
+
+        Raises:
+            ShapeError: it is invalid.
+        """
         tokens, rest = _tokens(text)
         if rest or _expression(tokens) or tokens:
             raise ShapeError(f"cannot parse selection {text!r}; expected terms such as '*', '?', '3' or '0:4:2'")

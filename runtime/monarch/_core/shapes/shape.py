@@ -79,7 +79,11 @@ class NDSlice(Frozen):
         return len(self._sizes)
 
     def nditem(self, coordinates: Sequence[int]) -> int:
-        """Return the rank at coordinates."""
+        """Return the rank at coordinates.
+
+        Raises:
+            ShapeError: there are more or fewer coordinates than dimensions.
+        """
         if len(coordinates) != self.ndim:
             raise ShapeError(f"expected {self.ndim} coordinates, got {len(coordinates)}")
         return self._offset + sum(at * stride for at, stride in zip(coordinates, self._strides, strict=True))
@@ -90,14 +94,22 @@ class NDSlice(Frozen):
         return [position // step % size for step, size in zip(row_major(self._sizes), self._sizes, strict=True)]
 
     def index(self, rank: int) -> int:
-        """Return the row-major position of a rank; ShapeError if it is not in the slice."""
+        """Return the row-major position of a rank.
+
+        Raises:
+            ShapeError: it is not in the slice.
+        """
         try:
             return list(self).index(rank)
         except ValueError:
             raise ShapeError(f"rank {rank} is not in {self!r}") from None
 
     def get(self, position: int) -> int:
-        """Return the rank at a row-major position; ShapeError for an invalid position."""
+        """Return the rank at a row-major position.
+
+        Raises:
+            ShapeError: the position is out of range.
+        """
         if not 0 <= position < len(self):
             raise ShapeError(f"position {position} is out of range of {self!r}, which has {len(self)} ranks")
         steps = zip(row_major(self._sizes), self._sizes, strict=True)
@@ -189,7 +201,11 @@ class Shape(Frozen):
         return Region(self._labels, self._slice.offset, self._slice.sizes, self._slice.strides)
 
     def at(self, label: str, index: int) -> Shape:
-        """Return the part at one coordinate of an axis, without this axis."""
+        """Return the part at one coordinate of an axis, without this axis.
+
+        Raises:
+            ShapeError: the mesh has no axis of this name, or the coordinate is out of range.
+        """
         self._check(label)
         if not 0 <= index < self._slice.sizes[self._labels.index(label)]:
             raise ShapeError(f"coordinate {index} is out of range along axis {label!r} of {self}")

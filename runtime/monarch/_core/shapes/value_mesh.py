@@ -78,8 +78,8 @@ class ValueMesh(MakesViews, Generic[R]):
         self._ranks_of_cells: Callable[[], Sequence[int]] | None = None
         if len(self._cells) != extent.nelements:
             raise ShapeError(
-                f"got {len(self._cells)} values for a mesh of {axes_text(extent)}; "
-                f"expected {extent.nelements}, in rank order"
+                f"expected {extent.nelements} values in rank order for a mesh of {axes_text(extent)}, "
+                f"got {len(self._cells)}"
             )
 
     @classmethod

@@ -69,7 +69,11 @@ class EventTable(Sequence[Entry]):
         return self._where(lambda entry: kind_of(entry) in kinds)
 
     def of_ranks(self, *ranks: int) -> EventTable:
-        """Return the events that concern some ranks, with those of calls to them."""
+        """Return the events that concern some ranks, with those of calls to them.
+
+        Raises:
+            ArgumentError: something else than the number of a rank was passed.
+        """
         for rank in ranks:
             if not is_a(rank, int):
                 raise ArgumentError(f"of_ranks: expected numbers of ranks, got {rank!r}")

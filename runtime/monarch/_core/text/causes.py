@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import signal
+from typing import NamedTuple
 
 from monarch._core import causes as c
 
-_MANY = {"was": "were", "is": "are", "has": "have", "refuses": "refuse"}
+
+class _Words(NamedTuple):
+    """The words of a sentence that differ for one process and for several."""
+
+    was: str
+    """With a space after it, or empty where a list needs no verb."""
+    is_: str
+    has: str
+    refuses: str
+    its: str
+    it: str
+
+
+_ONE = _Words("was ", "is", "has", "refuses", "its", "it")
+_MANY = _Words("were ", "are", "have", "refuse", "their", "they")
+_LISTED = _ONE._replace(was="")
 
 
 def describe(cause: c.Cause, at: c.CellRef | None = None) -> str:
@@ -16,20 +32,23 @@ def describe(cause: c.Cause, at: c.CellRef | None = None) -> str:
         cause: what happened to one process.
         at: the cell line that it ran; None if it ran none.
     """
-    if isinstance(cause, c.NotRestarted):
-        return f"{describe(cause.how, at)}, and could not be restarted: {cause.error}"
-    return _of(cause) + (f" {place(at)}" if at is not None else "")
+    return _describe(cause, at, _ONE)
 
 
 def describe_all(cause: c.Cause, at: c.CellRef | None = None) -> str:
     """Return the same for several processes: ``were killed by signal 9 (SIGKILL)``."""
-    verb, space, rest = describe(cause, at).partition(" ")
-    return _MANY.get(verb, verb) + space + rest.replace("with its host", "with their host")
+    return _describe(cause, at, _MANY)
 
 
 def participle(cause: c.Cause) -> str:
     """Return what can follow a rank in a list: ``killed by signal 9 (SIGKILL)``, ``exited with code 1``."""
-    return describe(cause).removeprefix("was ")
+    return _describe(cause, None, _LISTED)
+
+
+def _describe(cause: c.Cause, at: c.CellRef | None, words: _Words) -> str:
+    if isinstance(cause, c.NotRestarted):
+        return f"{_describe(cause.how, at, words)}, and could not be restarted: {cause.error}"
+    return _of(cause, words) + (f" {place(at)}" if at is not None else "")
 
 
 def place(at: c.CellRef) -> str:
@@ -45,48 +64,52 @@ def signal_text(number: int) -> str:
         return f"signal {number}"
 
 
-def _of(cause: c.Cause) -> str:
+def _of(cause: c.Cause, words: _Words) -> str:
     match cause:
         case c.Exited(code):
             return f"exited with code {code}"
         case c.Signaled():
-            return _signaled(cause)
+            return _signaled(cause, words)
         case c.Stopped():
-            return "was stopped"
+            return f"{words.was}stopped"
         case c.Overdue(grace):
-            return f"did not stop within {grace:g} s and was killed" if grace else "was killed"
+            late = f" because {words.it} did not stop within {grace:g} s" if grace else ""
+            return f"{words.was}killed{late}"
         case c.NotStarted(why):
             return f"could not be started: {why}"
         case c.NotReady(seconds):
             return (
-                f"could not be started: it was not ready within {seconds:g} s; if imports take that long here, "
-                f"set MONARCH_READY_SECONDS"
+                f"could not be started: {words.it} {words.was}not ready within {seconds:g} s; if imports take that "
+                f"long here, set MONARCH_READY_SECONDS"
             )
         case c.Unknown():
-            return "was never started on this host"
+            return f"{words.was}never started on this host"
         case c.Orphaned(owner, how):
-            return f"was killed because its owner, {owner}, {describe(how)}"
+            return f"{words.was}killed because {words.its} owner, {owner}, {describe(how)}"
         case c.HostLost(host):
-            return f"was lost with its host {host}: the connection to it broke"
+            return f"{words.was}lost with {words.its} host {host}: the connection to it broke"
         case c.HostsParted(lost, kept):
-            return f"was dropped with its host {lost}: the connection between hosts {lost} and {kept} broke"
+            return (
+                f"{words.was}dropped with {words.its} host {lost}: the connection between hosts {lost} and {kept} broke"
+            )
         case c.AgentEnded(how, tail):
             end = describe(how) if how is not None else "ended"
-            return f"was lost with the host agent, which {end}" + (f": {tail}" if tail else "")
+            return f"{words.was}lost with the host agent, which {end}" + (f": {tail}" if tail else "")
         case c.NotInSession():
-            return "is on a host that is not in this session"
+            return f"{words.is_} on a host that is not in this session"
         case c.NotAttached(host):
-            return f"is on host {host}, which this program has not attached"
+            return f"{words.is_} on host {host}, which this program has not attached"
         case c.Detached(mesh):
-            return f"has ended, or lost its connection; its mesh {mesh!r} is kept for the next program"
+            kept = f"{words.its} mesh {mesh!r} is kept for the next program"
+            return f"{words.has} ended, or lost {words.its} connection; {kept}"
         case c.Refused(why):
-            return f"refuses messages: {why}"
+            return f"{words.refuses} messages: {why}"
         case c.NotRestarted():
-            return describe(cause)
+            return _describe(cause, None, words)
 
 
-def _signaled(cause: c.Signaled) -> str:
-    text = f"was killed by {signal_text(cause.signal)}"
+def _signaled(cause: c.Signaled, words: _Words) -> str:
+    text = f"{words.was}killed by {signal_text(cause.signal)}"
     if cause.out_of_memory:
         text += ", while the OS was out of memory and killing processes (OOM killer)"
     if cause.full_shm:

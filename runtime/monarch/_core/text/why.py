@@ -217,7 +217,7 @@ def _state(each: Standing) -> str:
 
 
 def entered_text(entered: Entered) -> str:
-    """Return a collective with what distinguishes it, as in ``all_reduce of float32[2], #3 of the default group``."""
+    """Return a collective with what distinguishes it, as in ``all_reduce of float32[2] (#3 of the default group)``."""
     text = entered.operation or "a collective"
     if entered.tensors:
         text += f" of {entered.tensors}"

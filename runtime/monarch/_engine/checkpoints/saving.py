@@ -47,6 +47,9 @@ def async_save(state: Any, path: str | os.PathLike[str], *, keep: int = 2, timeo
 
     Returns:
         A future of the path of the version.
+
+    Raises:
+        ArgumentError: see ``save``; the future raises what is found later.
     """
     if not is_count(keep, 1):
         raise ArgumentError(f"keep: expected an int of at least 1, got {keep!r}")

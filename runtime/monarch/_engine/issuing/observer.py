@@ -20,7 +20,7 @@ class Observer(Protocol):
         outputs: tuple[int, ...],
         line: int,
     ) -> tuple[Any, ...]:
-        """An op is issued; see ``Stream.issue``. Returns its numbers."""
+        """An op is issued; see ``OpStream.issue``. Returns its numbers."""
         ...
 
     def local(self) -> None:

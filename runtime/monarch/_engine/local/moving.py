@@ -127,8 +127,8 @@ def _moved(tensor: Any, target: TensorMesh, stream: Any) -> Any:
     route = _route(source, target)
     if route.missing and isinstance(tensor, Tensor):
         raise ShapeError(
-            f"to_mesh: {target!r} has axes that {source!r} does not have; a tensor that is sharded moves between "
-            f"meshes of the same sizes"
+            f"to_mesh: {target!r} has axes that {source!r} lacks; a sharded tensor moves only between meshes "
+            f"with equal axis sizes"
         )
     if torch.is_grad_enabled() and tensor.requires_grad:
         return cast("Any", _Move).apply(tensor, target, stream)

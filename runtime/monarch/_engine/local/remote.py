@@ -41,6 +41,9 @@ class Remote:
     """A function that runs on all ranks of a mesh. Made by ``monarch.remote``.
 
     Calling it returns rank-local tensors at once. ``call`` and the like return futures of other values.
+
+    Raises:
+        ArgumentError: neither a function nor the name of one, or an unknown way to infer results.
     """
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Any) -> None:
@@ -88,7 +91,11 @@ class Remote:
         return self.rref(*args, **kwargs)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on the ranks; return its results as rank-local tensors."""
+        """Run the function on the ranks; return its results as rank-local tensors.
+
+        Raises:
+            ArgumentError, MeshOpError, ActorError: as a call of the object.
+        """
         leaves, tree = tree_flatten((args, kwargs))
         tensors, mesh, stream = self._checked(leaves)
         self.mesh = mesh
@@ -189,7 +196,11 @@ class Remote:
         return self._asked(mesh, view, packed, lambda found: ValueMesh.of(extent, found, region.base_ranks))
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the function on the only rank of the mesh; return a future of what it returns."""
+        """Run the function on the only rank of the mesh; return a future of what it returns.
+
+        Raises:
+            ArgumentError: the mesh does not have exactly one rank.
+        """
         mesh, view, packed = self._for_values(args, kwargs)
         if len(mesh.ranks) != 1:
             raise ArgumentError(f"{self!r}: call_one requires exactly 1 rank, but the mesh has {len(mesh.ranks)}")

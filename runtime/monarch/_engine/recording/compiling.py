@@ -75,6 +75,7 @@ class Compiled(Generic[P, R]):
         self._last: Recording | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the step: recorded if arguments of these shapes have been before, else op by op while it is recorded."""
         if current.observer is not None or simulated.simulation is not None:
             # Within another step that is being recorded, or on shapes only.
             return self.function(*args, **kwargs)

@@ -107,8 +107,9 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
         coordinates: the coordinates of the rank by axis, 0 for those that are not named; without any, the whole value.
 
     Raises:
+        ArgumentError: the tensor is not distributed.
         AxisError: the mesh has no axis of this name.
-        PointError: a coordinate is outside of the mesh.
+        PointError: a coordinate is not an int, or outside of the mesh.
         DeviceMeshError: the rank has died, or an op that the tensor depends on has failed.
     """
     if hasattr(tensor, "monarch_ref") and not is_a(tensor, Tensor):
@@ -122,6 +123,6 @@ def fetch(tensor: Tensor, **coordinates: int) -> torch.Tensor:
         if axis not in mesh.axes:
             raise AxisError(f"fetch: the mesh has no axis {axis!r}; it has {', '.join(mesh.axes)}")
         if not is_a(coordinates[axis], int):
-            raise PointError(f"fetch: {axis}={coordinates[axis]!r}: expected a coordinate, such as {axis}=0")
+            raise PointError(f"fetch: {axis}: expected an int such as 0, got {coordinates[axis]!r}")
     point = {axis: coordinates.get(axis, 0) for axis in mesh.region.extent.labels}
     return _owned(look(tensor, "local", mesh.region.slice(**point))[0])

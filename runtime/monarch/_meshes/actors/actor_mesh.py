@@ -154,7 +154,11 @@ class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
 
     @property
     def initialized(self) -> Future[None]:
-        """A future that is done when all actors are constructed; it fails with the error of their constructors."""
+        """A future that is done when all actors are constructed; it fails with the error of their constructors.
+
+        Raises:
+            StoppedError: this process does not own the mesh.
+        """
         future = self._state.initialized
         if future is None:
             raise StoppedError(f"only the owner of {self._name} can wait for its initialization", mesh=self._name)

@@ -71,6 +71,8 @@ class Endpoint(Generic[P, R]):
             ArgumentError: the arguments do not fit the endpoint's signature.
             SerializationError: an argument cannot be pickled.
             StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are dead.
+            SendTimeoutError: a rank stayed too far behind, for 60 s unless ``MONARCH_ROOM_TIMEOUT`` says otherwise; the
+                call was sent to no rank.
         """
         return self._gather(args, kwargs, value_mesh_of)
 
@@ -83,7 +85,8 @@ class Endpoint(Generic[P, R]):
             kwargs: keyword arguments, the same for all.
 
         Raises:
-            ArgumentError: there are more or fewer values than actors.
+            ArgumentError: there are more or fewer values than actors, or they do not fit the endpoint's signature.
+            SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``.
         """
         each = values_for(self.mesh, values, f"{called_of(self.mesh)}.{self.name}.call_each")
         if must_wait(self.mesh):
@@ -119,11 +122,20 @@ class Endpoint(Generic[P, R]):
 
         Args:
             items: arguments, one for each call.
+
+        Raises:
+            ArgumentError, SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``; from the
+                iterator.
         """
         return map_items(self.mesh, self.name, items)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to the only actor of this mesh and return a future of its result; ArgumentError for other sizes."""
+        """Send to the only actor of this mesh and return a future of its result.
+
+        Raises:
+            ArgumentError: the mesh does not have exactly one actor, or the arguments do not fit.
+            SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``.
+        """
         mesh = self.mesh
         if mesh._shape.region.nelements != 1:  # pyright: ignore[reportPrivateUsage]
             raise ArgumentError(
@@ -133,12 +145,20 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, single_value)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to a random actor of the mesh and return a future of its result."""
+        """Send to a random actor of the mesh and return a future of its result.
+
+        Raises:
+            ArgumentError, SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``.
+        """
         one = member_at(self.mesh, random.randrange(len(self.mesh)))
         return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, single_value)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
-        """Send to every actor of the mesh and yield a future for each answer, in order of arrival."""
+        """Send to every actor of the mesh and yield a future for each answer, in order of arrival.
+
+        Raises:
+            ArgumentError, SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``.
+        """
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
             return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
@@ -159,6 +179,9 @@ class Endpoint(Generic[P, R]):
         """Send to every actor of the mesh without waiting for answers.
 
         If an endpoint raises, its actor fails and the owner of the actor is told.
+
+        Raises:
+            ArgumentError, SerializationError, StoppedError, SupervisionError, SendTimeoutError: see ``call``.
         """
         self._send(args, kwargs)
 
@@ -172,6 +195,11 @@ class Endpoint(Generic[P, R]):
         Returns:
             The tensors that the endpoint returns, as rank-local ones. Shapes come from ``propagate`` of the endpoint,
             or from the first call with arguments of the same types, which waits.
+
+        Raises:
+            ArgumentError: no mesh is active, and no argument tells it.
+            MeshOpError: a tensor is the program's, or on another mesh.
+            ActorError: the endpoint raised while its results were learnt.
         """
         propagate = self._propagate
         if propagate is None:
@@ -201,6 +229,7 @@ class Endpoint(Generic[P, R]):
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise ArgumentError: an endpoint of a mesh is called by ``call``, ``choose`` and the like."""
         name = f"{state_of(self.mesh).name}.{self.name}"
         raise ArgumentError(f"{name} is an endpoint of a mesh: choose how to call it, as in {name}.call(...)")
 

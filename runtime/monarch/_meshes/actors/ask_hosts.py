@@ -85,7 +85,7 @@ class HostsAsked:
                 return self._gather.get(max(0.001, min(_LOOK, left)))
             except CallTimeoutError:
                 if left <= _LOOK:
-                    raise self._gather.late(timeout) from None
+                    raise self._gather.timeout_error(timeout) from None
             losses = self._count_losses()
             if losses != self._losses or time.monotonic() > self._slow:
                 # That host, or that connection, may have been to pass the request on; or the host hangs.

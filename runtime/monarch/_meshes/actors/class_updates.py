@@ -140,8 +140,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
         ask(whole, prepare, state.key, number, body).get(PATIENCE)
     except CallTimeoutError:
         raise EditError(
-            f"{_kept(mesh)}: not all of its ranks have answered within {PATIENCE:g} s; one may be in a C call that "
-            f"holds the GIL",
+            f"{_kept(mesh)}: some ranks did not answer within {PATIENCE:g} s (one may be in C code that holds the GIL)",
             mesh=state.name,
         ) from None
     except DeviceMeshError as error:

@@ -66,7 +66,10 @@ def resize(
     state, node = state_of(mesh), node_of(mesh)
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
     if region_of(mesh) != shared.procs.region() or not shared.owned:
-        raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
+        raise StoppedError(
+            f"cannot resize a slice or a received reference of {mesh.name}; resize the mesh where it was spawned",
+            mesh=mesh.name,
+        )
     if _checked(mesh, sizes).items() - dict(region_of(mesh).extent).items():
         _await_calls(shared, node, patience)
     return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes, last))

@@ -109,7 +109,7 @@ class DeathFuture(Future[None]):
             self._complete()
         return True
 
-    def _missing(self) -> str:
+    def _unanswered_text(self) -> str:
         left = sorted(split_proc(proc)[1] for proc in [*self._left])
         return f": {describe_ranks(left)} {'has' if len(left) == 1 else 'have'} not ended" if left else ""
 

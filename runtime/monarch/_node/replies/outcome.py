@@ -122,7 +122,7 @@ class Outcome(Future[R]):
                 replies.append((position, reply, frames))
         return replies
 
-    def _missing(self) -> str:
+    def _unanswered_text(self) -> str:
         ranks = [rank for rank, reply in enumerate(self._replies) if reply is None and not self.done]
         if not ranks:
             return ""
@@ -140,7 +140,7 @@ class Outcome(Future[R]):
             text += "".join(f" ({each})" for each in notes[:8])
         return text
 
-    def _front(self, waited: float) -> str:
+    def _running_instead(self, waited: float) -> str:
         if waited < _WORTH or self.done:
             return ""
         text = self._node.watch.ahead(self)

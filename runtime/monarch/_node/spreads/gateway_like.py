@@ -9,12 +9,6 @@ from threading import Event
 from typing import Any, Protocol
 
 
-class SocketLike(Protocol):
-    """The socket of a connection."""
-
-    def send(self, frame: bytes, more: Sequence[Any] = (), /) -> None: ...
-
-
 class GatewayLike(Protocol):
     """A connection to another host; see ``monarch._node.peers.gateway``."""
 

@@ -218,8 +218,8 @@ class KubernetesLaunch:
             self._joined = time.monotonic()
         if self._joined and time.monotonic() > self._joined + _UNCLAIMED_S:
             raise SpawnError(
-                f"job {self.name}: fewer than {self.expected} pods are running {_UNCLAIMED_S / 60:g} min after the "
-                f"first; request fewer, or set at_least to start with some of them"
+                f"job {self.name}: only {len(self._streams)} of {self.expected} pods run {_UNCLAIMED_S / 60:g} min "
+                f"after the first has started; request fewer, or set at_least to start with some of them"
             )
         return news
 

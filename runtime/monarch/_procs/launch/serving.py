@@ -24,7 +24,7 @@ def serve_launched(order: Mapping[str, Any], address: str, say: Callable[..., No
 
     Args:
         order: its ``agent`` is the configuration, ``port`` the port to listen on, or 0, ``grace`` and ``notice`` as
-            in ``payload.Order``.
+            in ``payload.LaunchOrder``.
         address: the address of this host.
         say: reports to the launcher.
     """

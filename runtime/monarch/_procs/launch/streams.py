@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from monarch._core.text.causes import signal_text
 from monarch._procs.launch.interface import News
 from monarch._procs.launch.payload import LaunchOrder
 from monarch._procs.launch.reports import HostReports, HostTask
@@ -113,10 +114,13 @@ class HostStream(HostReports):
             code = self.process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             code = None
-        how = f"with code {code}" if code is not None and code >= 0 else f"by signal {-(code or 0)}"
+        if code is None:
+            how = "closed its output"
+        else:
+            how = f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
         for task in self.pending:
             text = self.last_words()
-            yield self.fail(task, f"{os.path.basename(str(self._program()))} ended {how}{': ' + text if text else ''}")
+            yield self.fail(task, f"{os.path.basename(str(self._program()))} {how}{': ' + text if text else ''}")
 
     def _program(self) -> object:
         command = self.process.args

@@ -39,6 +39,9 @@ class LauncherJob(JobTrait):
         at_least: start with this many hosts, if the others fail or take longer, and see ``late_hosts()``; None for
             all. For one mesh only.
         timeout: the most seconds to wait for the hosts; None for the launcher's own limits.
+
+    Raises:
+        ArgumentError: no mesh is named, or a number of hosts is not positive.
     """
 
     def __init__(self, meshes: Mapping[str, int], *, at_least: int | None = None, timeout: float | None = None) -> None:

@@ -192,6 +192,9 @@ class ProcessJob(JobTrait):
     Args:
         meshes: the number of hosts of each mesh, by name. Their axis is ``hosts``.
         env: additional environment variables of the hosts.
+
+    Raises:
+        ArgumentError: no mesh is named, or a number of hosts is not positive.
     """
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
@@ -220,7 +223,11 @@ class ProcessJob(JobTrait):
 
 
 def job_loads(data: bytes) -> JobTrait:
-    """Return the job of ``JobTrait.dumps``; it runs nothing yet. The data must come from you, since it is unpickled."""
+    """Return the job of ``JobTrait.dumps``; it runs nothing yet. The data must come from you, since it is unpickled.
+
+    Raises:
+        ArgumentError: the data is of something else.
+    """
     job = pickle.loads(data)
     if not isinstance(job, JobTrait):
         raise ArgumentError(f"expected a pickled job, got a pickled {type(job).__name__}")

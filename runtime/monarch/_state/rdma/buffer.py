@@ -142,13 +142,21 @@ class RDMABuffer:
         return submit([], [self.writing(src)], timeout)
 
     def reading(self, dst: Any) -> Move:
-        """Return the moves for a read; raise ArgumentError if it does not fit."""
+        """Return the moves for a read.
+
+        Raises:
+            ArgumentError: the destination does not fit.
+        """
         local = memory_of(dst, "the destination")
         check_fit(local, self._remote.size, self._remote.dtype, False)
         return Move(self._remote, local.part(0, self._remote.size))
 
     def writing(self, src: Any) -> Move:
-        """Return the moves for a write; raise ArgumentError if it does not fit."""
+        """Return the moves for a write.
+
+        Raises:
+            ArgumentError: the source does not fit, or the buffer is read-only.
+        """
         local = memory_of(src, "the source")
         check_fit(local, self._remote.size, self._remote.dtype, True)
         if self._remote.readonly:

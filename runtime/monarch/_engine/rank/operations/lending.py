@@ -73,7 +73,7 @@ def received(number: int, uid: str, name: str) -> torch.Tensor:
     config = current_node().config
     if config is None or config.procs.uid != uid:
         raise ArgumentError(
-            f"a rank-local tensor of {name} is an argument of an actor on another mesh; move it with "
+            f"cannot pass a rank-local tensor of {name} to an actor on another mesh; move it first with "
             f"tensor.to_mesh(mesh)"
         )
     return lent.take(number)
