@@ -11,11 +11,21 @@ from typing import Any
 
 import pytest
 
+from leaks import Kit
 from meshes import kill, values
 from monarch._core.roster import Procs
 from monarch._meshes.actors import spawning
+from monarch._meshes.procs.agents import agents_of
+from monarch._node.current import current_node
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
-from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
+from monarch.exceptions import (
+    ActorError,
+    ArgumentError,
+    DeviceMeshError,
+    SpawnError,
+    StoppedError,
+    SupervisionError,
+)
 
 
 class Counter(Actor):
@@ -463,3 +473,30 @@ with local_hosts(2) as hosts:
 def test_calls_may_precede_their_process(program: Callable[..., Any]) -> None:
     lines = program(EARLY, timeout=100).ok().splitlines()
     assert lines == ["True True [0, 1, 2, 3]"] * 2
+
+
+def test_heal_without_a_host_agent_leaves_no_call_waiting(
+    procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, leaks: Kit
+) -> None:
+    counters = procs(2).spawn("counters", Counter, 0)
+    assert values(counters.add.call()) == [1, 1]
+    agents = agents_of(current_node())
+    os.kill(agents.agent_pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        counters.add.call().get(20)
+    with monkeypatch.context() as patch:
+
+        def fail() -> None:
+            raise OSError("no place for a folder")
+
+        patch.setattr(agents, "need_agent", fail)
+        with pytest.raises(OSError, match="no place for a folder"):
+            heal_mesh(counters)
+        with pytest.raises(SpawnError, match="could not be started: no place for a folder"):
+            counters.add.call().get(20)
+        with pytest.raises(OSError, match="no place for a folder"):
+            heal_mesh(counters)
+    heal_mesh(counters)
+    assert values(counters.add.call()) == [1, 1]
+    # Later tests use the new agent.
+    leaks.rebase()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
 from typing import TypeAlias
 
-from monarch._core.causes import NotReady
+from monarch._core.causes import NotReady, NotStarted
 from monarch._core.roster import Procs
 from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.slow_start import watch_start
@@ -63,7 +64,34 @@ class ProcStarter:
     """Whether the mesh was stopped, so that spare processes are added no more; under the lock."""
 
     def start(self, ranks: Sequence[int], port: int) -> None:
-        """Start the processes of some ranks, which reply to the port when they are set up."""
+        """Start the processes of some ranks, which reply to the port when they are set up.
+
+        If this raises, those that no agent was asked for count as dead, so that nobody waits for them.
+
+        Raises:
+            OSError: the host agent could not be started.
+        """
+        unasked = {self.procs.proc(rank): self.procs.host(rank) for rank in ranks}
+        try:
+            self._start(ranks, port, unasked)
+        except BaseException as error:
+            self._give_up(unasked, str(error) or type(error).__name__)
+            raise
+
+    def _give_up(self, unasked: Mapping[str, str], why: str) -> None:
+        peers = self.node.peers
+        for name, host in unasked.items():
+            # An interrupt may have come just after the request.
+            with suppress(Exception):
+                peers.to_agent(host, m.Stop(self.node.proc, [name], 0.0))
+
+        def end() -> None:
+            for name in unasked:
+                peers.end(m.Dead(name, NotStarted(why), False, []))
+
+        self.node.receive_loop.post(end)
+
+    def _start(self, ranks: Sequence[int], port: int, unasked: dict[str, str]) -> None:
         alike: dict[_Extra, dict[str, list[int]]] = {}
         for rank in ranks:
             extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
@@ -77,9 +105,12 @@ class ProcStarter:
             names = {host: [self.procs.proc(rank) for rank in each] for host, each in places.items()}
             # They reply once to a port, so the answers of many hosts can be folded for one request only.
             if len(alike) == 1 and self._spawn_on_many(names, port, config, variables):
+                unasked.clear()
                 continue
             for host, each in places.items():
                 self._spawn(host, names[host], each, config, variables)
+                for name in names[host]:
+                    del unasked[name]
 
     def fill(self) -> None:
         """Start the missing spare processes.
