@@ -475,6 +475,9 @@ def test_child_forked_by_a_cell_ends_with_the_cell(notebook: Notebook) -> None:
         "code = os.waitpid(pid, 0)[1]\npid = os.fork()\nif pid: code += os.waitpid(pid, 0)[1]\ncode"
     )
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] 0"
+    body = "pid = os.fork()\nif not pid: raise ValueError('child')\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    failing = notebook.mesh(body).ok()
+    assert failing.shown == "[ranks 0-3] 1" and "[ranks 0-3] ValueError: child" in failing.stream("stderr")
     notebook.run("import os, sys\npid = os.fork()\nif not pid: sys.exit(3)\nos.waitpid(pid, 0)[1]").ok()
     assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
 

@@ -75,7 +75,8 @@ class _Healing:
                 break
             reports = self._round()
         halted = any(report.halted for report in reports)
-        next(iter(self._meshes.values())).recovery.is_due = halted
+        if halted:
+            next(iter(self._meshes.values())).recovery.is_due = True
         self._report()
         return not halted
 

@@ -289,7 +289,8 @@ class Recovery:
     def _resumed(self, members: list[Recovery], known: dict[int, OpFailure], lost: frozenset[str]) -> bool:
         """Let the ranks of some meshes run ops again; return whether some have halted once more."""
         for each, reports in self._answers(members, lambda each: each._resume(known, lost)):
-            each.is_due = any(report.halted for report in reports)
+            if any(report.halted for report in reports):
+                each.is_due = True
         return any(each.is_due for each in members)
 
     def _answers(

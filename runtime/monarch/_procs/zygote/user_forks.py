@@ -6,7 +6,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 is_child = False
 """Whether user code forked this process from one of ours. Set before any other thread can run."""
@@ -34,14 +37,25 @@ def leave_if_forked(error: BaseException | None = None) -> None:
     """End this process if it is such a child, since its parent continues from here.
 
     Args:
-        error: raised by user code; its traceback is printed by the parent, if it raises it too.
+        error: raised by user code; its traceback is printed, as by any Python process that ends by an error.
     """
     if not is_child:
         return
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        with suppress(Exception):
+            _print(error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
     os._exit(code & 0xFF)
+
+
+def _print(error: BaseException) -> None:
+    """Print a traceback on stderr, without the frames of this package that called the user's code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace or error.__traceback__)
