@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch._state.copy.endpoints import still_open
+from monarch._state.rdma.plane import plane
+from monarch._tensors.memory.views import Memory, memory_of
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import CopyReport, Part, copy_state, device_mesh
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, ShapeError
@@ -289,3 +291,16 @@ def test_death_of_source_is_an_error(procs: Callable[..., Any]) -> None:
     # The targets can be used.
     copy_state({"w": torch.ones(4)}, target.weights).get(30)
     assert target.get.call().get()[1]["w"].sum().item() == 4.0
+
+
+def test_state_is_exported_whole_or_not_at_all(procs: Callable[..., Any]) -> None:
+    procs(1)
+
+    def memories() -> Iterator[Memory]:
+        yield memory_of(bytearray(8), "the first part")
+        raise OSError("no descriptor for the second part")
+
+    before = len(plane().registry)
+    with pytest.raises(OSError, match="no descriptor"):
+        plane().share_all(memories())
+    assert len(plane().registry) == before

@@ -63,11 +63,11 @@ async def _share_awaited(state: Any, token: str) -> CopyEndpoint:
 def share_state(state: Any, token: str) -> CopyEndpoint:
     """Export the tensors of a state until ``end``, unless that came first."""
     tensors = locals_of(state)
-    here = plane()
-    shared: dict[str, Shared] = {}
-    for name, local in tensors.items():
-        memory = memory_of(local.tensor, repr(name))
-        shared[name] = Shared(here.share(memory), local.box, local.dtype, local.tensor.element_size())
+    remotes = plane().share_all(memory_of(local.tensor, repr(name)) for name, local in tensors.items())
+    shared = {
+        name: Shared(remote, local.box, local.dtype, local.tensor.element_size())
+        for (name, local), remote in zip(tensors.items(), remotes, strict=True)
+    }
     _open[token] = (tensors, [each.remote.key for each in shared.values()])
     if has_ended(token):
         # The end came while the actor was busy.

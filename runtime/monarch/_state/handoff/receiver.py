@@ -56,8 +56,7 @@ def _pack(result: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
 
     state, report = result
     body, buffers = dumps(state, "the state", here=True)
-    here = plane()
-    remotes = [here.share(memory_of(buffer, "a part of the state")) for buffer in buffers]
+    remotes = plane().share_all(memory_of(buffer, "a part of the state") for buffer in buffers)
     _given[token] = buffers, [remote.key for remote in remotes]
     if has_ended(token):
         # The end came while the actor was busy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
 from monarch._actors.running import ActorLike, current
@@ -72,6 +72,18 @@ class Plane:
             mailbox = self._mailboxes[remote.key] = here[0]
             mailbox.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
         return remote
+
+    def share_all(self, memories: Iterable[Memory]) -> list[MemoryReference]:
+        """Share several, or none if one of them cannot be shared, or if the caller is interrupted."""
+        shared: list[MemoryReference] = []
+        try:
+            for memory in memories:
+                shared.append(self.share(memory))
+        except BaseException:
+            for each in shared:
+                self.drop(each.key)
+            raise
+        return shared
 
     def drop(self, key: int) -> bool:
         """Stop sharing memory; return whether it was shared."""
