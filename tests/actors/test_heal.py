@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from leaks import Kit
+from leaks import Kit, session_folders, wait_until
 from meshes import kill, values
 from monarch._core.roster import Procs
 from monarch._meshes.actors import spawning
@@ -422,7 +422,7 @@ EARLY = """
 import os, signal
 from typing import Any
 
-from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.starting import ProcStarter
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts
@@ -433,7 +433,7 @@ class Who(Actor):
         return current_rank().rank, os.getpid()
 
 early = []
-begin = Starting.start
+begin = ProcStarter.start
 
 def start(self: Any, *args: Any) -> None:
     # The names of the new ones are known, and their hosts have not heard of them.
@@ -458,9 +458,9 @@ with local_hosts(2) as hosts:
                 mesh.who.call().get(30)
         except SupervisionError:
             pass
-        Starting.start = start
+        ProcStarter.start = start
         heal_mesh(mesh)
-        Starting.start = begin
+        ProcStarter.start = begin
         pids = [pid for _, pid in mesh.who.call().get(30).values()]
         whole = [pid for _, pid in early[0].get(25).values()]
         print(whole == pids, early[1].get(25).item()[1] == pids[3], early[2].get(30).item(gpus=0))
@@ -480,7 +480,7 @@ def test_heal_without_a_host_agent_leaves_no_call_waiting(
 ) -> None:
     counters = procs(2).spawn("counters", Counter, 0)
     assert values(counters.add.call()) == [1, 1]
-    agents = agents_of(current_node())
+    agents, restored = agents_of(current_node()), {each for each in session_folders() if each.endswith("/views")}
     os.kill(agents.agent_pid, signal.SIGKILL)
     with pytest.raises(SupervisionError):
         counters.add.call().get(20)
@@ -498,5 +498,6 @@ def test_heal_without_a_host_agent_leaves_no_call_waiting(
             heal_mesh(counters)
     heal_mesh(counters)
     assert values(counters.add.call()) == [1, 1]
-    # Later tests use the new agent.
+    # Later tests use the new agent, and the folder of the session, which the program restores.
+    assert wait_until(lambda: restored <= session_folders())
     leaks.rebase()

@@ -39,5 +39,6 @@ def test_changes_are_one_at_time() -> None:
     heal, resize = Change("healed", 1.0, "heal"), Change("resized", 2.0, "resize")
     assert changes.now is None and changes.begin(heal) is None
     assert changes.begin(resize) is heal and changes.now is heal
-    changes.end()
+    assert not changes.end(resize) and changes.now is heal
+    assert changes.end(heal)
     assert changes.now is None and changes.begin(resize) is None and changes.now is resize

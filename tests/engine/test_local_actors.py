@@ -111,7 +111,7 @@ def test_wrong_tensors_for_endpoints_raise(mesh: Any, adders: Any) -> None:
     other = Mesh(shape=(2,), mesh_dim_names=("gpus",))
     with other.activate():
         x = torch.ones(2)
-    with pytest.raises(SerializationError, match=r"argument of an actor on another mesh; move it with tensor.to_mesh"):
+    with pytest.raises(SerializationError, match=r"to an actor on another mesh; move it first with tensor.to_mesh"):
         adders.add.call(x).get(30)
     with mesh.activate():
         rows = torch.nn.functional.embedding(numbered(mesh)[None] * 3, torch.ones(4, 2))

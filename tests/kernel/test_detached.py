@@ -94,7 +94,7 @@ def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_pa
     shown = cell.stream() + got.stream()
     assert shown.count("meanwhile 0") == 1 == shown.count("meanwhile 1")
     assert second.run("counter.add.call().get()").ok().shown.endswith("12")
-    assert ", in use, kept for 1h after it\n" in second.run("%mesh list --all").ok().stream()
+    assert ", in use, kept for 1h after the notebook ends\n" in second.run("%mesh list --all").ok().stream()
     # A replaced rank gets the definitions from cells of the first notebook.
     second.mesh("import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     assert "2 cells" in second.run("%mesh heal m").ok().stream()
@@ -168,7 +168,7 @@ def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) 
     book.run("%mesh attach m").ok()
     assert book.mesh("x").ok().shown.endswith("5")
     assert "restarted (variables cleared)" in book.run("%mesh restart m").ok().text
-    assert ", in use, kept for 1h after it\n" in book.run("%mesh list --all").ok().stream()
+    assert ", in use, kept for 1h after the notebook ends\n" in book.run("%mesh list --all").ok().stream()
     assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
 
 

@@ -127,7 +127,7 @@ def test_spawn_works_on_a_slice(notebook: Notebook) -> None:
         "2 actors of Few, on ranks 0,2" in notebook.run(f"%%mesh spawn few --on mesh[::2] --new\n{few}").ok().stream()
     )
     assert notebook.mesh("rank", "few").ok().shown == "[rank 0] 0\n[rank 2] 2"
-    assert "regular slice" in notebook.run(f"%%mesh spawn odd --on mesh[0,1,3]\n{few}").text
+    assert "evenly spaced ranks" in notebook.run(f"%%mesh spawn odd --on mesh[0,1,3]\n{few}").text
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from monarch._debug.here import where_here
 from monarch._meshes.inside import state_of
 from monarch._node.services.asking import send_signal
 from monarch._node.services.registry import request
-from monarch_kernel.calls.record import Calls
-from monarch_kernel.calls.running import Running
+from monarch_kernel.calls.record import CallRecord
+from monarch_kernel.calls.running import RunningCalls
 from monarch_kernel.calls.stop_run import stop_ranks
 
 class Sleeper(Rank):
@@ -45,7 +45,7 @@ if __name__ == "__main__":
         answers = ask_ranks(state_of(meshes[0]).procs, range(8), request(where_here))
         print({rank for rank, answer in answers.items() if isinstance(answer, str)})
         print(len(tree().parents))
-        stopped = stop_ranks(Running("", [calls[0]]), Calls(current_node()))
+        stopped = stop_ranks(RunningCalls("", [calls[0]]), CallRecord(current_node()))
         print(len(stopped.ranks(Ending.LEFT)))
         # The connections are now as before, so that all of the other two meshes goes by the agent again.
         os.kill(agents[0], signal.SIGCONT)

@@ -74,7 +74,7 @@ def test_launchers_are_made_by_name() -> None:
 PLUGIN = """
 import sys
 from monarch._procs.launch.process import ProcessLauncher
-from monarch._procs.launch.payload import BOOT, Order
+from monarch._procs.launch.payload import BOOT, LaunchOrder
 from monarch._procs.launch.registry import launcher_names, make_launcher
 from monarch._session.launching.launching import launch_hosts
 

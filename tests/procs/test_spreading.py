@@ -111,7 +111,7 @@ COUNTS = (
     + """
 from monarch._meshes.procs import starting
 from monarch._node.liveness import Liveness, here
-from monarch._node.services.asking import Answers
+from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 from monarch._wire import messages as m
 from monarch._wire.links import Link
@@ -143,7 +143,7 @@ if __name__ == "__main__":
         until(lambda: not liveness.rounds and not any(map(liveness.asks, names)))
         sent.clear()
         heard = []
-        asking = Answers(node, names, request(here), lambda proc, answer: heard.append(proc))
+        asking = ServiceAnswers(node, names, request(here), lambda proc, answer: heard.append(proc))
         print(sent)
         until(lambda: sorted(heard) == sorted(names))
         asking.close()

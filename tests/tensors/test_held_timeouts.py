@@ -35,13 +35,13 @@ def oldest(*states):
     ]
     # torch may tell of each twice.
     recorded.recorded_collectives = lambda: [json.dumps({"entries": entries})] * 2
-    found = timeouts.unended(timeouts.Held(group, "cuda"))
+    found = timeouts.unended(timeouts.UntimedBackend(group, "cuda"))
     return found and [found.operation, round(found.seconds)]
 
 seen["no record"] = oldest()
 seen["all ended"] = oldest(("all_reduce", True, "completed"), ("send 0->1", False, "completed"))
 seen["waits"] = oldest(("reduce", True, "completed"), ("broadcast", False, "started"), ("barrier", False, "scheduled"))
-timeouts.let_go(timeouts.Held(group, "cuda"))
+timeouts.let_go(timeouts.UntimedBackend(group, "cuda"))
 seen["left to NCCL"] = nccl.options._timeout.total_seconds()
 print(json.dumps(seen))
 """

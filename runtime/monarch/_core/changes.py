@@ -42,8 +42,10 @@ class Changes(Generic[T]):
                 return None
             return self._now
 
-    def end(self) -> None:
-        """End the caller's change; the caller then completes what other threads wait for."""
+    def end(self, change: Change[T]) -> bool:
+        """End the caller's change, which then completes what other threads wait for; return False if it never began."""
         with self._lock:
-            assert self._now is not None
+            if self._now is not change:
+                return False
             self._now = None
+            return True

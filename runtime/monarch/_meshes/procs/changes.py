@@ -32,19 +32,20 @@ def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Gener
     """
     name, deadline = shared.procs.name, time.monotonic() + timeout
     change = Change(what, time.monotonic(), Promise[None](node, f"{name} to be {what}"))
-    while (other := shared.changes.begin(change)) is not None:
-        if not node.waits.wait(other.end, max(0.0, deadline - time.monotonic())):
-            raise SupervisionError(
-                f"{name} was not {what}: it is still being {other.what} "
-                f"({time.monotonic() - other.since:.1f} s so far); try again when that is done",
-                mesh=name,
-            )
     try:
+        while (other := shared.changes.begin(change)) is not None:
+            if not node.waits.wait(other.end, max(0.0, deadline - time.monotonic())):
+                raise SupervisionError(
+                    f"{name} was not {what}: it is still being {other.what} "
+                    f"({time.monotonic() - other.since:.1f} s so far); try again when that is done",
+                    mesh=name,
+                )
         yield
     finally:
-        shared.changes.end()
-        change.end.complete(_nothing)
-        give_up_lost(node, shared.procs.uid)
+        # Not if it is interrupted, or gives up, before its turn.
+        if shared.changes.end(change):
+            change.end.complete(_nothing)
+            give_up_lost(node, shared.procs.uid)
 
 
 def _nothing() -> None:

@@ -60,8 +60,8 @@ class ForkServerClient:
     Args:
         connection: to the server.
         folder: the server's.
-        ticket: see ``request.Launch``.
-        claim: see ``request.Launch``.
+        ticket: see ``request.LaunchAgent``.
+        claim: see ``request.LaunchAgent``.
         starter: the process that has started the server, if this process did.
     """
 
@@ -82,7 +82,7 @@ class ForkServerClient:
 
         Args:
             config: configuration of the agent.
-            module: its module, see ``request.Launch``.
+            module: its module, see ``request.LaunchAgent``.
             out: descriptor for its stdout.
             errors: descriptor for its stderr.
             env: additional environment variables.
