@@ -58,8 +58,8 @@ def load_ipython_extension(shell: Any) -> None:
     if before is None and own is None:
         print(
             "%mesh and %%mesh are ready; %mesh help lists the commands. The Monarch kernel adds ranks to the debugger "
-            "of the front end, view buttons that work in every front end while a cell runs, Shift-Tab help on names of "
-            "ranks, and a Stop button that ends a cell at a top-level await."
+            "of the front end, view buttons that work in every front end while a cell runs, Shift-Tab help on rank "
+            "variables, and a Stop button that interrupts a top-level await."
         )
 
 

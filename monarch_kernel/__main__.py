@@ -21,7 +21,7 @@ usage: python -m monarch_kernel install [--user | --sys-prefix | --prefix PREFIX
        python -m monarch_kernel -f CONNECTION_FILE
 
 The first command registers the kernel with Jupyter; `install --help` describes its options. The second is what
-Jupyter runs to start the kernel; `--help-all` lists its other options, which are those of ipykernel.
+Jupyter runs to start the kernel; `--help-all` lists its other options, inherited from ipykernel.
 
 Without Jupyter: `monarch --help`, or `from monarch.actor import this_host` in any Python program.
 """
@@ -51,11 +51,11 @@ def install(words: list[str]) -> None:
         description="Register the kernel with Jupyter. The kernel runs with the Python that runs this command.",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--user", action="store_true", help="install for this user, for every Jupyter they start")
+    where.add_argument("--user", action="store_true", help="install for the current user, in every Jupyter they start")
     where.add_argument("--sys-prefix", action="store_true", help="install into this Python environment (default)")
     where.add_argument("--prefix", help="install under this prefix, such as /usr/local for all users")
     parser.add_argument("--name", default="monarch", help="name of the kernel (default: monarch)")
-    parser.add_argument("--display-name", metavar="TEXT", help="name in the list of kernels (default: Monarch)")
+    parser.add_argument("--display-name", metavar="TEXT", help="display name in the list of kernels (default: Monarch)")
     arguments = parser.parse_args(words)
     prefix = None if arguments.user else arguments.prefix or sys.prefix
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def install(words: list[str]) -> None:
     print(f"installed kernel {arguments.name!r} in {path}; it starts with {sys.executable}")
     if Path(path).parent not in [Path(each) for each in KernelSpecManager().kernel_dirs]:
         data = Path(path).parent.parent
-        print(f"this Jupyter does not look there: set JUPYTER_PATH={data}, or install with --user")
+        print(f"this Jupyter does not search {data}; set JUPYTER_PATH={data}, or install with --user")
 
 
 if __name__ == "__main__":

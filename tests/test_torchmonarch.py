@@ -94,8 +94,8 @@ def test_parametrized_tests_run_with_their_settings(tmp_path: Path) -> None:
     ("module", "hint"),
     [
         ("monarch._rust_bindings.monarch_hyperactor.supervision", "; SupervisionError is in monarch.exceptions; docs/"),
-        ("monarch.mesh_controller", "catch monarch.exceptions.TensorError for RemoteException"),
-        ("monarch.timer", "monarch.timer is a module of torchmonarch that is missing here; docs/torchmonarch.md lists"),
+        ("monarch.mesh_controller", "catch TensorError of monarch.exceptions, not RemoteException"),
+        ("monarch.timer", "monarch.timer is a torchmonarch module that is missing here; docs/torchmonarch.md lists"),
     ],
 )
 def test_missing_modules_name_their_counterpart(module: str, hint: str) -> None:
@@ -158,7 +158,7 @@ def test_meshes_of_pods_are_added_one_by_one() -> None:
     assert wanted.items() <= made.options.items() and made.options["resources"] == {"nvidia.com/gpu": 4}
     assert made.launcher().client()[1:] == ["--namespace=ours", "--kubeconfig=/else/config"]  # pyright: ignore
     for more, text in (
-        ({"image_spec": ImageSpec("image:2")}, "all meshes of a job have the same pods"),
+        ({"image_spec": ImageSpec("image:2")}, "all meshes of a job use the same pods"),
         ({"label_selector": "app=x"}, "label_selector, pod_rank_label and annotations are not supported"),
         ({}, "expected exactly one of image_spec and pod_template"),
         ({"image_spec": image, "num_replicas": 0}, "got 0"),

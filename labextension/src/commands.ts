@@ -57,7 +57,7 @@ export function addCommands(
     model.showTab('view');
     panel.focusGrid();
   });
-  add(Commands.logs, trans.__('Show Logs of Ranks'), () => {
+  add(Commands.logs, trans.__('Show Rank Logs'), () => {
     show();
     model.showTab('logs');
   });
@@ -65,7 +65,7 @@ export function addCommands(
   add(Commands.pause, trans.__('Pause Ranks'), () => act('pause'));
   add(Commands.resume, trans.__('Resume Ranks'), () => act('resume'));
   add(Commands.heal, trans.__('Heal Dead Ranks'), () => act('heal'));
-  add(Commands.stacks, trans.__('Dump Stacks of Ranks'), () => act('stacks'));
+  add(Commands.stacks, trans.__('Dump Rank Stacks'), () => act('stacks'));
   add(Commands.nextFailed, trans.__('Next Dead Rank'), () => step(1));
   add(Commands.previousFailed, trans.__('Previous Dead Rank'), () => step(-1));
   commands.addCommand(Commands.create, {

@@ -41,7 +41,7 @@ export const NOT_HEARD =
   'The connection to the kernel was lost before it answered. Check whether the action took effect before you try again.';
 /** What is said where the kernel has not answered in time. It may also be inside C code. */
 export const SILENT =
-  'The kernel does not answer. This is the last state that it sent; if it was restarted, run the cell again for a live view.';
+  'The kernel is not responding. This is the last state it sent; if it was restarted, run the cell again for a live view.';
 
 /** What is said where the kernel is known to have ended. */
 export const ENDED =

@@ -27,7 +27,7 @@ def freed(result: CellResult, dead: list[int]) -> CellResult:
         # A rank that entered a collective after the death names the dead rank itself.
         late = error.kind == GroupError.__name__
         return replace(result, error=replace(error, freed=True)) if late else result
-    return _instead(result, f"a collective was aborted by the death of {describe_ranks(dead)}")
+    return _instead(result, f"a collective was aborted because {describe_ranks(dead)} died")
 
 
 def followed(outcomes: dict[int, CellResult]) -> dict[int, CellResult]:
@@ -43,7 +43,7 @@ def followed(outcomes: dict[int, CellResult]) -> dict[int, CellResult]:
     if not causes:
         return outcomes
     have = "has" if len(causes) == 1 else "have"
-    text = f"a connection of the collective was closed, and {describe_ranks(causes)} {have} failed"
+    text = f"a connection of the collective was closed because {describe_ranks(causes)} {have} failed"
     return {rank: _instead(result, text) if _only_broke(result) else result for rank, result in outcomes.items()}
 
 

@@ -81,7 +81,7 @@ class Run(RunningCalls):
         if late:
             raise MonarchError(
                 f"the cell was not run: the host agent of {', '.join(late)} has not acknowledged the last Stop, so a "
-                f"late interrupt could reach this cell; run it again, and if this repeats, check whether the agent is "
+                f"late interrupt could reach this cell; retry, and if it happens again, check whether the agent is "
                 f"suspended"
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
@@ -148,7 +148,7 @@ class Run(RunningCalls):
         ranks = sorted(rank for proc in procs for _, rank in [split_proc(proc)] if self._procs.proc(rank) != proc)
         if lines and len(ranks) == len(procs):
             have = "has a new process" if len(ranks) == 1 else "have new processes"
-            lines = [*lines[: len(lines) - len(advice)], f"{describe_ranks(ranks)} {have} by now; run the cell again"]
+            lines = [*lines[: len(lines) - len(advice)], f"{describe_ranks(ranks)} {have} now; run the cell again"]
         return "\n".join(lines)
 
     def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:

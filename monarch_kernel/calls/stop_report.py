@@ -7,10 +7,10 @@ from collections.abc import Collection
 from monarch._kernel_api import Activity, CellError, Ending, Freed, ThreadState, describe_ranks
 
 _IN_COLLECTIVE = (
-    "was in a collective, whose connections were closed",
-    "were in a collective, whose connections were closed",
+    "was waiting in a collective (connections closed)",
+    "were waiting in a collective (connections closed)",
 )
-_CONNECTING = "was waiting for a connection, which was closed", "were waiting for a connection, which was closed"
+_CONNECTING = "was waiting for a connection (connection closed)", "were waiting for a connection (connection closed)"
 _REPLACED = (
     "replaced by a new process (ignored interrupts); its variables and actor state are lost",
     "replaced by new processes (ignored interrupts); their variables and actor state are lost",
@@ -110,7 +110,7 @@ class StopReport:
         if ending is Ending.LEFT:
             return self.left[rank]
         if rank in self.died:
-            return f"{self.died[rank]} during the stop; variables are lost, and %mesh heal starts new processes"
+            return f"{self.died[rank]} during the stop; variables are lost; %mesh heal starts new processes"
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
@@ -147,15 +147,15 @@ def activity_of_left(activity: Activity, thread_state: ThreadState | None, pid: 
         at = f" at {thread_state.place}" if thread_state.place else ""
         return f"still {what}{at}; Stop again to abort it"
     if activity is Activity.PYTHON:
-        return "keeps running after each interrupt"
+        return "still running; ignored each interrupt"
     if activity is Activity.WAITING:
         return f"waiting for a lock, a socket or another thread{where}, which interrupts cannot end"
     if activity is Activity.SUSPENDED:
         return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"
     if activity is Activity.DEVICE:
-        return "waiting in the OS kernel for a disk or a device; stops when that is done"
+        return "waiting in the OS kernel for a disk or device; stops when that wait ends"
     if activity is Activity.UNKNOWN:
-        return "does not answer, and neither does its host agent"
+        return "unresponsive, as is its host agent"
     if activity is Activity.SILENT:
         return "still inside a C call that holds the GIL; stops when it returns"
     return f"still inside a C call{where}; stops when it returns"

@@ -43,7 +43,7 @@ from monarch_kernel.calls.running import STOPPED, PendingCall, RunningCalls
 from monarch_kernel.calls.stop_report import StopReport, activity_of_left
 
 _COST = (
-    "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+    "; to kill and restart, press Stop again when no cell runs, or run %mesh kill (variables and actor state are lost)"
 )
 _ANNOUNCED = (
     "ignored interrupts, so a new process replaces it now; its variables and actor state are lost",

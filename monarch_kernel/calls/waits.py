@@ -48,13 +48,13 @@ def unended_lines(calls: CallRecord) -> list[str]:
         title = titles_text(calls, group)
         match kind:
             case _Kind.HANDLE if one:
-                lines.append(f"{title} still runs on {where}; {calls.handle(group[0].call)}.cancel() ends it")
+                lines.append(f"{title} is still running on {where}; {calls.handle(group[0].call)}.cancel() ends it")
             case _Kind.HANDLE:
-                ends = f"cancel() of a handle ({_handles(calls, group)}) ends its cell"
-                lines.append(f"{title} have not ended on {where}; {ends}")
+                ends = f"call .cancel() on a handle ({_handles(calls, group)}) to end its cell"
+                lines.append(f"{title} are still running on {where}; {ends}")
             case _Kind.LEFT:
-                have = "was stopped but has" if one else "were stopped but have"
-                lines.append(f"{title} {have} not ended on {where}")
+                have = "was stopped but is" if one else "were stopped but are"
+                lines.append(f"{title} {have} still running on {where}")
             case _Kind.CLEANING:
                 are = "is still in its" if one else "are still in their"
                 lines.append(f"{title} {are} except or finally code on {where}")
@@ -71,7 +71,7 @@ def titles_text(calls: CallRecord, ahead: Sequence[EarlierCall]) -> str:
     first = next(iter(titles))
     others = [each for each in ahead if calls.title(each.call) != first]
     cells = {number for each in others if (number := calls.cell_of(each.call.port))}
-    of = f", of cell{'s' if len(cells) > 1 else ''} {format_ranks(cells)}" if cells else ""
+    of = f" from cell{'s' if len(cells) > 1 else ''} {format_ranks(cells)}" if cells else ""
     return f"{first} and {len(titles) - 1} more{of}"
 
 
@@ -89,17 +89,17 @@ def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
     ranks = {rank for each in group for rank in each.ranks}
     waits = f"{describe_ranks(ranks)}: waiting for {titles_text(calls, group)}"
     one = len({calls.title(each.call) for each in group}) == 1
-    have, them = ("has", "it") if one else ("have", "them")
+    are, them = ("is", "it") if one else ("are", "them")
     match kind:
         case _Kind.HANDLE if one:
             handle = calls.handle(group[0].call)
-            return f"{waits}, still running; Stop ends this wait, and {handle}.cancel() ends the cell"
+            return f"{waits}, still running; Stop ends only this wait; {handle}.cancel() ends the cell"
         case _Kind.HANDLE:
-            ends = f"cancel() of a handle ({_handles(calls, group)}) ends its cell"
-            return f"{waits}, still running; Stop ends this wait, and {ends}"
+            ends = f"call .cancel() on a handle ({_handles(calls, group)}) to end its cell"
+            return f"{waits}, still running; Stop ends only this wait; {ends}"
         case _Kind.LEFT:
             return (
-                f"{waits}, which {'was' if one else 'were'} stopped but {have} not ended; Stop ends only this wait; "
+                f"{waits}, which {'was' if one else 'were'} stopped but {are} still running; Stop ends only this wait; "
                 f"%mesh kill kills {'it' if len(ranks) == 1 else 'them'} (variables and actor state are lost)"
             )
         case _Kind.CLEANING:

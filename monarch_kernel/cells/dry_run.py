@@ -49,7 +49,7 @@ def world_of(header: Header, mesh_ranks: int | None, device: str) -> SimulatedWo
         raise HeaderError(f"--world: expected hosts, GPUs and a device, as in 16x8:h100, got {header.world!r}")
     name = found["device"] or (device if device in DEVICES and device != "cpu" else WITHOUT_MESH.device)
     if name not in DEVICES:
-        raise HeaderError(f"--world: expected a device of {', '.join(DEVICES)}, got {name!r}")
+        raise HeaderError(f"--world: expected one of {', '.join(DEVICES)} as the device, got {name!r}")
     return SimulatedWorld(int(found["hosts"]), int(found["gpus"]), name)
 
 
@@ -107,5 +107,5 @@ def _sentence(failure: Any, packed: Packed, name: str, source: CellSource) -> st
     if failure.kind == "NameError":
         for each, reason in packed.missing.items():
             if f"'{each}'" in failure.text:
-                return f"{where}: the variable {each!r} of the ranks cannot be simulated: {reason}{text}"
+                return f"{where}: cannot simulate the variable {each!r} of the ranks: {reason}{text}"
     return f"{where} raises {failure.kind} in the simulation: {failure.text}{text}"

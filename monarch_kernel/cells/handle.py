@@ -111,7 +111,7 @@ class CellHandle:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._goes_on()) from None
         if not ended:
-            head = f"{self._run.name} has not ended within {timeout:g} s: it still {self._where()}"
+            head = f"{self._run.name} did not finish within {timeout:g} s: it is still {self._where()}"
             raise CallTimeoutError("\n".join([head, *self._places()]))
         self._place.ask_late()
         return self._finish()
@@ -142,7 +142,7 @@ class CellHandle:
         return wait().__await__()
 
     def _goes_on(self) -> str:
-        return f"stopped waiting for {self._run.name}, which still {self._where()}; {self._name}.cancel() ends it"
+        return f"stopped waiting for {self._run.name}, which is still {self._where()}; {self._name}.cancel() ends it"
 
     def _places(self) -> list[str]:
         """Return lines that say where the ranks are that answer soon."""
@@ -155,7 +155,7 @@ class CellHandle:
         return [f"  {describe_ranks(sorted(ranks))}: at {place}" for place, ranks in ranks_of.items()]
 
     def _where(self) -> str:
-        return f"runs on {describe_ranks(self._run.missing())}"
+        return f"running on {describe_ranks(self._run.missing())}"
 
     def _progress(self) -> str:
         seconds = time.monotonic() - self._begun
@@ -189,5 +189,5 @@ def _outcome(failure: BaseException | None, seconds: float = 0.0) -> str:
     """Describe how a cell ended, and after how long if that was a while."""
     after = f" after {duration_text(seconds)}" if seconds >= 1 else ""
     if failure is None:
-        return f"has ended{after}; result() returns its values"
-    return ("was stopped" if _was_stopped(failure) else "has failed") + after
+        return f"finished{after}; result() returns its values"
+    return ("stopped" if _was_stopped(failure) else "failed") + after

@@ -30,8 +30,8 @@ _FOR_ACTORS = {
     "point": f"{_INSTANCE}.rank has the coordinates of an actor",
     "mesh": f"{_INSTANCE}.proc_mesh is the mesh of an actor",
     "device": "torch.device('cuda' if torch.cuda.is_available() else 'cpu') is the device of an actor",
-    "dist": "import torch.distributed as dist in the cell of the class",
-    "torch": "import torch in the cell of the class",
+    "dist": "add 'import torch.distributed as dist' to the cell of the class",
+    "torch": "add 'import torch' to the cell of the class",
 }
 """By name that only ``%%mesh`` cells have, its counterpart in a class of actors."""
 
@@ -40,9 +40,9 @@ _HISTORY = re.compile(r"In|Out|_(ih|oh|dh|i{1,3}|i?\d+)|_{1,3}")
 _OF_HISTORY = "{!r} refers to the history of the notebook; a rank keeps only the value of its last cell, as _"
 
 _HERE = {
-    "torch": "import torch imports it here",
-    "dist": "import torch.distributed as dist imports it here",
-    "display": "from IPython.display import display imports it here",
+    "torch": "run 'import torch' in the notebook",
+    "dist": "run 'import torch.distributed as dist' in the notebook",
+    "display": "run 'from IPython.display import display' in the notebook",
 }
 """By name that ``%%mesh`` cells have without an import, how the notebook gets it."""
 
@@ -108,7 +108,7 @@ class Hints:
         elif mesh is not None and mesh.restarted is not None and not lost:
             after = f" after {mesh.restarted}" if mesh.restarted else ""
             hint = (
-                f"mesh {mesh.name!r} was restarted{after}, which cleared its variables; if a cell before that defines "
+                f"mesh {mesh.name!r} was restarted{after}, which cleared its variables; if an earlier cell defines "
                 f"{name!r}, run it again"
             )
         hints = dict.fromkeys(ranks, hint) if hint else {}
@@ -139,7 +139,7 @@ class Hints:
             return f"{name!r} exists only in %%mesh cells; {_FOR_ACTORS[name]}"
         if name in self._variables:
             return (
-                f"the notebook defined {name!r} after the class was sent; run the cell of the class again, or pass it "
+                f"the notebook defined {name!r} after the class was sent; run the class cell again, or pass {name!r} "
                 f"as an argument"
             )
         for mesh in self._meshes.in_order():
@@ -159,7 +159,7 @@ class Hints:
             if name in _FOR_ACTORS and len(holders) == len(mesh.cells):
                 here = _HERE.get(name, f"{mesh.name}[{name!r}] has the value of each rank")
                 if name == "mesh":
-                    here = f"the notebook has {', '.join(self._meshes.by_name)}"
+                    here = f"the meshes of the notebook are {', '.join(self._meshes.by_name)}"
                 return f"{name!r} exists only in %%mesh cells; {here}"
             where = f"{describe_ranks(holders, len(mesh.cells))} of mesh {mesh.name!r}"
             verb = "defines" if len(holders) == 1 else "define"
@@ -182,8 +182,8 @@ def _of_port(error: CellError) -> str:
     )
     if _MP_SPAWN in error.trace:
         hint += (
-            "; or omit mp.spawn, because each rank already is such a process: "
-            "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here"
+            "; or omit mp.spawn, because each rank is already such a process: instead of "
+            "mp.spawn(train, args=(world_size,)), write train(rank, world_size)"
         )
     return hint
 

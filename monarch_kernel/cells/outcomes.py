@@ -132,8 +132,8 @@ class Outcomes:
                 return
             self._hints.teach(mesh, errors)
             head, *lines = error_lines(run.name, errors, total)
-            verb = "runs" if len(left) == 1 else "run"
-            text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
+            verb = "is" if len(left) == 1 else "are"
+            text = "\n".join([f"{head}; {describe_ranks(left)} {verb} still running", *lines, ""])
             streams.write(text, "stderr", parent)
 
         # Called by the receiving thread, which must not wait.

@@ -100,7 +100,7 @@ class CellRunner:
     def _run_here(self, cell: str) -> None:
         """Run a cell in the notebook too; raise if it fails, so that the ranks do not run it."""
         if not run_nested(self._shell, f"{HERE}\n{cell}").success:
-            raise HeaderError("the cell failed in the notebook, so the ranks have not run it")
+            raise HeaderError("the cell failed in the notebook, so the ranks did not run it")
 
     def _prepare(self, mesh: Mesh, actors: ActorMesh, header: Header) -> None:
         """Bring a mesh into the state in which the next cell finds it."""

@@ -189,10 +189,10 @@ class Stopping:
         spared = frozenset(proc for each in kept for proc in each.procs)
         stopped = stop_ranks(every, calls, restartable, say, spared)
         stopped.stuck = stuck
-        stopped.notes = [f"with {titles_text(calls, others)}, which it waited for"] if others else []
+        stopped.notes = [f"also stopped {titles_text(calls, others)}, which it was waiting for"] if others else []
         for each in kept:
             title = calls.title(each.call)
-            text = f"had not begun; {title}, which it waited for, continues; {self._end_of(each, calls)}"
+            text = f"had not started; {title}, which it was waiting for, continues; {self._end_of(each, calls)}"
             stopped.waited.update(dict.fromkeys(each.ranks, text))
         if stopped.doomed:
             try:
@@ -260,12 +260,12 @@ class Stopping:
         names = " and ".join(dict.fromkeys(first.values()))
         if cleaning:
             where = describe_ranks(cleaning)
-            _say(f"waiting for {where}, still in its except or finally code; Stop aborts it")
+            _say(f"waiting for {where}, still in except or finally code; Stop aborts it")
         if suspended:
             pids = " ".join(str(pid) for pid in suspended.values())
             _say(
                 f"waiting for {describe_ranks(suspended)}, suspended by a signal such as SIGSTOP in {names}, which was "
-                f"stopped; kill -CONT {pids} resumes {_them(suspended)}, {_ends(suspended)}"
+                f"stopped; kill -CONT {pids} resumes {_them(suspended)}; {_ends(suspended)}"
             )
         if inside:
             where = f"{describe_ranks(inside)}, still in a C call of {names}, which was stopped"
@@ -285,7 +285,7 @@ class Stopping:
         except KeyboardInterrupt:
             if any(self._streams().calls.is_cleaning(each.port, each.proc) for each in run.tasks().values()):
                 _say(self.stop_calls(run, True).text())
-            raise CellStopped("the cell was stopped before its program began") from None
+            raise CellStopped("the cell was stopped before its program started") from None
 
 
 def _them(ranks: Collection[int]) -> str:

@@ -89,7 +89,7 @@ def _show(
             _show_others(shell, kind, error, tb)
         except Exception as failure:
             # Raised by its own __str__.
-            text = f"its text cannot be shown: {type(failure).__name__} in __str__"
+            text = f"its message cannot be shown: {type(failure).__name__} in __str__"
             _give_text(error, text)
             show_traceback(shell, kind, RuntimeError(text), [f"{kind.__name__}: {text}"], error)
         return

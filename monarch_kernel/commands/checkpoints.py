@@ -81,7 +81,7 @@ class Saving:
             try:
                 save.future.get()
             except KeyboardInterrupt:
-                print("the checkpoint continues; a line here reports its end", file=sys.stderr)
+                print("the checkpoint continues; its result is printed here", file=sys.stderr)
                 save.future.add_done_callback(tell)
                 raise
             except DeviceMeshError as error:
@@ -90,7 +90,7 @@ class Saving:
                 raise HeaderError(f"%mesh checkpoint: {explain(mesh, error)}") from error
             tell(None)
         else:
-            print(f"writing mesh {mesh.name!r} to {path}; a line here reports the end")
+            print(f"writing mesh {mesh.name!r} to {path}; the result is printed here")
             save.future.add_done_callback(tell)
 
     def restore(self, words: list[str]) -> None:
@@ -111,14 +111,14 @@ class Saving:
         ranks = list(answers.values())
         is_some = any(restored or partly for restored, _, partly in ranks)
         print(f"restored mesh {mesh.name!r} from {folder}" if is_some else
-              f"nothing of mesh {mesh.name!r} was restored from {folder}")  # fmt: skip
+              f"no variables of mesh {mesh.name!r} were restored from {folder}")  # fmt: skip
         for kind in (STATEFUL, TENSOR, VALUE):
             groups = _by_ranks([{name: "" for name, how in restored.items() if how == kind} for restored, *_ in ranks])
             if groups:
                 print(f"  {kind}: {', '.join(name + where for (name, _), where in groups.items())}")
         titles = (
             "not restored (unchanged):",
-            "partly restored: some tensors have the values of the checkpoint, others do not:",
+            "partly restored (only some tensors have the values of the checkpoint):",
         )
         for title, failed in zip(titles, (_by_ranks([each[at] for each in ranks]) for at in (1, 2)), strict=True):
             if failed:
@@ -136,7 +136,7 @@ def _parse(words: list[str], command: str) -> tuple[str, list[str], bool]:
     arguments = parse(command, words)
     for name in arguments.names:
         if not name.isidentifier():
-            raise HeaderError(f"%mesh {command}: expected names of variables, got {name!r}")
+            raise HeaderError(f"%mesh {command}: expected variable names, got {name!r}")
     return arguments.path, arguments.names, getattr(arguments, "wait", False)
 
 
@@ -152,7 +152,7 @@ def _say_left_out(mesh: Mesh, save: Save) -> None:
     left = [name for name in variables(mesh, values_here) if name not in written]
     if left:
         print(f"not written: {', '.join(left)}; only tensors, objects with a state_dict and plain values are written "
-              f"unless %mesh checkpoint names the variables")  # fmt: skip
+              f"unless you name the variables in %mesh checkpoint")  # fmt: skip
 
 
 def _by_ranks(ranks: list[Mapping[str, str]]) -> dict[tuple[str, str], str]:

@@ -18,8 +18,8 @@ from monarch_kernel.meshes.registry import NotebookMeshes
 _TRUE, _FALSE = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _NONE = ("", "none")
 """Values that remove a default."""
-_MESH = "the mesh of cells that name none, like %mesh use"
-_RANKS = "the ranks of cells that name neither a mesh nor ranks, such as 0:2 or gpus=0:2"
+_MESH = "default mesh of cells, as %mesh use sets it"
+_RANKS = "default ranks of cells that name no mesh or ranks, such as 0:2 or gpus=0:2"
 
 
 class ConfigRow(NamedTuple):
@@ -70,7 +70,7 @@ class Config:
     def _reset(self, keys: list[str]) -> None:
         for key in keys or list(self._meshes.settings):
             self._meshes.settings.pop(key, None)
-        print(f"no default for {', '.join(keys)}" if keys else "no defaults; cells and %mesh up use their own")
+        print(f"removed defaults: {', '.join(keys)}" if keys else "removed all defaults; the built-in ones apply")
 
     def _show(self, keys: list[str]) -> None:
         rows = [row for row in self._rows() if not keys or row.key in keys]
@@ -118,7 +118,7 @@ def _pair(word: str) -> tuple[str, str | None]:
     known = [*CELL_SETTINGS, *UP_SETTINGS]
     if key not in known:
         expected = f": expected one of {', '.join(known)}"
-        raise Usage(f"%mesh config: no key {key!r}{did_you_mean(key, known) or expected}")
+        raise Usage(f"%mesh config: unknown key {key!r}{did_you_mean(key, known) or expected}")
     return key, value if equals else None
 
 

@@ -78,7 +78,7 @@ class Detaching:
             )
             print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}{kept or ''}")
         if not self._meshes.by_name:
-            print("this notebook has no mesh")
+            print("this notebook has no meshes")
         if not every:
             return
         known = [
@@ -101,7 +101,7 @@ class Detaching:
             detached, mesh = self._take(name)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"mesh {name!r} was not attached; it is kept, with its variables, as it was before: %mesh attach "
+                f"mesh {name!r} was not attached; it stays detached and keeps its variables; %mesh attach "
                 f"{name} attaches it, %mesh down {name} ends it"
             ) from None
         self._meshes.add(mesh)
@@ -113,16 +113,16 @@ class Detaching:
         running = [rank for rank, vitals in vitals_of(mesh).items() if vitals.place]
         if running:
             print(
-                f"  {describe_ranks(running)} still {'runs' if len(running) == 1 else 'run'} a cell of the earlier "
-                f"notebook; new cells wait for it, and a Stop of a cell that waits ends it too"
+                f"  {describe_ranks(running)} {'is' if len(running) == 1 else 'are'} still in a cell of the earlier "
+                f"notebook; new cells wait for it, and stopping a waiting cell ends it too"
             )
         if detached.lost_tensors:
             print(
-                f"  {detached.lost_tensors} distributed tensors of the earlier notebook are lost, and their memory "
-                f"is free; monarch.save and monarch.load carry such tensors over (the ranks still have their variables)"
+                f"  {detached.lost_tensors} distributed tensors of the earlier notebook are lost and their memory "
+                f"is freed; to keep them, use monarch.save and monarch.load (the ranks still have their variables)"
             )
         if detached.dropped:
-            print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
+            print(f"  the first {detached.dropped:,} bytes printed while detached were dropped (buffer full)")
 
     def _take(self, name: str) -> tuple[DetachedMesh, Mesh]:
         """Attach a detached mesh, and make it a mesh of this notebook; it is left again if that fails."""
@@ -135,8 +135,8 @@ class Detaching:
             used = state_of(mesh.procs).procs.hosts
             if any(host.id in used for host in detached.missing):
                 advice = (
-                    f"if a host is back later, restart this kernel and attach again: that takes it with its ranks; "
-                    f"%mesh heal {name} replaces its ranks, and %mesh resize {name} lets lost hosts leave"
+                    f"if a lost host comes back, restart this kernel and attach again to recover its ranks; otherwise "
+                    f"%mesh heal {name} replaces its ranks, or %mesh resize {name} removes lost hosts"
                 )
                 print(f"%mesh attach {name}: {advice}", file=sys.stderr)
             elif detached.missing:
@@ -152,7 +152,7 @@ class Detaching:
         """End a mesh, or a detached mesh that no notebook is attached to."""
         arguments = parse("down", words)
         if arguments.all and arguments.names:
-            raise HeaderError("%mesh down: give either names or --all")
+            raise HeaderError("%mesh down: give either mesh names or --all, not both")
         if arguments.all and not self._meshes.by_name:
             print("no mesh is running")
             return
@@ -183,7 +183,7 @@ class Detaching:
         if not cells and (detached.problems or not detached.procs):
             raise HeaderError(
                 f"%mesh attach {detached.name}: "
-                + ("its ranks did not report what they hold; try again" if detached.problems else "it has no ranks yet")
+                + ("its ranks did not report their actors; try again" if detached.problems else "it has no ranks yet")
             )
         recipe = DetachedRecipe(**fields_of(notes.recipe), seconds=detached.seconds, detached=detached)
         if cells:
@@ -207,7 +207,7 @@ class Detaching:
         if not name.isidentifier():
             return f"{what}, not bound to a variable: {name!r} is not a Python identifier"
         if names.get(name, actors) != actors:
-            return f"{what}, not bound to a variable: the notebook has another {name!r}"
+            return f"{what}, not bound to a variable: the notebook already has a variable {name!r}"
         names[name] = actors
         return f"{what}, as the variable {name}"
 

@@ -38,7 +38,7 @@ class CommandTable:
         try:
             words = shlex.split(line)
         except ValueError as error:
-            raise Usage(f"cannot understand {line.strip()!r}: {error}") from None
+            raise Usage(f"cannot parse {line.strip()!r}: {error}") from None
         if asks_for_help(words):
             words = ["help", *help_words(words)]
         command = words.pop(0) if words else "table"

@@ -50,14 +50,14 @@ class Elastic:
                 print(f"no cell of mesh {mesh.name!r} has defined anything yet")
         elif rest == ["clear"]:
             mesh.definitions.clear()
-            print(f"new ranks of mesh {mesh.name!r} run no earlier cells")
+            print(f"new ranks of mesh {mesh.name!r} no longer run earlier cells")
         elif (
             rest[0] == "drop"
             and len(rest) > 1
             and all(each.isdecimal() and int(each) < len(cells) for each in rest[1:])
         ):
             for number in sorted({int(each) for each in rest[1:]}, reverse=True):
-                print(f"new ranks of mesh {mesh.name!r} do not run {mesh.definitions.drop(number).name}")
+                print(f"new ranks of mesh {mesh.name!r} no longer run {mesh.definitions.drop(number).name}")
         else:
             raise Usage(
                 f"%mesh definitions: expected nothing, clear, or drop N with N below {len(cells)}, "
@@ -142,7 +142,7 @@ class Elastic:
                 f"%mesh heal: --copy-from: expected a rank from 0 to {len(mesh.cells) - 1}, or peer, got {text!r}"
             )
         if int(text) in mesh.dead():
-            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead; name a live one, or peer")
+            raise Usage(f"%mesh heal: --copy-from: expected a live rank, or peer, got {text}, which is dead")
         return int(text)
 
     def resize(self, words: list[str]) -> None:
@@ -161,7 +161,7 @@ class Elastic:
                 name = word
             else:
                 raise Usage(
-                    f"%mesh resize: cannot understand {word!r}; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"
+                    f"%mesh resize: cannot parse {word!r}; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"
                 )
         mesh = self._meshes.get(name)
         if plain:
@@ -193,7 +193,7 @@ class Elastic:
         text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
         new = range(before, len(mesh.procs))
         if new:
-            text += f"; new: {describe_ranks(new)}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
+            text += f"; new: {describe_ranks(new)}, with the definitions of {defined} cell{'s' if defined != 1 else ''}"
         print(text)
         lack = lacking(mesh, new)
         if lack:
@@ -223,7 +223,7 @@ def _heal_stopped(mesh: Mesh) -> str:
     if starting:
         states.append(f"{describe_ranks(starting)} {'has' if len(starting) == 1 else 'have'} not started")
     what = " and ".join(states) or "all ranks are alive"
-    return f"the heal of mesh {mesh.name!r} was stopped; now {what}, and %mesh heal {mesh.name} completes it"
+    return f"the heal of mesh {mesh.name!r} was stopped: {what}; %mesh heal {mesh.name} completes it"
 
 
 def healed(mesh: Mesh) -> list[str]:
@@ -250,7 +250,7 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
     lines: list[str] = []
     for count in sorted({count for _, count in new}):
         ranks = [rank for rank, each in new if each == count]
-        what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
+        what = f"with the definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
         process = "a new process" if len(ranks) == 1 else "new processes"
         lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{others}")
     return lines

@@ -57,7 +57,7 @@ class Files:
         with naming_deaths(mesh):
             found = _distinct(mesh, arguments.path)
             if not found:
-                raise Usage(f"%mesh get: no rank has a file {arguments.path!r}; paths are those of the ranks")
+                raise Usage(f"%mesh get: no file on any rank matches {arguments.path!r}; give a path on the ranks")
             written: list[tuple[str, int]] = []
             for rank, file in found:
                 target = Path(arguments.target) / f"rank-{rank}" / file.name
@@ -71,7 +71,7 @@ class Files:
         source = Path(arguments.path).expanduser()
         files = list(_files_below(source))
         if not files:
-            raise Usage(f"%mesh put: no file {arguments.path!r} here")
+            raise Usage(f"%mesh put: found no files at {arguments.path!r} on this machine")
         mesh = self._meshes.get(None)
         target = arguments.target or "."
         written: list[tuple[str, int]] = []

@@ -56,7 +56,7 @@ class Interrupting:
         run = _OnRanks(mesh, ranks)
         running = sorted({task.rank for task in run.tasks().values()})
         if not running:
-            raise Usage(f"nothing runs on {describe_ranks(sorted(ranks))} of mesh {mesh.name!r}")
+            raise Usage(f"nothing is running on {describe_ranks(sorted(ranks))} of mesh {mesh.name!r}")
         stopped = self._stopping.stop_by_hand(run, say)
         mesh.check_groups(stopped.cut or bool(stopped.ranks(Ending.LEFT)), stopped.generation)
         return stopped.text()

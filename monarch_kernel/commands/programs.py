@@ -45,7 +45,7 @@ def parse_run(words: list[str]) -> RunCommand:
     if words and words[0].startswith("--on"):
         option, equals, place = words.pop(0).partition("=")
         if option != "--on" or (not equals and not words):
-            raise HeaderError(f"%mesh run: no option {option!r}; {_USAGE}")
+            raise HeaderError(f"%mesh run: unknown option {option!r}; {_USAGE}")
         place = place if equals else words.pop(0)
     if not words or (words[0].startswith("-") and words[0] != "-m"):
         raise HeaderError(f"%mesh run needs a script; {_USAGE}")

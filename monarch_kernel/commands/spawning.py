@@ -87,7 +87,7 @@ class Spawning:
         new = [cls for cls in actor_classes(shell) if cls not in before]
         if not new:
             raise HeaderError(
-                f"%%mesh spawn {order.name}: the cell defines no actor class, such as class Trainer(Actor): ..."
+                f"%%mesh spawn {order.name}: the cell defines no actor class; add one, as in class Trainer(Actor): ..."
             )
         return new[-1]
 

@@ -74,7 +74,7 @@ class StartCommands:
             self.sync_code(mesh)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"mesh {mesh.name!r} is up; its hosts lack some Python files, and get them before the next cell"
+                f"mesh {mesh.name!r} is up, but its hosts lack some Python files; the next cell copies them first"
             ) from None
         for warning in [*warnings_of(recipe), *sharing_of(mesh)]:
             print(f"note: {warning}")
@@ -122,7 +122,7 @@ class StartCommands:
             for mesh in list(self._meshes.by_name.values()):
                 left = mesh.recipe.left()
                 if left is not None:
-                    print(f"mesh {mesh.name!r}: the allocation of the hosts ends in {duration_text(left)}")
+                    print(f"mesh {mesh.name!r}: the host allocation ends in {duration_text(left)}")
 
     def use(self, words: list[str]) -> None:
         """Make a mesh the one that cells run on if they name none."""

@@ -56,9 +56,7 @@ class Transfers:
             )
         mesh = self._meshes.get(None)
         if arguments.rank is not None and not 0 <= arguments.rank < len(mesh.cells):
-            raise Usage(
-                f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
-            )
+            raise Usage(f"%mesh pull: --rank: expected a rank from 0 to {len(mesh.cells) - 1}, got {arguments.rank}")
         with naming_deaths(mesh):
             together = _together(mesh, arguments.names, arguments.rank)
             values: list[Any] = together or []

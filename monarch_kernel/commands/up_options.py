@@ -69,16 +69,16 @@ def _check_name(name: str, is_alone: bool) -> None:
         raise Usage(f"%mesh up: invalid mesh name {name!r}: must be a Python identifier{count}")
     if iskeyword(name) or hasattr(builtins, name):
         # The mesh is in a variable of its name.
-        raise Usage(f"%mesh up: invalid mesh name {name!r}: it is a keyword or builtin of Python")
+        raise Usage(f"%mesh up: invalid mesh name {name!r}: must not be a Python keyword or builtin")
 
 
 def _check_launcher(arguments: argparse.Namespace, has_size: bool) -> None:
     if not has_size:
-        raise Usage("%mesh up --on: give the ranks per host with --gpus N or --procs N; they cannot be counted here")
+        raise Usage("%mesh up --on: the number of ranks per host is unknown; give it with --gpus N or --procs N")
     if arguments.key:
-        raise Usage("%mesh up --on: omit --key, which is for the workers of --hosts; a launcher makes its own key")
+        raise Usage("%mesh up --on: omit --key, which is for the workers of --hosts; a launcher generates its own key")
     if arguments.hosts and not arguments.hosts.isdecimal():
-        raise Usage(f"%mesh up --on: --hosts: expected a number of hosts, got {arguments.hosts!r}")
+        raise Usage(f"%mesh up --on: --hosts: expected the number of hosts, got {arguments.hosts!r}")
     if arguments.at_least is not None and arguments.at_least < 1:
         raise Usage(f"%mesh up: --at-least: expected at least 1, got {arguments.at_least}")
 
@@ -88,7 +88,7 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     some = arguments.packages or arguments.opt or arguments.reverse or arguments.on_preempt or arguments.spare_hosts
     if not arguments.on and (some or arguments.at_least is not None):
         raise Usage(
-            "%mesh up: --opt, --reverse, --packages, --at-least, --spare-hosts and --on-preempt are for hosts of a "
+            "%mesh up: --opt, --reverse, --packages, --at-least, --spare-hosts and --on-preempt need hosts of a "
             "launcher; add --on WHERE"
         )
     if arguments.spare_hosts < 0:

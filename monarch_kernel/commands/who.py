@@ -152,7 +152,7 @@ def _more(asked: Asked) -> list[str]:
     total = max((each.total for each in asked.answers.values()), default=0)
     if total <= MOST_VARIABLES:
         return []
-    return [f"the first {MOST_VARIABLES} of {total:,} variables; name some, as in %mesh who w*"]
+    return [f"showing the first {MOST_VARIABLES} of {total:,} variables; name others, as in %mesh who w*"]
 
 
 def _title(asked: Asked) -> str:

@@ -9,7 +9,7 @@ from monarch_kernel.dap.protocol import FIRST, Message
 from monarch_kernel.dap.sources import Sources
 from monarch_kernel.debug.front_end import Packed
 
-_NO_CODE = "ranks run no code from this line on"
+_NO_CODE = "no code for ranks at or after this line"
 FILTERS = {"raised": "raised", "uncaught": "uncaught", "userUnhandled": "uncaught"}
 """The exceptions that a front end may ask to stop at, and what they are on ranks."""
 

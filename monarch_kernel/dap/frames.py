@@ -29,7 +29,7 @@ from monarch_kernel.dap.rank_requests import ask, look
 from monarch_kernel.dap.sources import Sources, source_of
 from monarch_kernel.debug.spawned import title
 
-_GONE = "the rank has continued, so the requested value is gone"
+_GONE = "the rank has resumed, so the requested value is no longer available"
 _HERE = "locals", "globals"
 _COLLECTIVE = "{} would wait for other ranks, which are running other code"
 
@@ -155,7 +155,7 @@ class FrameRequests:
         """Answer ``source`` for a file that only a rank can read."""
         known = self._ids.source(number)
         if known is None:
-            raise RequestError("the source of this file is no longer known; pause the rank again")
+            raise RequestError("the source of this file is no longer available; pause the rank again")
         if current_node().peers.get(known[0]).dead is not None:
             raise RequestError(f"{title(known[0])}, which has the source of this file, is dead")
         text: str = await ask(known[0], request(source_here, known[1]))

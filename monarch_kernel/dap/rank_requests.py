@@ -44,7 +44,7 @@ async def ask(proc: str, asked: ServiceRequest, patience: float = PATIENCE) -> A
             if node.peers.get(proc).dead is not None:
                 raise RequestError(f"rank {rank} is dead")
             if loop.time() > until:
-                raise RequestError(f"rank {rank} has not answered in {patience:g} s")
+                raise RequestError(f"rank {rank} did not answer within {patience:g} s")
         answer = answered.result()
     finally:
         answers.close()

@@ -87,6 +87,6 @@ class RankControl:
         """Answer ``monarch/show``: show another rank in a front end that shows one thread."""
         proc = self._ids.proc(thread)
         if proc is None or proc not in self._standing.now:
-            raise RequestError("no rank is paused in that thread")
+            raise RequestError("that thread belongs to no paused rank")
         self._standing.show(proc)
         return {}

@@ -298,7 +298,7 @@ class DebugSession:
             case "next" | "stepIn" | "stepOut" if proc is not None:
                 return await self._running.step(proc, STEPS[command])
             case _:
-                raise RequestError(f"{command or 'the request'} is not possible on ranks")
+                raise RequestError(f"{command or 'the request'} is not supported on ranks")
 
     async def _continue(self, message: Message, forward: Forward) -> Any:
         body = self._running.go_on(arguments_of(message))

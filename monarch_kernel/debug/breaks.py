@@ -49,9 +49,7 @@ class Breakpoint(NamedTuple):
     def text(self) -> str:
         """Describe it."""
         place = (
-            f"{advice().placed(self.where)} line {self.line}"
-            if self.kind == "line"
-            else f"the beginning of {self.where}"
+            f"{advice().placed(self.where)} line {self.line}" if self.kind == "line" else f"the start of {self.where}"
         )
         condition = f" if {self.condition}" if self.condition else ""
         return f"{self.number}: {place}{condition}" + (f" on {describe_ranks(self.ranks)}" if self.ranks else "")
@@ -100,7 +98,7 @@ class Breaks:
             try:
                 compile(condition, "<condition>", "eval")
             except (SyntaxError, ValueError) as error:
-                raise Usage(f"%mesh break: {condition!r} is not an expression: {error}") from None
+                raise Usage(f"%mesh break: expected an expression after 'if', got {condition!r}: {error}") from None
         kind, where, line = self._parsed(place)
         chosen = tuple(ranks) if len(ranks) < len(mesh.procs) else None
         self._last += 1
@@ -135,13 +133,13 @@ class Breaks:
         known = {each.number for each in self._points}
         missing = [number for number in numbers if number not in known]
         if missing:
-            raise Usage(f"%mesh clear: no breakpoint {missing[0]}; %mesh breaks lists them")
+            raise Usage(f"%mesh clear: breakpoint {missing[0]} does not exist; %mesh breaks lists all")
         gone = [each for each in self._points if not numbers or each.number in numbers]
         self._points = [each for each in self._points if each not in gone]
         for name in dict.fromkeys(each.mesh for each in gone):
             if name in self._meshes.by_name:
                 self._send(self._meshes.by_name[name])
-        print("\n".join(f"cleared breakpoint {each.text()}" for each in gone) or "there are no breakpoints")
+        print("\n".join(f"cleared breakpoint {each.text()}" for each in gone) or "no breakpoints to clear")
 
     def bind(self, mesh: Mesh) -> None:
         """Tell new ranks of a mesh its breakpoints; quick if there are none."""
@@ -214,7 +212,7 @@ class Breaks:
             return line
         later = [each for each in lines if each > line]
         if not later:
-            raise Usage(f"%mesh break: {where} has no code from line {line} on")
+            raise Usage(f"%mesh break: {where} has no code at or after line {line}")
         return min(later)
 
 

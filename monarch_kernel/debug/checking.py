@@ -30,7 +30,7 @@ class Checking:
         wanted = [each for each in given if each in ("on", "off")]
         names = [each for each in given if each not in ("on", "off")]
         if len(wanted) > 1 or len(names) > 1 or not all(each.isidentifier() for each in names):
-            raise Usage(f"%mesh check: expected on or off, and a mesh, got {' '.join(given)!r}")
+            raise Usage(f"%mesh check: expected on or off, and optionally a mesh, got {' '.join(given)!r}")
         mesh, ranks = self._pausing.named("check", names)
         if wanted:
             mesh.procs.check_collectives(wanted == ["on"])

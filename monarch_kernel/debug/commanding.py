@@ -16,7 +16,7 @@ from monarch_kernel.meshes.mesh import Mesh
 _HELP = f"""{HELP}
 break PLACE, breaks, clear [N]
                   breakpoints, as for %mesh break
-quit              stop the cell; at %mesh debug, leave it"""
+quit              stop the cell; at %mesh debug, leave the prompt"""
 _VERBS = ("break", "breaks", "clear", "forget")
 
 

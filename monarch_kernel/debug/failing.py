@@ -55,7 +55,7 @@ class Failing:
                     f"from {describe_ranks(others)} of mesh {mesh.name!r}"
                 )
             raise Usage(
-                f"%mesh debug: no rank of mesh {mesh.name!r} has failed in its last call, or is paused; %mesh pause "
+                f"%mesh debug: no rank of mesh {mesh.name!r} failed in its last call or is paused; %mesh pause "
                 f"pauses ranks"
             )
         self._prompt.look(mesh, chosen)
@@ -65,7 +65,7 @@ class Failing:
         mesh, ranks = self._pausing.named("forget", list(parse("forget", words).words))
         answers = ask_ranks(state_of(mesh.procs).procs, ranks, request(forget_here))
         had = [rank for rank, answer in answers.items() if answer is True]
-        print(f"{describe_ranks(had)}: the last error is forgotten" if had else "nothing to forget")
+        print(f"{describe_ranks(had)}: released the last error" if had else "no error to release")
 
 
 def standing(mesh: Mesh, ranks: list[int]) -> list[int]:

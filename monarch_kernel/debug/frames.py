@@ -47,7 +47,7 @@ def _checked(wanted: int, depth: int, mesh: Mesh) -> int:
     if depth == 0:
         raise Usage(f"%mesh frame: the ranks of mesh {mesh.name!r} are idle; run a cell, then %mesh pause")
     if not 0 <= wanted < depth:
-        raise Usage(f"%mesh frame: no frame {wanted}; frames are 0 (innermost) to {depth - 1}")
+        raise Usage(f"%mesh frame: expected a frame from 0 (innermost) to {depth - 1}, got {wanted}")
     return wanted
 
 
@@ -56,4 +56,4 @@ def _numbered(position: Position, level: int) -> str:
     frames = placed(position).frames
     lines = [f"{'>' if at == level else ' '} {at}  {frame}" for at, frame in enumerate(frames)]
     state = str(position._replace(frames=[]))
-    return "\n".join([f"{state}; the frames change" if frames and position.state == RUNNING else state, *lines])
+    return "\n".join([f"{state}; its frames may change" if frames and position.state == RUNNING else state, *lines])

@@ -98,7 +98,7 @@ class InFrame:
             print(grouped_lines(refused.items()), file=sys.stderr)
         if stopped:
             ended = [rank for rank, each in results.items() if each.error is not None and each.error.interrupted]
-            text = f"{describe_ranks(ended)} stopped in the frame" if ended else "the cell had ended"
+            text = f"{describe_ranks(ended)} stopped in the frame" if ended else "the cell had already ended"
             raise CellStopped(f"{text}; the ranks are still paused: %mesh resume continues them")
         errors: dict[int, CellError] = {rank: each.error for rank, each in results.items() if each.error is not None}
         if errors:
@@ -150,7 +150,7 @@ class _Asking:
         ServiceAnswers(self._node, left, request(break_off_here), urgent=True).close()
         self.wait(_STOP_S)
         for proc in left:
-            self.answers.setdefault(self._procs[proc], "does not stop; it is in C code, and stops when that returns")
+            self.answers.setdefault(self._procs[proc], "still inside a C call; stops when it returns")
 
     def close(self) -> None:
         """Take no more answers."""

@@ -27,7 +27,7 @@ from monarch_kernel.grammar.ranks import ranks_in_words
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
 
-_IDLE = "idle; pauses at the beginning of its next call"
+_IDLE = "idle; pauses at the start of its next call"
 _PAUSING = "in a call; pauses when it returns,"
 
 
@@ -89,7 +89,7 @@ def paused(mesh: Mesh, ranks: list[int], resume: str = "%mesh resume") -> str:
     head = f"mesh {mesh.name!r}: no rank is paused yet"
     if any(position.state not in ("pausing", "idle") for position in found.values()):
         # The last error of an idle rank is shown in the place of its state.
-        head += f"; idle ranks pause at the beginning of their next call, unless you run {resume}"
+        head += f"; idle ranks pause at the start of their next call, unless you run {resume}"
     if stopped:
         head = f"paused {describe_ranks(stopped)} of mesh {mesh.name!r}; {resume} lets {_it(stopped)} continue"
     return f"{head}\n{_lines(found, innermost=True)}"

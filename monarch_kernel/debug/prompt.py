@@ -30,10 +30,10 @@ STANDING = ("failed", "paused")
 """States of ranks that can be looked into."""
 GOING = (*STEPS, "continue")
 """Commands that let ranks continue."""
-_BOX = "the question above is over; if its input box is still open, press Enter in it before you run other cells"
+_BOX = "the prompt above has ended; if its input box is still open, press Enter in it before you run other cells"
 ELSEWHERE = "no prompt here: use the buttons of a view or the Meshes panel, or 'python -m monarch debug' in a terminal"
 """Said of a running cell, below which no command can be typed."""
-_UNSEEN = "no prompt here: this front end does not answer questions; %mesh where, print, next and continue do the same"
+_UNSEEN = "no prompt here: this front end takes no input; use %mesh where, print, next and continue instead"
 
 
 class Prompt:

@@ -72,7 +72,7 @@ def _shown(mesh: Mesh, answers: dict[int, Any], patterns: list[str]) -> dict[str
     notes = [f"{describe_ranks(ranks)}: {text}" for text, ranks in grouped(sorted(silent.items()))]
     total = max((count for _, count, _ in found.values()), default=0)
     if total > MOST_VARIABLES:
-        notes.append(f"the first {MOST_VARIABLES} of {total:,} variables; name some, as in %mesh vars w*")
+        notes.append(f"showing the first {MOST_VARIABLES} of {total:,} variables; name others, as in %mesh vars w*")
     if not rows and found:
         if patterns:
             raise Usage(f"%mesh vars: no variable matches {' or '.join(map(repr, patterns))}; %mesh vars lists all")
@@ -85,6 +85,6 @@ def _line(where: tuple[str, int, str, str] | str) -> str:
     return innermost(Position("", [Frame(*where)])).removeprefix(" at ") if is_tuple(where) else _NOWHERE
 
 
-_NOWHERE = "no code runs; variables of cells"
+_NOWHERE = "no code is running; variables of cells"
 _PLACES = 3
 """Lines of code that the title names."""

@@ -59,7 +59,7 @@ class Watches:
         if parsed.off:
             print("\n".join(self._end(mesh, parsed.name)))
         elif parsed.name is None:
-            print("\n".join(self._lines(mesh)) or "nothing is watched; %mesh watch model watches a variable of ranks")
+            print("\n".join(self._lines(mesh)) or "nothing is being watched; watch a variable with %mesh watch NAME")
         elif parsed.every < 1:
             raise Usage(f"%mesh watch: --every: expected at least 1 step, got {parsed.every}")
         else:
@@ -79,7 +79,7 @@ class Watches:
         if failed:
             # The sentry would wait for them.
             ask_ranks(procs, ranks, request(end_watch_here, watch.key))
-            raise Usage(f"%mesh watch: {name} is not watched\n{grouped_lines(sorted(failed.items()))}")
+            raise Usage(f"%mesh watch: cannot watch {name}\n{grouped_lines(sorted(failed.items()))}")
         self._watches[mesh.name, name] = watch
         kinds = ", ".join(text for text, _ in grouped((rank, each[1]) for rank, each in sorted(answers.items())))
         steps = "each step" if every == 1 else f"every {every} steps"
@@ -101,7 +101,7 @@ class Watches:
             if of != mesh.name:
                 continue
             state = open_node().part(Sentries).watched(state_of(watch.mesh.procs).procs.uid, watch.key)
-            so_far = f"{state.compared:,} steps compared, the last was {state.last:,}" if state else "no step yet"
+            so_far = f"compared {state.compared:,} steps, the last was step {state.last:,}" if state else "no steps yet"
             lines.append(f"{name} on {describe_ranks(watch.ranks)}, every {watch.every}: {so_far}")
             lines += [f"  {each.text}" for each in (state.found if state else [])]
         return lines

@@ -73,8 +73,8 @@ class Editor:
         before = self._cells.get(state_of(mesh).cls)
         if before is not None and self._cells[cls] is not None and before != self._cells[cls]:
             print(
-                f"{state_of(mesh).name}: its {len(_whole(mesh))} actors keep the {cls.__name__} of their own cell; "
-                f"%mesh update {state_of(mesh).name} gives them this one"
+                f"{state_of(mesh).name}: its {len(_whole(mesh))} actors keep class {cls.__name__} of their own cell; "
+                f"%mesh update {state_of(mesh).name} switches them to this one"
             )
             return
         try:
@@ -103,7 +103,7 @@ class Editor:
             done.get(_MOMENT)
             when = f"{(time.perf_counter() - begun) * 1e3:.0f} ms"
         except CallTimeoutError:
-            when = "busy actors take it after their current message"
+            when = "busy actors switch after their current message"
         count = f"{len(whole)} actor{'' if len(whole) == 1 else 's'} of {state_of(mesh).name}"
         return f"updated {count} to the new {cls.__name__}: {different or 'nothing changed'} ({when})"
 

@@ -47,7 +47,7 @@ class Pushed:
                     continue
                 copied[name] = new
                 if not is_alike(old, new):
-                    print(f"note: the ranks of {mesh.name} keep the old {name}; %mesh push {name} copies this one")
+                    print(f"note: the ranks of {mesh.name} keep the old {name}; %mesh push {name} copies the new one")
 
 
 def _is_definition(value: Any) -> bool:

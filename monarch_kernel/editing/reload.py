@@ -84,7 +84,7 @@ def reload_module(
     ranks = sum(len(mesh) for mesh in places)
     where = (
         " and ".join(["the notebook"] * loaded + [f"{ranks} ranks"] * bool(ranks))
-        or "no process, as none has imported it"
+        or "no process, because none has imported it"
     )
     return "\n".join([f"{name} was reloaded in {where} ({(time.perf_counter() - begun) * 1e3:.0f} ms)", *changes])
 

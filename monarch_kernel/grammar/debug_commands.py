@@ -15,8 +15,8 @@ def _where() -> Parser:
 
 def _print() -> Parser:
     return _expression(
-        "print", "evaluate an expression where ranks are",
-        "The expression sees the variables of the line that a rank is paused at or running. Options come first.",
+        "print", "evaluate an expression in the ranks' frames",
+        "The expression sees the variables in scope where each rank is paused or running. Options come first.",
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def _frame() -> Parser:
 
 def _vars() -> Parser:
     parser = Parser(
-        "vars", "list the variables where ranks are",
+        "vars", "list the variables in the ranks' frames",
         "It shows the local variables of the selected frame; see frame. Ranks on which a variable is the same share a "
         "line, as in who. Idle ranks show the variables of cells.",
     )  # fmt: skip
@@ -124,17 +124,17 @@ def _clear() -> Parser:
         nargs="*",
         type=whole,
         metavar="N",
-        help="numbers of breakpoints, as %%mesh breaks lists them; all if omitted",
+        help="breakpoint numbers, as %%mesh breaks lists them; all if omitted",
     )
     return parser
 
 
 DEBUGGING = [
-    on_ranks("pause", "stop ranks at their next Python line"),
+    on_ranks("pause", "pause ranks at their next Python line"),
     on_ranks("resume", "resume paused ranks"),
     _where(),
     _print(),
-    on_ranks("why", "explain what ranks wait for, and why"),
+    on_ranks("why", "explain what ranks are waiting for, and why"),
     _frame(),
     _vars(),
     _diff(),
@@ -147,7 +147,7 @@ DEBUGGING = [
     on_ranks("step", "step into the called function"),
     _until(),
     on_ranks("finish", "run until the function returns"),
-    on_ranks("continue", "resume paused ranks, like resume"),
+    on_ranks("continue", "resume paused ranks; the same as resume"),
     on_ranks("debug", "inspect failed or paused ranks at a prompt"),
     on_ranks("forget", "release the variables of the last error"),
 ]

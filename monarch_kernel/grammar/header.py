@@ -73,8 +73,8 @@ OPTIONS = {
     "--define": "run the whole cell on new ranks (heal, resize), not only what it defines",
     "--once": "never run this cell on new ranks",
     "--in-frame": "run the cell in the selected frame of paused ranks; see %mesh frame",
-    "--dry-run": "simulate the cell: memory of a rank, collectives and time; nothing runs on the ranks",
-    "--world": "HOSTSxGPUS:DEVICE of a dry run, as in 16x8:h100; otherwise the ranks of the mesh",
+    "--dry-run": "simulate the cell: memory per rank, collectives and time; nothing runs on the ranks",
+    "--world": "HOSTSxGPUS:DEVICE of a dry run, as in 16x8:h100; the ranks of the mesh if omitted",
     "--force": "with --in-frame: also call functions that wait for other ranks",
 }
 
@@ -114,7 +114,7 @@ def parse(line: str, defaults: Defaults = NO_DEFAULTS) -> Header:
         raise HeaderError(f"the bracket in {line.strip()!r} is not closed; write for example %%mesh [0:2]")
     if match is None or "[" in (match["rest"] or ""):
         usual = "%%mesh [MESH][SLICE] [options], as in %%mesh trainers[gpus=0:4] --timeout 10"
-        raise HeaderError(f"cannot understand {line.strip()!r}; write {_arranged(line) or usual}")
+        raise HeaderError(f"cannot parse {line.strip()!r}; write {_arranged(line) or usual}")
     header = Header(name=match["name"])
     brackets = match["where"]
     if brackets is None and header.name is None and defaults.ranks:
@@ -167,7 +167,7 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise HeaderError(f"cannot understand {text.strip()!r}: {error}") from None
+        raise HeaderError(f"cannot parse {text.strip()!r}: {error}") from None
 
 
 def _options(header: Header, words: list[str]) -> set[str]:
@@ -181,11 +181,11 @@ def _options(header: Header, words: list[str]) -> set[str]:
             if word in _RANKS:
                 ranks = value or (words[0] if words else "")
                 example = ranks if _BARE.fullmatch(ranks) and "-" not in ranks else "0:2"
-                raise HeaderError(f"no option {word!r}; write the ranks in brackets, as in %%mesh [{example}]")
+                raise HeaderError(f"unknown option {word!r}; write the ranks in brackets, as in %%mesh [{example}]")
             word = word + equals + value
             expected = ": expected one of " + ", ".join(OPTIONS)
             guess = did_you_mean(word, OPTIONS)
-            raise HeaderError(f"no option {word!r}{guess or expected}")
+            raise HeaderError(f"unknown option {word!r}{guess or expected}")
         given.add(word)
         if word in VALUED:
             if not words:
@@ -193,7 +193,7 @@ def _options(header: Header, words: list[str]) -> set[str]:
             value = words.pop(0)
             if word == "--out":
                 if not value.isidentifier() or iskeyword(value):
-                    raise HeaderError(f"--out: expected the name of a variable, got {value!r}")
+                    raise HeaderError(f"--out: expected a variable name, got {value!r}")
                 header.out = value
             elif word == "--world":
                 header.world = value
@@ -246,7 +246,7 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
 def _index(text: str) -> int | slice:
     match = _RANGE.fullmatch(text)
     if match is None or not text.strip():
-        raise HeaderError(f"{text.strip()[:80]!r} is neither a number nor a range such as 0:4 or ::2")
+        raise HeaderError(f"expected a number or a range such as 0:4 or ::2, got {text.strip()[:80]!r}")
     start, stop, step = (int(part) if part else None for part in match.groups())
     if ":" not in text:
         assert start is not None

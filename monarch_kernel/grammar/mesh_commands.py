@@ -25,18 +25,18 @@ def _up() -> Parser:
         "--hosts",
         default="",
         metavar="HOSTS",
-        help="simulated hosts to start here, worker addresses, or a variable with a host mesh",
+        help="number of simulated hosts to start here, worker addresses, or a variable with a host mesh",
     )
     add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
     add("--on", default="", metavar="WHERE", help="hosts from ssh:node[1-4], slurm, ray, kubernetes:IMAGE or process:2")
     add("--opt", action="append", default=[], metavar="K=V", help="option of the launcher, as in partition=gpu")
-    add("--at-least", type=whole, metavar="N", help="start with N hosts; grow when the others come")
+    add("--at-least", type=whole, metavar="N", help="start with N hosts; grow when others join")
     packages = "lock file to install on each host: requirements.txt, pylock.toml, uv.lock, or a packed .tar.gz"
     add("--packages", default="", metavar="FILE", help=packages)
-    add("--spare-hosts", type=whole, default=0, metavar="N", help="keep N hosts of --on to replace others")
+    add("--spare-hosts", type=whole, default=0, metavar="N", help="keep N hosts of --on as spares")
     rule = "what to do when a host is taken back: heal, shrink, checkpoint[:PATH], or a function of the notebook"
     add("--on-preempt", default="", metavar="RULE", help=rule)
-    add("--reverse", action="store_true", help="reach hosts of ssh through the ssh connection only")
+    add("--reverse", action="store_true", help="reach ssh hosts only through the ssh connection")
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
     add("--device", default="", choices=DEVICES, metavar="cpu|cuda", help="device of the ranks")
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
@@ -44,9 +44,7 @@ def _up() -> Parser:
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)
     add("--spares", type=whole, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
     add("--keep", default="", metavar="TIME", help="detach when this kernel ends; keep running for TIME, such as 2h")
-    add(
-        "--silence", type=number, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost"
-    )
+    add("--silence", type=number, metavar="S", help="seconds of silence until a rank is unresponsive, or a host lost")
     add("--check-collectives", action="store_true", help="compare collectives before they begin; see check")
     add("--isolate-gpus", action="store_true", help="show each rank only its own GPU, as cuda:0")
     return parser

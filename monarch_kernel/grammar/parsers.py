@@ -54,6 +54,6 @@ def _unknown(parser: Parser, word: str) -> str:
     option = word.partition("=")[0]
     known = [name for each in parser.arguments for name in each.option_strings]
     if _ELSEWHERE.get(option) in known:
-        return f"no option {option!r}; did you mean {_ELSEWHERE[option]!r}?"
-    expected = f": expected one of {', '.join(known)}" if known else ": it takes none"
-    return f"no option {option!r}{did_you_mean(option, known) or expected}"
+        return f"unknown option {option!r}; did you mean {_ELSEWHERE[option]!r}?"
+    expected = f": expected one of {', '.join(known)}" if known else ": it takes no options"
+    return f"unknown option {option!r}{did_you_mean(option, known) or expected}"

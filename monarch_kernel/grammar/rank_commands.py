@@ -29,7 +29,7 @@ def _kill() -> Parser:
 
 
 def _interrupt() -> Parser:
-    return on_ranks("interrupt", "interrupt what runs on ranks, as Stop does")
+    return on_ranks("interrupt", "interrupt what is running on ranks, as Stop does")
 
 
 def _resize() -> Parser:

@@ -38,7 +38,7 @@ def parse_spawn(line: str) -> SpawnLine | None:
         return None
     match = _ORDER.fullmatch(text)
     if match is None:
-        raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
+        raise HeaderError(f"cannot parse {text!r}; {_USAGE}")
     if not match["name"].isidentifier():
         raise HeaderError(f"invalid name {match['name']!r} for actors: must be a Python identifier; {_USAGE}")
     return SpawnLine(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["new"]))

@@ -59,8 +59,8 @@ class Auto:
             where = self._find(header)
             self.header = header
             print(
-                f"plain cells run on {where} now; a cell that begins with {HERE} runs in the notebook, and "
-                f"%mesh auto off ends this"
+                f"plain cells now run on {where}; a cell that begins with {HERE} runs in the notebook; "
+                f"%mesh auto off turns this off"
             )
         elif arguments.mode == "off":
             self.header = None
@@ -68,7 +68,7 @@ class Auto:
         elif self.header is None:
             print("plain cells run in the notebook; %mesh auto on sends them to the ranks")
         else:
-            print(f"{self._describe(self.header)}; %mesh auto off ends this")
+            print(f"{self._describe(self.header)}; %mesh auto off turns this off")
 
     def _describe(self, header: str) -> str:
         """Say where plain cells run."""
@@ -93,7 +93,7 @@ class Auto:
             try:
                 where = self._find(self.header or "")
             except (HeaderError, MonarchError) as error:
-                raise type(error)(f"{error}; automatic mode is on, %mesh auto off ends it") from None
+                raise type(error)(f"{error}; automatic mode is on; %mesh auto off turns it off") from None
             html = f"<span style='{_BADGE}'>auto: {where}</span>"
             self._shell.display_pub.publish({"text/plain": f"auto: {where}", "text/html": html})
 

@@ -47,7 +47,7 @@ class DetachedRecipe(Recipe):
 
     def given_back(self) -> str:
         """Say what has become of the hosts after an interrupted start."""
-        return "; ".join(part for part in ("nothing was kept", super().given_back()) if part)
+        return "; ".join(part for part in ("no detached mesh remains", super().given_back()) if part)
 
     def take_over(self, detached: DetachedMesh) -> None:
         """Use the hosts of an attached mesh."""

@@ -37,7 +37,7 @@ class Growing:
         ranks = describe_ranks(range(before, len(mesh.procs)))
         cells = f"{defined} cell{'s' if defined != 1 else ''}"
         print(
-            f"mesh {mesh.name!r} has grown onto {hosts}: {axes_text(mesh.procs.extent)}; new: {ranks}, with "
+            f"mesh {mesh.name!r} has grown onto {hosts}: {axes_text(mesh.procs.extent)}; new: {ranks}, with the "
             f"definitions of {cells}",
             file=sys.stderr,
         )

@@ -56,7 +56,7 @@ class MeshHosts:
         if not state_of(self._procs).procs.host_axes:
             raise HeaderError(
                 f"mesh {self._recipe.name!r} has no hosts axis ({axes_text(self._procs.extent)}), so it cannot grow "
-                f"onto more hosts; start a mesh on several with %mesh up --hosts"
+                f"onto more hosts; start one that can with %mesh up --hosts"
             )
         like = Recipe(self._recipe.name, {}, hosts=text, key=key or self._recipe.key, silence=self._recipe.silence)
         more, release = like.find_hosts(names)
@@ -163,7 +163,7 @@ class MeshHosts:
         procs, left = state_of(self._procs).procs, self._count() - len(self.lost())
         if left and procs.host_axes == 1:
             what = " ".join(filter(None, ["%mesh resize", name, f"{procs.labels[0]}={left}"]))
-            return f"{what} continues on the remaining {'one' if left == 1 else 'ones'}"
+            return f"{what} continues on the remaining {'host' if left == 1 else 'hosts'}"
         return f"{' '.join(filter(None, ['%mesh restart', name]))} starts it again, without its variables"
 
     def release(self) -> None:

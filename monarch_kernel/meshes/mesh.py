@@ -305,7 +305,7 @@ class Mesh:
                 if result.error is None:
                     continue
                 if result.stopped:
-                    raise MonarchError(f"rank {rank} was replaced, and a stop has cut the definitions of {each.name}")
+                    raise MonarchError(f"rank {rank} was replaced, but a stop cut off the definitions of {each.name}")
                 failed.append(
                     f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
                     f"{': '.join(filter(None, [result.error.kind, result.error.text]))}; run the cell again"

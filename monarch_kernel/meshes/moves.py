@@ -75,7 +75,7 @@ class Moves:
     def _wait(self, moves: Sequence[Future[None]], patience: float | None, tells: bool) -> None:
         for each in moves:
             if tells and not each.done:
-                print(f"waiting until ranks of mesh {self._name!r} have moved to other hosts", file=sys.stderr)
+                print(f"waiting for ranks of mesh {self._name!r} to move to other hosts", file=sys.stderr)
             error = each.exception(patience)
             if not tells:
                 # The next cell does.

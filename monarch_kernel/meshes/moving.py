@@ -92,16 +92,16 @@ def leave_lost(mesh: Mesh, sizes: Mapping[str, int]) -> None:
     left, wanted = len({*procs.hosts}) - len(lost), sizes[axis]
     if wanted > left:
         raise HeaderError(
-            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(procs.hosts)} hosts, so it cannot have {wanted}; "
+            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(procs.hosts)} hosts and cannot resize to {wanted}; "
             f"{mesh.hosts.without_lost(mesh.name)}"
         )
     try:
         move(mesh, lost, (), _PATIENCE_S, print)
     except BusyError as error:
-        runs = "runs" if len(error.busy) == 1 else "run"
+        are = "is" if len(error.busy) == 1 else "are"
         raise HeaderError(
-            f"mesh {mesh.name!r} was not resized: {describe_ranks(error.busy)} still {runs} a cell after "
-            f"{_PATIENCE_S:.0f} s; stop it, or wait for its end, and resize again"
+            f"mesh {mesh.name!r} was not resized: {describe_ranks(error.busy)} {are} still running a cell after "
+            f"{_PATIENCE_S:.0f} s; stop it or wait until it ends, then resize again"
         ) from None
 
 
@@ -119,7 +119,7 @@ def moved_lines(mesh: Mesh, drained: Drained) -> list[str]:
         names = [name for name in drained.recreated if name in users]
         if names:
             lines.append(
-                f"actors {', '.join(names)}: created again on {describe_ranks(drained.moved)}; their state is lost"
+                f"actors {', '.join(names)}: recreated on {describe_ranks(drained.moved)}; their state is lost"
             )
     return lines
 

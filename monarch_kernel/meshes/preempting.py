@@ -70,10 +70,10 @@ def check_rule(rule: str, names: Mapping[str, Any]) -> None:
         functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
         guess = did_you_mean(kind, [*rules, *functions])
         remedy = guess or f"; define it before %mesh up, or use {', '.join(rules)}"
-        raise HeaderError(f"%mesh up: --on-preempt {kind}: the notebook has no function of that name{remedy}")
+        raise HeaderError(f"%mesh up: --on-preempt {kind}: the notebook has no function with that name{remedy}")
     if kind not in rules and not _takes_one(names[kind]):
         raise HeaderError(
-            f"%mesh up: --on-preempt {kind}: the function is called with one argument, which has mesh, hosts, ranks "
+            f"%mesh up: --on-preempt {kind}: expected a function of one argument, which has mesh, hosts, ranks "
             f"and seconds; write def {kind}(preempted):"
         )
 
@@ -166,16 +166,16 @@ class _Leave:
         if self._whole and not (kind == HEAL and mesh.hosts.free_now(self._hosts)):
             if kind != CHECKPOINT:
                 self._tell(
-                    f"all hosts of mesh {mesh.name!r} are being taken back: %mesh checkpoint PATH keeps its variables"
+                    f"all hosts of mesh {mesh.name!r} are being taken back; %mesh checkpoint PATH saves its variables"
                 )
             return
         self._leave(kind)
 
     def _call(self, name: str, function: Any) -> str:
         """Ask a function of the notebook for the rule; without an answer, it is the usual one."""
-        usual = f"ranks move as for {HEAL!r}"
+        usual = f"ranks move as with {HEAL!r}"
         if not callable(function):
-            self._tell(f"--on-preempt {name}: the notebook has no function of that name; {usual}")
+            self._tell(f"--on-preempt {name}: the notebook has no function with that name; {usual}")
             return HEAL
         hosts = tuple(each.name for each in self._notices)
         try:
@@ -184,7 +184,7 @@ class _Leave:
             self._tell(f"{name}() of --on-preempt raised {type(error).__name__}: {error}; {usual}")
             return HEAL
         if answer is not None and answer not in (SHRINK, HEAL):
-            self._tell(f"{name}() of --on-preempt returned {answer!r}, expected 'heal', 'shrink' or None; {usual}")
+            self._tell(f"{name}() of --on-preempt: expected 'heal', 'shrink' or None, got {answer!r}; {usual}")
         return SHRINK if answer == SHRINK else HEAL
 
     def _checkpoint(self, path: str) -> None:
@@ -208,7 +208,7 @@ class _Leave:
             busy = error.busy if isinstance(error, BusyError) else self._ranks
             one = len(busy) == 1
             self._tell(
-                f"{describe_ranks(busy)} of mesh {mesh.name!r} still {'runs' if one else 'run'} a cell, so "
+                f"{describe_ranks(busy)} of mesh {mesh.name!r} {'is' if one else 'are'} still running a cell, so "
                 f"{'its' if one else 'their'} variables cannot move before {self._names} is gone"
             )
         node, until = current_node(), time.monotonic() + max(each.seconds_left for each in self._notices) + _LATE_S
@@ -226,4 +226,4 @@ class _Leave:
         drained = move(mesh, self._hosts, free, seconds, self._tell)
         if drained.gone:
             size = axes_text(mesh.procs.extent)
-            self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} left")
+            self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} were removed")

@@ -46,7 +46,7 @@ class Synced:
     names: list[str] = field(default_factory=list[str])
     hosts: int = 0
     imported: list[str] = field(default_factory=list[str])
-    whose: str = "all hosts have"
+    whose: str = "all hosts already have"
 
     def text(self) -> str:
         """Describe it for the notebook."""
@@ -55,7 +55,7 @@ class Synced:
         some = ", ".join(self.names[:8]) + (f" and {len(self.names) - 8} more" if len(self.names) > 8 else "")
         lines = [f"copied to {count_text(self.hosts, 'host')}: {some}"]
         lines += [
-            f"imported already, so the old version is in use: {name}; %mesh reload {name} loads the new one"
+            f"{name} was already imported, so the old version is in use; %mesh reload {name} loads the new one"
             for name in self.imported
         ]
         return "\n".join(lines)
@@ -103,7 +103,7 @@ class Code:
         modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
         self._sent, self._processes = files, processes
         hosts = sum(bool(missing) for _, missing in by_host.values())
-        living = "the hosts of the living ranks have"
+        living = "the hosts of the live ranks already have"
         return Synced(len(files), names, hosts, sorted(imported & modules), *([living] if dead else []))
 
     def _ask(self, dead: Sequence[int], question: Callable[[ActorMesh], Future[dict[int, T]]]) -> list[tuple[int, T]]:
@@ -112,7 +112,7 @@ class Code:
             return [*question(self._cells).get(_PATIENCE).items()]
         living = [rank for rank in range(len(self._cells)) if rank not in dead]
         if not living:
-            raise SupervisionError("no rank is alive that could be asked")
+            raise SupervisionError("no rank is alive to take Python files")
         asked = {rank: question(member_at(self._cells, rank)) for rank in living}
         return [(rank, answer) for rank, each in asked.items() for answer in each.get(_PATIENCE).values()]
 

@@ -143,7 +143,7 @@ class Recipe:
     def given_back(self) -> str:
         """Say what has become of the hosts after an interrupted start; empty if there is nothing to say."""
         if self.on:
-            return "its hosts have been given back, and pending requests are cancelled"
+            return "its hosts were released, and pending requests were cancelled"
         return "its workers are free again" if "://" in self.hosts else ""
 
     def _launch(self, step: Step | None) -> tuple[HostMesh, Callable[[], object]]:

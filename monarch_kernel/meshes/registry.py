@@ -175,7 +175,7 @@ class NotebookMeshes:
             known = actors()
             others = f"; actors: {', '.join(known)}" if known else ""
             guess = did_you_mean(wanted, [*self.by_name, *known])
-            raise NoMeshError(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
+            raise NoMeshError(f"no mesh named {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
         return self.by_name[wanted]
 
     def in_order(self) -> list[Mesh]:

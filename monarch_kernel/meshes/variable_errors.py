@@ -65,7 +65,7 @@ def explain(mesh: Mesh, error: ActorError) -> str:
         have, do = "has" if len(failed) == 1 else "have", "does" if len(holders) == 1 else "do"
         return f"{where} {have} no variable {name!r}; {describe_ranks(holders)} {do}"
     known = _some(ranks_of)
-    has = f"they have {known}" if known else "cells have defined none yet"
+    has = f"ranks have {known}" if known else "cells have defined none yet"
     return f"no rank has a variable {name!r}; {has}{did_you_mean(name, ranks_of)}"
 
 

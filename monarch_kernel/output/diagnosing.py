@@ -166,7 +166,7 @@ class _Look:
         outside = not any((missing.uid, rank) in targets for rank in missing.ranks)
         if missing.kind is not Kind.IDLE or not outside:
             return missing
-        advice = f"run it on {describe_ranks(missing.ranks)} too, or use a group of its ranks only"
+        advice = f"run it on {describe_ranks(missing.ranks)} too, or use a process group of its ranks only"
         return missing._replace(what=f"idle: {self._title} does not run there", advice=advice)
 
 

@@ -177,7 +177,7 @@ class OutputLog:
         while position < size:
             with self._lock:
                 if segment.file.closed:
-                    yield "… output dropped while it was being read is missing here\n"
+                    yield "… some output is missing here: it was dropped while being read\n"
                     return
                 data = os.pread(segment.file.fileno(), min(_READ, size - position), position)
             position += len(data)
@@ -219,8 +219,8 @@ def ending(pieces: Iterable[str], characters: int) -> Iterator[str]:
             lines, skipped = lines + oldest.count("\n"), skipped + len(oldest)
     if skipped:
         yield (
-            f"… {left_out(lines, skipped)} before this are not shown; %mesh log takes --tail N, --rank RANKS and "
-            f"--cell N, and --save FILE writes all\n"
+            f"… {left_out(lines, skipped)} before this are not shown; select lines with --tail N, --rank RANKS or "
+            f"--cell N, or write all of them with --save FILE\n"
         )
     yield from last
 

@@ -26,7 +26,7 @@ _SHARE = 0.1
 """Fraction of the time of a call between two questions."""
 _SHOWN = 6
 """Most places shown."""
-_MISMATCH = "these collectives differ, so none of them can complete; call the same one, shape and dtype on all ranks"
+_MISMATCH = "these collectives differ, so none can complete; call the same one, with one shape and dtype, on all ranks"
 _LEFT_BEHIND = "its tensors may differ in shape or dtype between ranks; %mesh check on compares them"
 
 

@@ -47,7 +47,7 @@ TEXT_SHOWN = 1 << 20
 """Characters of one cell that are shown as they arrive; at least one piece."""
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
-_MORE = "… more lines of this cell: {}; the first of other ranks follow, and the last of each at its end\n"
+_MORE = "… more lines of this cell: {}; first lines of other ranks follow, and last lines of each when it ends\n"
 _UNFINISHED = 200
 """Most characters shown of an unfinished line."""
 

@@ -110,7 +110,7 @@ class Conversation:
         try:
             message = msgspec.convert(data, FromView)
         except msgspec.ValidationError as error:
-            self._speaker.tell(Gone(self._uid, f"the kernel does not understand this page: {error}"))
+            self._speaker.tell(Gone(self._uid, f"the kernel cannot read a message; reload this page: {error}"))
             return
         self.handle(message)
 
@@ -150,7 +150,7 @@ class Conversation:
     def _open(self, uid: str, version: int = VERSION) -> None:
         source = self._place.source_of(uid)
         if version != VERSION:
-            text = f"this page speaks version {version} of the protocol, the kernel {VERSION}; reload the page"
+            text = f"this page uses version {version} of the protocol, the kernel version {VERSION}; reload the page"
             self._speaker.tell(Gone(uid, text))
         elif source is None:
             self._speaker.tell(Gone(uid, "this kernel does not have the mesh; it may have been stopped"))
@@ -196,7 +196,7 @@ class Conversation:
         self._speaker.tell(Taken(message.id))
         mesh = self._place.mesh_of(self._of(message.uid))
         if mesh is None:
-            text = "the mesh does not run in this notebook; it may have been stopped"
+            text = "the mesh is not running in this notebook; it may have been stopped"
             self._speaker.tell(Done(message.id, False, text))
         else:
             self._place.actions.run(mesh, message, self._speaker.tell)

@@ -133,7 +133,7 @@ def details_of(mesh: Mesh, rank: int, norms: bool, log: OutputLog) -> Details:
         return Details(procs.uid, rank, [], shown, [], f"rank {rank} is dead; heal replaces it")
     answer = ask_soon([proc], request(peek_here, True, norms), _PATIENCE).get(proc)
     if not is_tuple(answer):
-        note = f"rank {rank} has not answered within {_PATIENCE:g} s; it may be in C code that holds the GIL"
+        note = f"rank {rank} did not answer within {_PATIENCE:g} s; it may be in C code that holds the GIL"
         return Details(procs.uid, rank, [], shown, [], note)
     peek = Peek(*answer)
     tensors = [_tensor_row(PeekedTensor(*each)) for each in peek.tensors]

@@ -14,7 +14,7 @@ MOST_CELLS = 32
 MOST_TEXT = 4 << 20
 """Characters kept of the output of one cell: the newest."""
 _SHOWN = ("display_data", "execute_result", "error")
-_LEFT_OUT = "… earlier output of this cell is not kept; %mesh log has the lines of ranks\n"
+_LEFT_OUT = "… earlier output of this cell was dropped; %mesh log shows what ranks printed\n"
 
 
 class _Record:

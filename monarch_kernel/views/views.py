@@ -198,7 +198,7 @@ class Views:
             actors = running[name].cells if name in running else self._actors(name)
             if actors is None:
                 guess = did_you_mean(name, running)
-                return CellTarget(cell, "", "", f"no mesh {name!r}; running: {', '.join(running)}{guess}")
+                return CellTarget(cell, "", "", f"no mesh named {name!r}; running: {', '.join(running)}{guess}")
             ranks = ranks_in(choose(actors, header))
         except (HeaderError, MonarchError) as error:
             return CellTarget(cell, "", "", str(error))

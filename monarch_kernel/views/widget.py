@@ -148,10 +148,10 @@ def _note_of_others(mesh: ProcMesh) -> str:
     if not ranks:
         return ""
     others = "1 other mesh" if len(ranks) == 1 else f"{len(ranks)} other meshes"
-    runs = "runs" if len(ranks) == 1 else "run"
+    are = "is" if len(ranks) == 1 else "are"
     return (
-        f"note: {others} named {node.names[mine.uid]!r} still {runs} ({sum(ranks)} ranks), as after a second run of "
-        f"the cell that starts it; stop a mesh with .stop().get() before you start it again, or all of them with "
+        f"note: {others} named {node.names[mine.uid]!r} {are} still running ({sum(ranks)} ranks), perhaps because "
+        f"its cell ran twice; stop a mesh with .stop().get() before you start it again, or all of them with "
         f"shutdown_context().get()"
     )
 

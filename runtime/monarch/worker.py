@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="end a program's ranks after this many seconds without a heartbeat (default: 5)",
     )
     parser.add_argument(
-        "--until-shutdown", action="store_true", help="end once a program has shut the host down or ended"
+        "--until-shutdown", action="store_true", help="exit once a program has shut the host down or has ended"
     )
     arguments = parser.parse_args(argv)
     address, key, new_key = arguments.address, arguments.key, arguments.new_key

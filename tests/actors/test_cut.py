@@ -407,7 +407,7 @@ def test_stop_that_interrupts_many_calls_has_a_bound(procs: Any, tmp_path: Path)
     actor = procs(1, env=SHORT).spawn("blocks", Blocks, str(notes))
     calls = [actor.block_at_cancel.call_one(number) for number in range(40)]
     assert wait_until(lambda: len(lines(notes)) == 40)
-    with pytest.raises(MonarchError, match=r"block_at_cancel\(\) did not end within 0.3 s of the stop") as caught:
+    with pytest.raises(MonarchError, match=r"block_at_cancel\(\) did not finish within 0.3 s of the stop") as caught:
         actor.stop().get(60)
     assert "ignored" not in str(caught.value)
     for call in calls:

@@ -145,7 +145,7 @@ def test_resize_waits_for_calls_that_need_a_group(procs: Callable[..., Any], tmp
     mesh, gate = procs(2), tmp_path / "gate"
     members = mesh.spawn("members", Member)
     early = members.total_after.call(str(gate))
-    with pytest.raises(CallTimeoutError, match=r"was not resized: an earlier call of members has not ended"):
+    with pytest.raises(CallTimeoutError, match=r"was not resized: an earlier call of members did not finish"):
         resize(mesh, None, {"gpus": 3}, 0.1)
     # It is as it was: a group made now has two ranks.
     assert mesh.sizes == {"gpus": 2}

@@ -226,6 +226,6 @@ def test_wait_for_an_end_that_is_too_short_names_the_ranks() -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     procs.spawn("ends", Ends).fine.call().get(timeout=60)
     ended = procs.stop()
-    with pytest.raises(CallTimeoutError, match=r"ranks? [01-]+ ha(s|ve) not ended"):
+    with pytest.raises(CallTimeoutError, match=r"ranks? [01-]+ ha(s|ve) not exited"):
         ended.get(timeout=0)
     ended.get(timeout=60)

@@ -67,7 +67,10 @@ def test_exit_functions_run_after_cleanup_and_threads(procs: Any, tmp_path: Path
     [
         ("thread", "these non-daemon threads, which did not end within 0.3 s: 'prefetch'; start them with"),
         ("child", "these child processes, which did not end within 0.3 s: 'worker'; start them with daemon=True"),
-        ("function", "the exit functions of the process did not end within 0.3 s and were interrupted; set MONARCH_"),
+        (
+            "function",
+            "the exit functions of the process did not finish within 0.3 s and were interrupted; raise MONARCH_",
+        ),
     ],
 )
 def test_late_steps_of_an_end_are_interrupted_and_told(
@@ -152,7 +155,7 @@ shutdown_context(0.2).get()
 """
     )
     done.ok()
-    assert "ranks 0-1 of procs did not end within 0.2 s and were killed; MONARCH_" in done.err
+    assert "ranks 0-1 of procs did not end within 0.2 s and were killed; raise MONARCH_" in done.err
 
 
 def test_finalizers_of_the_zygote_do_not_run_in_its_forks() -> None:

@@ -121,9 +121,9 @@ class SlowToBegin(Actor):
 def test_wait_behind_a_constructor_reports_its_time(procs: Any, tmp_path: Path) -> None:
     begun = time.monotonic()
     slow = procs(1).spawn("slow", SlowToBegin, str(tmp_path / "go"))
-    with pytest.raises(CallTimeoutError, match=r"still runs? slow\.__init__\(\), begun (\d+) s ago") as caught:
+    with pytest.raises(CallTimeoutError, match=r"still runs? slow\.__init__\(\), started (\d+) s ago") as caught:
         slow.ok.call().get(timeout=1)
-    said = re.search(r"begun (\d+) s ago", str(caught.value))
+    said = re.search(r"started (\d+) s ago", str(caught.value))
     assert said is not None and int(said[1]) <= time.monotonic() - begun + 1
     (tmp_path / "go").touch()
     assert next(iter(slow.ok.call().get(timeout=30).values())) == 1

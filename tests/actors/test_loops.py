@@ -133,5 +133,5 @@ def test_a_stop_that_a_callback_blocks_names_no_endpoint(procs: Callable[..., An
     mesh.spawn("other", Looped)
     looped = mesh.spawn("looped", Looped)
     looped.block_in_callback.call_one().get(timeout=20)
-    with pytest.raises(MonarchError, match=r"a background task or callback of looped.* did not end within 0.3 s"):
+    with pytest.raises(MonarchError, match=r"a background task or callback of looped.* did not finish within 0.3 s"):
         looped.stop().get(timeout=20)

@@ -61,7 +61,7 @@ def test_reference_is_refused_at_once_outside_its_session(program: Any) -> None:
         assert line.startswith(f"SerializationError: {name} belongs to session s") and "of process " in line
         assert "this_host().spawn_procs()" in line
     assert "has no session" in said[0] and "is a fork of process" in said[4]
-    assert said[5].startswith("StoppedError: mesh cannot be used any more: this process is a fork of process")
+    assert said[5].startswith("StoppedError: mesh can no longer be used: this process is a fork of process")
     assert said[6:] == ["1"]
 
 

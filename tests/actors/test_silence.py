@@ -91,7 +91,7 @@ def test_rank_whose_agent_is_suspended_is_not_said_to_live(
         said: list[str] = []
         assert wait_until(lambda: said.append(capfd.readouterr().err) or "calls are waiting" in "".join(said))
         text = "".join(said)
-        assert "its process has ended, and the agent of its host" in text and "is alive" not in text
+        assert "its process has ended, but the agent of its host" in text and "is alive" not in text
     finally:
         os.kill(agent, signal.SIGCONT)
     with pytest.raises(SupervisionError, match="SIGKILL"):

@@ -422,13 +422,15 @@ def test_stop_gives_up_on_code_that_ignores_interrupts(procs: Any, tmp_path: Pat
     mesh = procs(1, env=SHORT)
     pid = mesh.spawn("first", Ends, str(tmp_path / "first")).pid.call_one().get(timeout=20)
     made = mesh.spawn("made", cls, str(tmp_path / "made"), "ignore")
-    with pytest.raises(MonarchError, match=r"made.*__init__\(\) did not end within 0.3 s .*MONARCH_STOP_DRAIN_S"):
+    with pytest.raises(MonarchError, match=r"made.*__init__\(\) did not finish within 0.3 s .*MONARCH_STOP_DRAIN_S"):
         made.stop().get(timeout=20)
     blocks = mesh.spawn("blocks", cls, str(tmp_path / "said"))
     blocked = blocks.block.call_one("ignore")
     queued = blocks.pid.call_one()
     assert begun(tmp_path / "said")
-    with pytest.raises(MonarchError, match=r"blocks\[gpus=0\].block\(\) did not end .* keeps running until the procs"):
+    with pytest.raises(
+        MonarchError, match=r"blocks\[gpus=0\].block\(\) did not finish .* keeps running until the procs"
+    ):
         blocks.stop().get(timeout=20)
     for call in (blocked, queued):
         with pytest.raises(StoppedError):
@@ -451,7 +453,7 @@ def test_stop_of_procs_kills_code_that_ignores_interrupts(
     mesh.stop().get(timeout=20)
     assert (tmp_path / "other").read_text() == "cleanup\n"
     assert wait_until(lambda: told) and told[0].mesh_name == "blocks"
-    assert "block() did not end within 0.3 s" in told[0].text and "its process was ended" in told[0].text
+    assert "block() did not finish within 0.3 s" in told[0].text and "its process was ended" in told[0].text
 
 
 class CleansLong(Actor):
@@ -480,9 +482,9 @@ def test_cleanup_that_does_not_end_is_reported(procs: Any, cls: type, monkeypatc
     long = mesh.spawn("long", cls)
     # An actor that has not begun has nothing to clean up.
     long.f.call().get(timeout=20)
-    with pytest.raises(MonarchError, match=r"long\[gpus=0\].__cleanup__\(\) did not end within 0.4 s"):
+    with pytest.raises(MonarchError, match=r"long\[gpus=0\].__cleanup__\(\) did not finish within 0.4 s"):
         long.stop().get(timeout=20)
     mesh.spawn("longer", cls).f.call().get(timeout=20)
     mesh.stop().get(timeout=20)
     assert wait_until(lambda: told) and told[0].mesh_name == "longer"
-    assert "longer[gpus=0].__cleanup__() did not end within 0.4 s" in told[0].text
+    assert "longer[gpus=0].__cleanup__() did not finish within 0.4 s" in told[0].text

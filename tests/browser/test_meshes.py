@@ -423,7 +423,7 @@ def test_commands_say_what_is_missing_without_ranks(quiet: Any, opened: Open) ->
     other = opened("1", kernel="python3")
     other.evaluate("app.commands.execute('monarch:heal')")
     toast = other.page.locator(".Toastify__toast")
-    other.wait(lambda: "Choose the kernel Monarch" in "".join(toast.all_inner_texts()), "the notification")
+    other.wait(lambda: "Select the Monarch kernel" in "".join(toast.all_inner_texts()), "the notification")
     assert not errors
 
 

@@ -19,7 +19,7 @@ from monarch._core.digests.divergence import (
     Sentry,
 )
 
-NAMES = [(PARAMETER, "a"), (PARAMETER, "b"), (GRADIENT, "a"), (SHARD, "s"), (RANDOM, "the generator of torch")]
+NAMES = [(PARAMETER, "a"), (PARAMETER, "b"), (GRADIENT, "a"), (SHARD, "s"), (RANDOM, "torch's random generator")]
 EQUAL = [1, 2, 3, 4, 5]
 
 
@@ -58,7 +58,7 @@ def test_generators_that_were_equal_are_compared() -> None:
     sentry = Sentry("model", 2)
     assert not taken(sentry, sampled(1), sampled(1))
     (found,) = taken(sentry, sampled(2), sampled(2, (4, 7)))
-    assert found.tensor == "state of the generator of torch"
+    assert found.tensor == "state of torch's random generator"
 
 
 def test_shards_are_not_compared() -> None:

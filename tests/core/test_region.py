@@ -158,8 +158,8 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: MESH.slice(gpus=slice(None, None, -1)), ShapeError, "the range ::-1 of axis 'gpus' needs"),
     (lambda: MESH.slice(gpus=slice(None, None, 0)), ShapeError, "a step of at least 1"),
     (lambda: MESH.slice(gpus=slice("a", None)), ShapeError, "needs int bounds"),
-    (lambda: MESH.slice(gpus=[0, 2]), ShapeError, "cannot be sliced by [0, 2]"),  # pyright: ignore
-    (lambda: MESH.slice(gpus=None), ShapeError, "cannot be sliced by None"),  # pyright: ignore
+    (lambda: MESH.slice(gpus=[0, 2]), ShapeError, "cannot be sliced with [0, 2]"),  # pyright: ignore
+    (lambda: MESH.slice(gpus=None), ShapeError, "cannot be sliced with None"),  # pyright: ignore
     (lambda: MESH.split(gpu=("a", "b"), a=2), AxisError, "did you mean 'gpus'?"),
     (lambda: MESH.split(gpus=("a", "b")), ShapeError, "the size of all but one of a, b"),
     (lambda: MESH.split(gpus=("a", "b"), a=3), ShapeError, "choose sizes that multiply to 4"),

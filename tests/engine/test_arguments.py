@@ -27,7 +27,9 @@ def test_wrong_values_and_specs_name_the_argument(mesh: Any) -> None:
         monarch.distribute(quantized(), mesh)
     with pytest.raises(ArgumentError, match=r"dtype: expected a torch.dtype such as torch.float32, got 'float32'"):
         monarch.zeros(2, mesh=mesh, dtype=wrong)
-    with pytest.raises(ArgumentError, match=r"dtype: randn makes floating-point or complex numbers, got torch.int64"):
+    with pytest.raises(
+        ArgumentError, match=r"dtype: expected a floating-point or complex dtype for randn, got torch.int64"
+    ):
         monarch.randn(2, mesh=mesh, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="from_local: expected a function or a rank-local tensor, got list"):
         monarch.from_local([plain], mesh, ["dp", None])  # type: ignore[arg-type]

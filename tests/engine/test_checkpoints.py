@@ -178,7 +178,7 @@ def test_errors_name_what_is_missing(mesh: Any, tmp_path: Path) -> None:
         monarch.load(tmp_path, {"a": {"x": x}}, version=7)
     with pytest.raises(ArgumentError, match="matches no tensor of the checkpoint"):
         monarch.load(tmp_path, mesh=mesh, plan={"*.y": None})
-    with pytest.raises(ArgumentError, match="expected a state to read into, or mesh="):
+    with pytest.raises(ArgumentError, match="expected either a state to read into, or mesh="):
         monarch.load(tmp_path)
     with pytest.raises(ArgumentError, match=r"no distributed tensors; use torch\.save"):
         monarch.save({"x": torch.ones(2)}, tmp_path)

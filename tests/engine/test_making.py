@@ -170,7 +170,7 @@ def test_wrong_meshes_and_shapes_are_named() -> None:
         monarch.zeros(2, mesh=None)
     with pytest.raises(ArgumentError, match="expected 2 names"):
         Mesh(shape=(2, 2), mesh_dim_names=("dp",))
-    with pytest.raises(ArgumentError, match="different names"):
+    with pytest.raises(ArgumentError, match="distinct names"):
         Mesh(shape=(2, 2), mesh_dim_names=("dp", "dp"))
     with pytest.raises(ArgumentError, match="positive sizes"):
         Mesh(shape=(0, 2))

@@ -76,7 +76,7 @@ if rank == 2:
 dist.barrier()""",
         (
             "stuck: ranks 0-1,3 wait for rank 2, which is waiting for a lock: held by thread 'collector' at line 10",
-            "taken at line 8, which waits for a lock of this thread, taken at line 14: a deadlock",
+            "taken at line 8, which waits for a lock held by this thread, taken at line 14: a deadlock",
             "take locks in the same order in all threads",
         ),
     ),

@@ -122,7 +122,7 @@ else:
     dist.barrier()""",
         (
             "rank 0",
-            "a lock on a file",
+            "a file lock",
             "line 11",
         ),
     ),
@@ -248,8 +248,8 @@ def load():
 if rank == 1: pool.submit(load).result()
 dist.barrier()""",
         (
-            "rank 1, which is waiting for a thread: work in a pool, in thread 'ThreadPoolExecutor-",
-            "at line 6, which waits for work that its pool has not started",
+            "rank 1, which is waiting for a thread: a pool task in thread 'ThreadPoolExecutor-",
+            "at line 6, which waits for a pool task that has not started",
             "at line 7: if rank == 1",
         ),
     ),

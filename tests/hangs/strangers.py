@@ -167,7 +167,7 @@ out, src = torch.zeros(2), 1 if rank == 1 else 0
 dist.scatter(out, [torch.ones(2)] * 4 if rank == src else None, src=src)
 dist.barrier()""",
         (
-            "named different sources or destinations",
+            "passed different src or dst ranks",
             "rank 0 in scatter of float32[2] (root 0",
             "rank 1 in scatter of float32[2] (root 1",
             "line 4: dist.scatter",
@@ -330,7 +330,7 @@ class Data(Dataset):
 for batch in DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context='fork'):
     dist.all_reduce(batch)""",
         (
-            "rank 1, which is waiting for a child process: worker 1 of a data loader",
+            "rank 1, which is waiting for a child process: DataLoader worker 1",
             "which is asleep",
             "line 10: for batch in DataLoader",
             "all_reduce of float32[4, 2]",
@@ -359,7 +359,7 @@ if rank == 1:
     lock.acquire(); lock.acquire()
 dist.barrier()""",
         (
-            "rank 1, which is waiting for a lock: Lock of multiprocessing",
+            "rank 1, which is waiting for a lock: multiprocessing.Lock",
             "line 6",
         ),
     ),
@@ -377,7 +377,7 @@ else:
     dist.barrier()""",
         (
             "stuck: ranks 0-3 wait for each other",
-            "ranks 1-3 waiting for a lock: a lock on a file",
+            "ranks 1-3 waiting for a lock: a file lock",
             "line 7: dist.barrier()",
             "line 10: fcntl.flock",
         ),
@@ -396,7 +396,7 @@ if rank == 1:
     db.execute('insert into t values (1)')
 dist.barrier()""",
         (
-            "rank 1, which is waiting for a lock: a lock of a SQLite database",
+            "rank 1, which is waiting for a lock: a SQLite database lock",
             "line 11: db.execute",
         ),
     ),
@@ -498,7 +498,7 @@ if rank == 1:
     finally: context.destroy(0)
 dist.barrier()""",
         (
-            "rank 1, which is waiting for a socket: one of ZeroMQ",
+            "rank 1, which is waiting for a socket: a ZeroMQ socket",
             "line 8: try: receiver.recv()",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Automatic mode: plain cells run on ranks; --here runs a cell in the notebook too."""
+"""Automatic mode: plain cells now run on ranks; --here runs a cell in the notebook too."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_mode_without_its_ranks_says_how_to_end_it(own: Callable[..., Notebook])
     book.run("%mesh up --procs 2 other").ok()
     book.run("%mesh auto on other[1]").ok()
     book.run("%mesh resize 1").ok()
-    hint = "; automatic mode is on, %mesh auto off ends it"
+    hint = "; automatic mode is on; %mesh auto off turns it of"
     assert f"no rank 1: this mesh has rank 0 only{hint}" in book.run("rank").text
     assert "automatic mode is on, but plain cells fail: no rank 1" in book.run("%mesh auto").ok().stream()
     book.run("%mesh down").ok()
@@ -103,7 +103,7 @@ def test_errors_are_those_of_the_cell(auto: Notebook) -> None:
     ("line", "text"),
     [
         ("%mesh auto maybe", "expected on or off, got 'maybe'"),
-        ("%mesh auto on nosuch", "no mesh 'nosuch'"),
+        ("%mesh auto on nosuch", "no mesh named 'nosuch'"),
         ("%mesh auto on [7]", "no rank 7"),
         ("%mesh auto off mesh", "name a mesh only after on"),
     ],
@@ -129,13 +129,13 @@ def test_here_runs_a_top_level_await_in_both_places(notebook: Notebook) -> None:
     cell = notebook.send("%%mesh --here\nprint('here')\nawait asyncio.sleep(1000)")
     cell.until(lambda: "here" in cell.text)
     notebook.interrupt()
-    assert "so the ranks have not run it" in cell.wait().text
+    assert "so the ranks did not run it" in cell.wait().text
     assert notebook.run("await asyncio.sleep(0, 9)").ok().shown == "9"
 
 
 def test_cell_that_fails_here_does_not_run_on_ranks(notebook: Notebook) -> None:
     cell = notebook.mesh("was_run = True\nraise ValueError('local')", "--here")
-    assert cell.status == "error" and "ValueError" in cell.text and "so the ranks have not run it" in cell.text
+    assert cell.status == "error" and "ValueError" in cell.text and "so the ranks did not run it" in cell.text
     assert notebook.mesh("'was_run' in globals()").ok().shown == "[ranks 0-3] False"
 
 

@@ -13,7 +13,7 @@ WAITER = "import asyncio\nevent = asyncio.Event()\nasync def waiter():\n    awai
 def test_task_of_a_cell_goes_on_in_a_later_one(notebook: Notebook, end: str) -> None:
     cell = notebook.mesh(f"{WAITER}task = asyncio.create_task(waiter())\n{end}").ok()
     assert cell.said() == {
-        "note: an asyncio task is pending (waiter); tasks of a rank run only while a cell awaits": ALL
+        "note: an asyncio task is pending (waiter); on a rank, tasks run only while a cell awaits": ALL
     }
     cell = notebook.mesh("event.set()\nawait task").ok()
     assert "[rank 3] 10" in cell.shown and not cell.said()

@@ -76,7 +76,7 @@ def updates(cell: Cell) -> str:
 
 
 COST = (
-    "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+    "; to kill and restart, press Stop again when no cell runs, or run %mesh kill (variables and actor state are lost)"
 )
 
 
@@ -90,16 +90,16 @@ def said_by_stop(cell: Cell) -> str:
 
 def test_background_cell_shows_its_end(notebook: Notebook, tmp_path: Path) -> None:
     cell = background(notebook, WAITS.format(tmp_path / "go") + "rank")
-    assert "runs on ranks 0-3" in cell.shown and not updates(cell)
+    assert "running on ranks 0-3" in cell.shown and not updates(cell)
     (tmp_path / "go").touch()
-    cell.until(lambda: "has ended" in updates(cell))
+    cell.until(lambda: ": finished" in updates(cell))
     assert notebook.run("list(h.result().values())").ok().shown == "[0, 1, 2, 3]"
-    assert "has ended" in notebook.run("h").ok().shown
+    assert ": finished" in notebook.run("h").ok().shown
 
 
 def test_background_cell_shows_its_failure(notebook: Notebook) -> None:
     cell = notebook.mesh("1 / rank", "--nowait").ok()
-    cell.until(lambda: "has failed" in updates(cell) and "ZeroDivisionError" in cell.stream("stderr"))
+    cell.until(lambda: ": failed" in updates(cell) and "ZeroDivisionError" in cell.stream("stderr"))
     assert "rank 0: ZeroDivisionError: division by zero at cell" in cell.stream("stderr")
 
 
@@ -108,16 +108,16 @@ def test_idle_stop_names_the_background_cell(notebook: Notebook) -> None:
     last = notebook.run("1").ok()
     notebook.interrupt()
     last.until(lambda: "h.cancel() ends it" in last.stream("stderr"))
-    assert re.search(r"cell \[\d+\] \(--nowait\) still runs on ranks 0-3", last.stream("stderr"))
+    assert re.search(r"cell \[\d+\] \(--nowait\) is still running on ranks 0-3", last.stream("stderr"))
     waits = notebook.send(f"{tells_in('result')}\nh.result()")
     waits.until(lambda: "waits" in waits.stream())
     notebook.interrupt()
     waits.wait()
     assert waits.reply["ename"] == "KeyboardInterrupt"
-    assert "still runs on ranks 0-3; h.cancel() ends it" in waits.text
+    assert "is still running on ranks 0-3; h.cancel() ends it" in waits.text
     assert notebook.run("h.done").ok().shown == "False"
     assert "ranks 0-3: interrupted" in notebook.run("h.cancel()").ok().shown
-    cell.until(lambda: "was stopped" in updates(cell))
+    cell.until(lambda: ": stopped" in updates(cell))
 
 
 def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> None:
@@ -131,7 +131,7 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     notebook.interrupt()
     behind.wait()
     line = said_by_stop(behind)
-    assert "ranks 0-3: had not begun; cell [" in line and "continues; h.cancel() ends it" in line
+    assert "ranks 0-3: had not started; cell [" in line and "continues; h.cancel() ends it" in line
     assert "behind" not in behind.stream("stdout") and not behind.shown
     assert notebook.run("h.done").ok().shown == "False" and not updates(first)
     assert "interrupted" in notebook.run("h.cancel()").ok().shown
@@ -146,19 +146,19 @@ def test_many_background_cells_are_one_line(notebook: Notebook, tmp_path: Path) 
     behind = notebook.send("%%mesh\nrank")
     behind.until(lambda: behind.stream("stderr").endswith("\n"))
     assert re.fullmatch(
-        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more, of cells \d+-\d+, still running; "
-        r"Stop ends this wait, and cancel\(\) of a handle \(h0, ..., h5\) ends its cell\n",
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\) and 5 more from cells \d+-\d+, still running; "
+        r"Stop ends only this wait; call .cancel\(\) on a handle \(h0, ..., h5\) to end its cell\n",
         behind.stream("stderr"),
     )
     notebook.interrupt()
     behind.wait()
     last = notebook.run("1").ok()
     notebook.interrupt()
-    last.until(lambda: "ends its cell" in last.stream("stderr"))
+    last.until(lambda: "to end its cell" in last.stream("stderr"))
     assert last.stream("stderr").count("\n") == 1
     go.touch()
     assert notebook.run("h5.result(); h0.done").ok().shown == "True"
-    first.until(lambda: "has ended" in updates(first))
+    first.until(lambda: ": finished" in updates(first))
 
 
 def test_background_cell_that_ignores_interrupts_is_replaced(notebook: Notebook) -> None:
@@ -178,10 +178,10 @@ def test_actor_inside_c_is_replaced_by_a_second_stop(book: Notebook, again: str)
     assert "rank 1: still inside a C call" in said_by_stop(cell) and COST in said_by_stop(cell)
     waits = book.send(again)
     waits.until(lambda: "rank 1: waiting for works[" in waits.stream("stderr"))
-    assert "was stopped but has not ended; Stop ends only this wait; %mesh kill" in waits.stream("stderr")
+    assert "was stopped but is still running; Stop ends only this wait; %mesh kill" in waits.stream("stderr")
     assert "variables and actor state are lost" in waits.stream("stderr")
     book.interrupt()
-    assert "rank 1: had not begun" in said_by_stop(waits.wait())
+    assert "rank 1: had not started" in said_by_stop(waits.wait())
     # The kernel is idle now, so the next Stop kills.
     book.interrupt()
     waits.until(lambda: "rank 1: replaced by a new process" in waits.stream("stderr"))
@@ -195,11 +195,11 @@ def test_actor_ignoring_interrupts_is_replaced_by_second_stop(book: Notebook) ->
     cell = book.send("works.slice(procs=2).swallow.call().get()")
     cell.until(lambda: cell.said().get("runs") == {2})
     book.interrupt()
-    assert f"rank 2: keeps running after each interrupt{COST}" in said_by_stop(cell.wait())
+    assert f"rank 2: still running; ignored each interrupt{COST}" in said_by_stop(cell.wait())
     waits = book.send("works.inc.call().get()")
     waits.until(lambda: "rank 2: waiting for" in waits.stream("stderr"))
     book.interrupt()
-    assert "rank 2: had not begun" in said_by_stop(waits.wait())
+    assert "rank 2: had not started" in said_by_stop(waits.wait())
     assert "killed rank 2" in book.run("%mesh kill").ok().stream()
     book.run("works.inc.call().get()").ok()
 
@@ -212,6 +212,6 @@ def test_forgotten_call_is_named_and_stopped_with_later_calls(book: Notebook) ->
     assert "still running" in waits.stream("stderr") and "Stop ends it too" in waits.stream("stderr")
     book.interrupt()
     line = said_by_stop(waits.wait())
-    assert "ranks 0-3: interrupted" in line and "with works.loop(), called in cell [" in line
+    assert "ranks 0-3: interrupted" in line and "also stopped works.loop(), called in cell [" in line
     assert book.run("forgotten.done").ok().shown == "True"
     book.run("works.inc.call().get()").ok()

@@ -150,4 +150,4 @@ def test_broken_collective_follows_from_failed_ranks(cause: str | None) -> None:
         assert lines[0] == "cell [1] failed on all 2 ranks" and "Connection closed by peer" in lines[1]
     else:
         assert lines[0] == "cell [1] failed on rank 1; rank 0 waited for it in a collective"
-        assert "rank 0: GroupError: a connection of the collective was closed, and rank 1 has failed" in lines[-2]
+        assert "rank 0: GroupError: a connection of the collective was closed because rank 1 has failed" in lines[-2]

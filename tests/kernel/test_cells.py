@@ -91,7 +91,7 @@ def test_slice_selects_ranks(notebook: Notebook, where: str, ranks: list[int]) -
     ("line", "words"),
     [
         ("[4]", ["no rank 4", "0 to 3"]), ("[gpus=0]", ["gpus", "procs"]), ("[procs=4]", ["procs", "4"]),
-        ("other", ["no mesh 'other'", "mesh"]), ("--wrong", ["no option '--wrong'"]),
+        ("other", ["no mesh named 'other'", "mesh"]), ("--wrong", ["unknown option '--wrong'"]),
         ("[", ["the bracket in '[' is not closed"]),
         ("[2:2]", ["the slice selects no rank"]),
     ],
@@ -239,7 +239,7 @@ def test_push_and_pull_copy_variables(notebook: Notebook) -> None:
     assert cell.status == "error" and "nothing" in cell.text and "mine" in cell.text
     for line, words in {
         "push nowhere": "'nowhere'",
-        "pull mine --rank 9": "no rank 9",
+        "pull mine --rank 9": "--rank: expected a rank from 0 to 3, got 9",
         "pull": "required: NAME",
     }.items():
         cell = notebook.run(f"%mesh {line}")

@@ -54,7 +54,7 @@ def test_mesh_on_hosts_that_fail_names_them(hosts: sshd.SSHHosts, notebook: Note
     hosts.name("closed", f"  HostName 127.0.0.1\n  Port {sshd.free_port()}\n")
     failed = notebook.run(f"%mesh up far --on ssh:closed,node1 --opt config={hosts.config} --gpus 1")
     why = failed.reply["evalue"]
-    assert "host closed: ssh ended with code 255" in why and "Connection refused" in why
+    assert "host closed: ssh exited with code 255" in why and "Connection refused" in why
     up = notebook.run(f"%mesh up far --on ssh:closed,node1 --at-least 1 --opt config={hosts.config} --gpus 1").ok()
     assert "hosts=1, gpus=1" in up.text and "failed: host closed" in up.stream("stderr")
     notebook.run("%mesh down far").ok()
@@ -108,14 +108,14 @@ def test_options_of_launchers_are_checked(notebook: Notebook, tmp_path: Path) ->
         "--on slurm --gpus 1 --opt partitions=low": "no option 'partitions'; did you mean 'partition'?",
         "--on process:2 --gpus 1 --reverse": "launcher 'process' has no option 'reverse'",
         "--on ssh:node1 --gpus 1 --opt colour": "expected NAME=VALUE",
-        "--on ssh:node1 --hosts here --gpus 1": "expected a number of hosts",
+        "--on ssh:node1 --hosts here --gpus 1": "expected the number of hosts",
         "--on ssh:node1 --key keys --gpus 1": "omit --key, which is for the workers of --hosts",
-        "--on process:2 --on-preempt haeal --gpus 1": "has no function of that name; did you mean 'heal'?",
+        "--on process:2 --on-preempt haeal --gpus 1": "has no function with that name; did you mean 'heal'?",
         "--opt partition=gpu": "add --on WHERE",
-        "--on process:2 --hosts 3 --gpus 1": "'process:2' asks for 2 hosts, and the number of hosts is 3",
+        "--on process:2 --hosts 3 --gpus 1": "'process:2' asks for 2 hosts, but 3 are requested",
         "--on process:2 --at-least 5 --gpus 1": "at least 5 hosts are needed to start, but only 2 requested",
         "--on process:2 --spare-hosts 2 --gpus 1": "2 spare hosts of 2 would leave none for ranks",
-        "--on process:2 --hosts 3 --gpus 1 --keep 1h": "'process:2' asks for 2 hosts, and the number of hosts is 3",
+        "--on process:2 --hosts 3 --gpus 1 --keep 1h": "'process:2' asks for 2 hosts, but 3 are requested",
         "--on process:2 --spare-hosts 2 --gpus 1 --keep 1h": "2 spare hosts of 2 would leave none for ranks",
         "--on process --gpus 1": "expected a number of hosts, at least 1, got 0; for example --hosts 2",
     }.items():
@@ -216,9 +216,9 @@ def test_time_of_hosts_is_shown(notebook: Notebook, tmp_path: Path) -> None:
         where = f"--on kubernetes:image:1 --opt kubectl={cluster.kubectl} --opt python={sys.executable}"
         options = "--opt forward=false --opt time_limit=3600 --hosts 2 --gpus 1 --device cpu"
         up = notebook.run(f"%mesh up far {where} {options}").ok()
-        assert "hosts=2, gpus=1" in up.text and re.search(r"the allocation of the hosts ends in (59|60) min", up.text)
+        assert "hosts=2, gpus=1" in up.text and re.search(r"the host allocation ends in (59|60) min", up.text)
         assert notebook.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-1] 2.0"
-        assert re.search(r"mesh 'far': the allocation of the hosts ends in (59m|1h)", notebook.run("%mesh").ok().text)
+        assert re.search(r"mesh 'far': the host allocation ends in (59m|1h)", notebook.run("%mesh").ok().text)
         notebook.run("%mesh down far").ok()
         assert not cluster.objects
         assert wait_until(lambda: all(pod.poll() is not None for pod in cluster.pods.values()), 20)

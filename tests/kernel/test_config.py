@@ -62,12 +62,12 @@ def test_up_takes_the_defaults_unless_it_says_otherwise(own: Callable[..., Noteb
     ("words", "text"),
     [
         ("timeout=abc", "%mesh config timeout: expected seconds from 0 to 1e+09, or none; got 'abc'"),
-        ("tmeout=3", "no key 'tmeout'; did you mean 'timeout'?"),
+        ("tmeout=3", "unknown key 'tmeout'; did you mean 'timeout'?"),
         ("collect=maybe", "%mesh config collect: expected on or off, got 'maybe'"),
-        ("ranks=0:x", "'0:x' is neither a number nor a range"),
+        ("ranks=0:x", "expected a number or a range such as 0:4 or ::2, got '0:x'"),
         ("procs=0", "--procs: expected at least 1, got 0"),
         ("device=tpu", "invalid choice: 'tpu'"),
-        ("mesh=other", "no mesh 'other'; running: mesh"),
+        ("mesh=other", "no mesh named 'other'; running: mesh"),
     ],
 )
 def test_wrong_default_is_refused_and_sets_nothing(book: Notebook, words: str, text: str) -> None:

@@ -47,7 +47,7 @@ def test_where_names_the_death_rather_than_connections(mortal: Notebook) -> None
     mortal.mesh("import time\ntime.sleep(1000) if rank == 1 else dist.barrier()", "--nowait --out handle").ok()
     mortal.take(lambda: "ranks 0,2-3 in barrier" in mortal.run("%mesh why").ok().text, "no wait in the barrier")
     os.kill(pid, signal.SIGKILL)
-    assert "a collective was aborted by the death of rank 1" in mortal.run("handle.result()").text
+    assert "a collective was aborted because rank 1 died" in mortal.run("handle.result()").text
     text = mortal.run("%mesh where").ok().text
     # Either the collective or the whole group is named, by what a rank has learned first.
     assert re.search(r"^ranks? 0.*: failed \(GroupError: .*rank 1", text) and "Connection" not in text, text

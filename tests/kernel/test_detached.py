@@ -83,7 +83,7 @@ def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_pa
 
     second = books()
     said = second.run("%mesh list --all").ok().stream()
-    assert "this notebook has no mesh" in said
+    assert "this notebook has no meshes" in said
     assert re.search(r"detached mesh 'm': free until \S+ \S+, for (1h|59m \d+s)\n", said)
     cell = second.run("%mesh attach m").ok()
     assert "attached mesh 'm': procs=2; it outlives this notebook by 1h" in cell.stream()
@@ -146,7 +146,7 @@ print('done')"""
         book = books()
     assert wait_until(lambda: not find("m").user, ENDS)
     said = book.run("%mesh attach m").ok().stream()
-    assert "ranks 0-1 still run a cell of the earlier notebook; new cells wait for it" in said
+    assert "ranks 0-1 are still in a cell of the earlier notebook; new cells wait for it" in said
     assert wait_until(lambda: book.run("%mesh").ok().text.count("for an earlier notebook") == 2)
     end.touch()
     assert book.mesh("step > 0").ok().shown == "[ranks 0-1] True"
@@ -206,7 +206,7 @@ setattr(place, {where!r}, waits)""").ok()
     cell = second.send("%mesh attach m")
     cell.until(lambda: "waits" in cell.stream())
     second.interrupt()
-    assert "KeyboardInterrupt: mesh 'm' was not attached; it is kept, with its variables" in cell.wait().text
+    assert "KeyboardInterrupt: mesh 'm' was not attached; it stays detached and keeps its variables" in cell.wait().text
     assert "%mesh attach m attaches it, %mesh down m ends it" in cell.text
     second.run(f"setattr(place, {where!r}, usual)").ok()
     assert wait_until(lambda: not find("m").user, ENDS)
@@ -220,7 +220,7 @@ setattr(place, {where!r}, waits)""").ok()
 @pytest.mark.parametrize(
     "line, outcome",
     [
-        ("m --on process:2 --procs 1", "its hosts have been given back, and pending requests are cancelled"),
+        ("m --on process:2 --procs 1", "its hosts were released, and pending requests were cancelled"),
         ("m --on process:2 --procs 1 --keep 1h", "nothing was kept; its hosts have been given back"),
     ],
 )
@@ -250,7 +250,7 @@ def test_tensors_over_a_mesh_end_with_their_notebook(books: Callable[[], Noteboo
     second = books()
     said = second.run("%mesh attach m").ok().stream()
     assert re.search(
-        r"  \d distributed tensors of the earlier notebook are lost, and their memory is free; monarch.save", said
+        r"  \d distributed tensors of the earlier notebook are lost and their memory is free; monarch.save", said
     )
     assert "Executor" not in said
     assert second.mesh("kept.item()").ok().shown == "[ranks 0-1] 2.0"
@@ -270,8 +270,8 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
         ("attach nix", "detached mesh 'nix' does not exist; detached meshes: m"),
         ("attach m", "in use by process"),
         ("down m", "in use by process"),
-        ("down nix", "no mesh 'nix'"),
-        ("list --some", "no option '--some': expected one of --all"),
+        ("down nix", "no mesh named 'nix'"),
+        ("list --some", "unknown option '--some': expected one of --all"),
     ]:
         cell = other.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text, cell.text

@@ -68,7 +68,7 @@ def test_views_check_new_endpoint_arguments(notebook: Notebook, trainers: str) -
 def test_class_of_another_cell_is_not_offered(notebook: Notebook, trainers: str) -> None:
     other = TRAINER.replace("rate = 1", "rate = 1000")
     said = notebook.run(other, cell_id="other").ok().stream()
-    assert "keep the Trainer of their own cell; %mesh update trainers gives them this one" in said
+    assert "keep class Trainer of their own cell; %mesh update trainers switches them to this one" in said
     assert totals(notebook) == "[2, 2, 2, 2]"
     assert "rate changed" in notebook.run("%mesh update trainers").ok().stream()
     assert totals(notebook) == "[1002, 1002, 1002, 1002]"
@@ -103,7 +103,7 @@ def test_busy_actors_update_after_their_message(notebook: Notebook, trainers: st
     notebook.run(waits, cell_id="trainer").ok()
     notebook.run(f"before = trainers.wait.call('{tmp_path}/go')").ok()
     said = notebook.run(waits.replace("rate = 1", "rate = 7"), cell_id="trainer").ok().stream()
-    assert "busy actors take it after their current message" in said
+    assert "busy actors switch after their current message" in said
     notebook.run(f"after = trainers.wait.call('{tmp_path}/go')").ok()
     (tmp_path / "go").touch()
     assert (
@@ -133,12 +133,12 @@ def test_spawn_works_on_a_slice(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "body", "words"),
     [
-        ("spawn", TRAINER, "no mesh 'spawn'"),
+        ("spawn", TRAINER, "no mesh named 'spawn'"),
         ("spawn 3x", TRAINER, "invalid name '3x' for actors"),
-        ("spawn x(", TRAINER, "cannot understand 'spawn x('"),
+        ("spawn x(", TRAINER, "cannot parse 'spawn x('"),
         ("spawn x(1, 2)", TRAINER, "too many positional arguments"),
         ("spawn x(nix)", TRAINER, "name 'nix' is not defined"),
-        ("spawn x --on nix", TRAINER, "no mesh 'nix'"),
+        ("spawn x --on nix", TRAINER, "no mesh named 'nix'"),
         ("spawn x", "y = 1", "the cell defines no actor class"),
         ("spawn x", "1 / 0", "division by zero"),
         ("spawn x", TRAINER.replace("self.total = start", "1 / 0"), "x.__init__() failed on all 4 ranks"),

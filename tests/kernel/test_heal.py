@@ -76,7 +76,7 @@ def test_heal_replaces_a_dead_rank(mortal: Notebook) -> None:
     cell = mortal.mesh("area(rank)")
     assert cell.status == "error" and "%mesh heal replaces rank" in cell.text
     healed = mortal.run("%mesh heal").ok().stream()
-    assert "rank 2 of mesh 'mesh': a new process, with definitions of 3 cells; other variables are lost" in healed
+    assert "rank 2 of mesh 'mesh': a new process, with the definitions of 3 cells; other variables are lost" in healed
     # Definitions are back, computed values are lost; the others keep everything.
     assert mortal.mesh("area(1), 'kept' in globals()").ok().shown.splitlines() == [
         "[ranks 0-1,3] (3.14, True)",
@@ -107,13 +107,13 @@ def test_ranks_that_die_while_a_heal_begins_are_told(mortal: Notebook) -> None:
     ).ok()
     mortal.run("kills(3)").ok()
     healed = mortal.run("%mesh heal").ok().stream()
-    assert "rank 3 of mesh 'mesh': a new process, with definitions of" in healed, healed
+    assert "rank 3 of mesh 'mesh': a new process, with the definitions of" in healed, healed
     assert mortal.mesh("area(2), 'kept' in globals()", "[3]").ok().shown == "[rank 3] (4, False)"
     mortal.mesh(KILL.format(ranks=[1]))
     mortal.run("kills(2)").ok()
     cell = mortal.run("%mesh heal --copy-from 2 kept")
     assert cell.status == "error" and "rank 2 did not survive" in cell.text, cell.text
-    assert "ranks 1-2 of mesh 'mesh': new processes, with definitions of" in cell.stream(), cell.stream()
+    assert "ranks 1-2 of mesh 'mesh': new processes, with the definitions of" in cell.stream(), cell.stream()
     # A peer is a rank that has its variables.
     text = mortal.run("%mesh heal --copy-from peer kept").ok().stream()
     assert "copied from rank 0: kept" in text, text
@@ -135,7 +135,7 @@ def test_definitions_are_listed_and_dropped(mortal: Notebook) -> None:
         "  1  cell, all ranks: table = [1, 2]",
         "  2  cell, all ranks: g",
     ]
-    assert "do not run cell" in mortal.run("%mesh definitions drop 2").ok().stream()
+    assert "no longer run cell" in mortal.run("%mesh definitions drop 2").ok().stream()
     mortal.mesh(KILL.format(ranks=[1]))
     mortal.run("%mesh heal").ok()
     assert mortal.mesh("f(), 'json' in globals(), 'g' in globals()", "[1]").ok().shown == "[rank 1] (2, False, False)"

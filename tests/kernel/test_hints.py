@@ -37,7 +37,7 @@ def test_newer_version_of_a_pushed_function_is_told_once(notebook: Notebook) -> 
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""
     assert notebook.run("# the same, below a comment\ndef scaled(x):\n    return x * 2").ok().stream() == ""
     edited = notebook.run("def scaled(x):\n    return x * 3\n\nclass Config:\n    size = 2").ok().stream()
-    kept = "note: the ranks of mesh keep the old {0}; %mesh push {0} copies this one\n"
+    kept = "note: the ranks of mesh keep the old {0}; %mesh push {0} copies the new one\n"
     assert edited == kept.format("scaled") + kept.format("Config")
     assert notebook.mesh("(scaled(1), Config.size)").ok().shown == "[ranks 0-3] (2, 1)"
     assert notebook.run("%mesh push scaled Config").ok().stream() == ""
@@ -85,7 +85,7 @@ def test_port_that_all_ranks_take_names_one_for_each(notebook: Notebook, leaks: 
         assert f"such as {port} + rank" in cell.text and "mp.spawn" not in cell.text
         body = "import torch.multiprocessing as mp\nmp.spawn(lambda i: dist.TCPStore('127.0.0.1', {}, 1, True))"
         cell = notebook.mesh(body.format(port), "[0]")
-    assert "mp.spawn(train, args=(world_size,)) is train(rank, world_size) here" in cell.text
+    assert "mp.spawn(train, args=(world_size,)), write train(rank, world_size)" in cell.text
     assert re.search(r"rank 0: ProcessRaisedException: .*:.* torch\S+DistNetworkError: The server socket", cell.text)
     # Its tracker of resources lives as long as the rank.
     leaks.rebase()
@@ -127,10 +127,10 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     [
         ("%mesh upp", "unknown command 'upp' after %mesh; did you mean 'up'?"),
         ("%mesh startt", "unknown command 'startt' after %mesh; %mesh up starts a mesh"),
-        ("%mesh up -n 2", "%mesh up: no option '-n'; did you mean '--procs'?"),
-        ("%mesh up --nnodes=2", "%mesh up: no option '--nnodes'; did you mean '--hosts'?"),
-        ("%mesh up x --proc 2", "%mesh up: no option '--proc'; did you mean '--procs'?"),
-        ("%%mesh --nowiat\n1", "no option '--nowiat'; did you mean '--nowait'?"),
+        ("%mesh up -n 2", "%mesh up: unknown option '-n'; did you mean '--procs'?"),
+        ("%mesh up --nnodes=2", "%mesh up: unknown option '--nnodes'; did you mean '--hosts'?"),
+        ("%mesh up x --proc 2", "%mesh up: unknown option '--proc'; did you mean '--procs'?"),
+        ("%%mesh --nowiat\n1", "unknown option '--nowiat'; did you mean '--nowait'?"),
         ("%%mesh mseh\n1", "no mesh 'mseh'; running: mesh; actors: trainers; did you mean 'mesh'?"),
         ("%%mesh trainrs[0]\n1", "did you mean 'trainers'?"),
         ("%mesh update trainrs", "no actors 'trainrs'; actors: trainers; did you mean 'trainers'?"),
@@ -157,7 +157,7 @@ def test_mistyped_name_is_one_line_with_a_suggestion(notebook: Notebook, code: s
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dist", "'dist' exists only in %%mesh cells; import torch.distributed as dist imports it here"),
+        ("dist", "'dist' exists only in %%mesh cells; run 'import torch.distributed as dist' in the notebook"),
         ("world_size", "'world_size' exists only in %%mesh cells; mesh['world_size'] has the value of each rank"),
     ],
 )
@@ -222,7 +222,7 @@ def test_failed_script_names_its_own_line(
 def test_failed_exit_code_names_the_script(notebook: Notebook, tmp_path: Path) -> None:
     (tmp_path / "prog.py").write_text("import sys\nsys.exit(3)")
     cell = notebook.run(f"%mesh run {tmp_path}/prog.py")
-    assert "prog.py ended with exit code 3" in cell.text and "__import__" not in cell.text
+    assert "prog.py exited with code 3" in cell.text and "__import__" not in cell.text
 
 
 def test_result_timeout_says_where_ranks_are(notebook: Notebook) -> None:
@@ -269,7 +269,7 @@ class Teacher(Actor):
     ("name", "hint"),
     [
         ("bad", "'rank' exists only in %%mesh cells; context().actor_instance.rank.rank is the rank of an actor"),
-        ("late", "the notebook defined 'defined_later' after the class was sent; run the cell of the class again"),
+        ("late", "the notebook defined 'defined_later' after the class was sent; run the class cell again"),
         ("cells", "'of_cells' is a variable of %%mesh cells, which actor classes cannot see"),
         ("typo", "the notebook has no 'defined_latr' either; did you mean 'defined_later'?"),
     ],
@@ -293,7 +293,7 @@ def test_advice_for_names_of_cells_in_actors_is_right(notebook: Notebook) -> Non
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("teachers[0]", "teachers[0]: a mesh of actors has no subscript; teachers.slice(procs=0) selects"),
+        ("teachers[0]", "teachers[0]: a mesh of actors cannot be indexed; teachers.slice(procs=0) selects"),
         ("values['x']", "cannot be indexed by 'x'; give a rank as in [0]"),
         ("mesh['nosuch']", "KeyError: no rank has a variable 'nosuch'"),
     ],

@@ -13,9 +13,7 @@ from leaks import Kit
 pytestmark = pytest.mark.slow
 
 COMPUTES = "print('runs', flush=True)\nfor _ in range(40): a @ a @ a @ a"
-COST = (
-    "press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
-)
+COST = "to kill and restart, press Stop again when no cell runs, or run %mesh kill (variables and actor state are lost)"
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_stop_of_a_waiting_cell_ends_only_the_wait(busy: Notebook) -> None:
     assert "Stop ends only this wait; %mesh kill kills it (its variables are lost)" in waits.stream()
     busy.interrupt()
     waits.wait()
-    assert "replaced" not in waits.text and "had not begun" in waits.text
+    assert "replaced" not in waits.text and "had not started" in waits.text
     assert "stopped, but still in" in state_of(busy, 1)
     assert "killed rank 1 of mesh 'mesh' (stopped, but still in cell" in busy.run("%mesh kill").ok().stream()
 
@@ -76,7 +74,7 @@ def test_kill_names_what_is_lost_and_brings_new_ranks(busy: Notebook) -> None:
     said = busy.run("%mesh kill 1,3").ok().stream()
     assert "killed ranks 1,3 of mesh 'mesh' (idle)" in said
     assert re.search(r"lost: variables and actor state of ranks 1,3: .*\bmine\b", said)
-    assert re.search(r"ranks 1,3 of mesh 'mesh': new processes, with definitions of \d+ cell", said)
+    assert re.search(r"ranks 1,3 of mesh 'mesh': new processes, with the definitions of \d+ cell", said)
     assert busy.mesh("'mine' in globals(), helper()").ok().shown == "[ranks 0,2] (True, 5)\n[ranks 1,3] (False, 5)"
     # Groups work on the new ranks.
     assert busy.mesh("t = torch.ones(1); dist.all_reduce(t); t.item()").ok().shown == "[ranks 0-3] 4.0"
@@ -87,7 +85,7 @@ def test_kill_names_what_is_lost_and_brings_new_ranks(busy: Notebook) -> None:
     [
         ("9", "%mesh kill: no rank 9; this mesh has ranks 0-3"),
         ("[0:9]", "no rank 8: this mesh has ranks 0 to 3"),
-        ("nix", "no mesh 'nix'; running: mesh"),
+        ("nix", "no mesh named 'nix'; running: mesh"),
         ("", "%mesh kill: no rank of mesh 'mesh' is busy; name the ranks, as in %mesh kill 0,2"),
     ],
 )
@@ -135,5 +133,5 @@ def test_result_after_a_kill_does_not_advise_to_heal(notebook: Notebook, leaks: 
     notebook.mesh("import time; time.sleep(1000)", "--nowait --out handle").ok()
     notebook.run("%mesh kill 1").ok()
     text = notebook.run("handle.result()").text
-    assert "rank 1 has a new process by now; run the cell again" in text and "heal" not in text
+    assert "rank 1 has a new process now; run the cell again" in text and "heal" not in text
     leaks.rebase()

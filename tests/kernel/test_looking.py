@@ -70,7 +70,7 @@ def test_selected_frame_is_marked_and_used_until_resume(notebook: Notebook, loop
     assert said(notebook, "%mesh print name") == "ranks 0-3: 'outer'\n"
     assert "NameError" in said(notebook, "%mesh print --up 1 name")
     assert "> 2  cell" in said(notebook, "%mesh frame mesh 2")
-    assert "no frame 3; frames are 0 (innermost) to 2" in notebook.run("%mesh frame up").text
+    assert "expected a frame from 0 (innermost) to 2, got 3" in notebook.run("%mesh frame up").text
     assert "> 1  cell" in said(notebook, "%mesh frame down")
     said(notebook, "%mesh resume")
     said(notebook, "%mesh pause")
@@ -151,7 +151,7 @@ def test_variables_of_the_frame_are_folded_across_ranks(notebook: Notebook, loop
 def test_variables_of_idle_ranks_are_those_of_cells(notebook: Notebook) -> None:
     notebook.mesh("alone = torch.full((3,), 2.)").ok()
     cell = notebook.run("%mesh vars [0:2] alone")
-    assert cell.shown.startswith("ranks 0-1 of mesh 'mesh': no code runs; variables of cells")
+    assert cell.shown.startswith("ranks 0-1 of mesh 'mesh': no code is running; variables of cells")
     assert rows(cell) == {"alone": ["Tensor float32[3] on cpu = [2, 2, 2] 12 B 0-1 equal"]}
 
 

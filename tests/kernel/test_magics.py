@@ -34,7 +34,7 @@ LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loop
         ("%%prun -s cumulative\ndef slow(): return 1\nslow()", "function calls in"),
         ("torch.nn.Bil*?", "torch.nn.Bilinear"),
         ("sorte*?", "sorted"),
-        ("no_name_*?", "no name fits 'no_name_*'"),
+        ("no_name_*?", "no name matches 'no_name_*'"),
         ("len?", "len(obj, /)"),
         ("?len", "len(obj, /)"),
         ("nothing_here?", "Object `nothing_here` not found."),

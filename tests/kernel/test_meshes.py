@@ -42,7 +42,7 @@ def test_stop_while_hosts_start_names_the_mesh() -> None:
             raise KeyboardInterrupt
 
     recipe = Stopped("far", {}, on="slurm")
-    with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started; its hosts have been given back"):
+    with pytest.raises(KeyboardInterrupt, match="mesh 'far' was not started; its hosts were released"):
         NotebookMeshes({}).up(recipe, {}, lambda *_: None)
 
 
@@ -135,8 +135,8 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
             "up four",
             "for 4 ranks write %mesh up 4, for a mesh of that name %mesh up four 4",
         ),
-        ("up for", "invalid mesh name 'for': it is a keyword or builtin of Python"),
-        ("up print", "invalid mesh name 'print': it is a keyword or builtin of Python"),
+        ("up for", "invalid mesh name 'for': must not be a Python keyword or builtin"),
+        ("up print", "invalid mesh name 'print': must not be a Python keyword or builtin"),
         ("up --device tpu", "invalid choice: 'tpu' (choose from 'cpu', 'cuda')"),
         ("up x --env A", "--env: expected K=V, got 'A'"),
         ("up x --device tpu", "invalid choice: 'tpu'"),
@@ -150,8 +150,8 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("up x 2 --roles a=2", "2 after the name is the same as --procs; give only one of them"),
         ('up "x', "No closing quotation"),
         ("use", "%mesh use: the following arguments are required: NAME; see %mesh help use"),
-        ("use nix", "no mesh 'nix'; running: mesh"),
-        ("down nix", "no mesh 'nix'"),
+        ("use nix", "no mesh named 'nix'; running: mesh"),
+        ("down nix", "no mesh named 'nix'"),
         ("down a b", "no mesh 'a'; running: mesh"),
         ("nix on", "%mesh nix on: neither a command of %mesh nor valid Python; %mesh help lists the commands"),
         ("x +", "%mesh x +: neither a command of %mesh nor valid Python"),

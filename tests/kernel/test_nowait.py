@@ -20,10 +20,10 @@ def go(tmp_path: Path) -> Path:
 
 def test_nowait_cell_does_not_block_the_notebook(notebook: Notebook, go: Path) -> None:
     cell = notebook.mesh(WAITS.format(go) + "rank * 2", "--nowait --out handle").ok()
-    assert "runs on ranks 0-3" in cell.shown
+    assert "running on ranks 0-3" in cell.shown
     assert notebook.run("handle.done").ok().shown == "False"
     late = notebook.run("handle.result(0.01)")
-    assert late.status == "error" and "has not ended within 0.01 s" in late.reply["evalue"]
+    assert late.status == "error" and "did not finish within 0.01 s" in late.reply["evalue"]
     go.touch()
     assert notebook.run("list(handle.result().values())").ok().shown == "[0, 2, 4, 6]"
     assert notebook.run("handle.done, handle is _mesh").ok().shown == "(True, True)"
@@ -59,7 +59,7 @@ def test_nowait_cell_with_one_interrupted_rank_was_stopped(notebook: Notebook) -
     cell.until(lambda: cell.said().get("runs") == ALL)
     notebook.run("%mesh interrupt 1").ok()
     assert "ranks 0,2-3 waited for it in a collective" in notebook.run("handle.result()").text
-    assert notebook.run("handle").ok().shown.endswith("was stopped>")
+    assert notebook.run("handle").ok().shown.endswith(": stopped>")
 
 
 LATE = """
@@ -118,10 +118,10 @@ def test_resize_waits_for_a_nowait_cell_with_a_collective(pair: Notebook, go: Pa
     body = WAITS.format(go) + "def late(): return 5\nx = torch.ones(1); dist.all_reduce(x); int(x)"
     pair.mesh(body, "--nowait --out handle").ok()
     resize = pair.send("%mesh resize 3")
-    resize.until(lambda: "waiting for cell [2] (--nowait), still running; Stop ends this wait" in resize.text)
+    resize.until(lambda: "waiting for cell [2] (--nowait), still running; Stop ends only this wait" in resize.text)
     go.touch()
     # The new rank gets what the cell has defined.
-    assert "now has procs=3; new: rank 2, with definitions of 1 cell" in resize.wait().ok().text
+    assert "now has procs=3; new: rank 2, with the definitions of 1 cell" in resize.wait().ok().text
     assert pair.run("list(handle.result().values())").ok().shown == "[2, 2]"
     assert pair.mesh("x = torch.ones(1); dist.all_reduce(x); int(x), late()").ok().shown == "[ranks 0-2] (3, 5)"
 
@@ -133,7 +133,7 @@ def test_stop_of_a_waiting_resize_leaves_the_mesh_as_it_was(pair: Notebook, go: 
     resize = pair.send("%mesh resize 3")
     resize.until(lambda: "waiting for cell [2] (--nowait)" in resize.text)
     pair.interrupt()
-    assert "cell [2] (--nowait), which it waited for, continues" in resize.wait().text
+    assert "cell [2] (--nowait), which it was waiting for, continues" in resize.wait().text
     go.touch()
     assert pair.run("list(handle.result().values())").ok().shown == "[(2, 2), (2, 2)]"
     assert pair.mesh("x = torch.ones(1); dist.all_reduce(x); int(x), world_size").ok().shown == "[ranks 0-1] (2, 2)"

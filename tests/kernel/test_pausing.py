@@ -92,7 +92,7 @@ def test_interrupt_ends_a_paused_cell_and_its_pause(notebook: Notebook) -> None:
 
 
 def test_idle_rank_stops_at_the_beginning_of_its_next_cell(notebook: Notebook) -> None:
-    assert "idle; pauses at the beginning of its next call" in said(notebook, "%mesh pause 2")
+    assert "idle; pauses at the start of its next call" in said(notebook, "%mesh pause 2")
     handle = notebook.mesh("print('runs')\nrank", "--nowait --out h").ok()
     handle.until(lambda: handle.said().get("runs") == {0, 1, 3})
     assert "rank 2: paused" in said(notebook, "%mesh where")
@@ -160,7 +160,7 @@ def test_pause_of_a_restarted_rank_waits_for_the_next_cell(own: Callable[..., No
     book.mesh("def f():\n    return 1").ok()
     book.mesh("import os\nif rank: os.kill(os.getpid(), 9)")
     assert wait_until(lambda: "rank 1: restarted" in book.run("%mesh who").ok().shown)
-    assert "ranks 0-1: idle; pauses at the beginning" in book.run("%mesh pause").ok().text
+    assert "ranks 0-1: idle; pauses at the start" in book.run("%mesh pause").ok().text
     book.mesh("f()", "--nowait --out answer").ok()
     assert wait_until(lambda: "ranks 0-1: paused" in book.run("%mesh where").ok().text)
     book.run("%mesh resume").ok()
@@ -252,7 +252,7 @@ def test_expressions_that_do_not_end(notebook: Notebook) -> None:
     assert "still running after 5 s, alongside the code of the rank" in said(
         notebook, "%mesh print --on [0] __import__('time').sleep(8)"
     )
-    assert "an earlier expression still runs here" in said(notebook, "%mesh print --on [0] n")
+    assert "an earlier expression is still running here" in said(notebook, "%mesh print --on [0] n")
     said(notebook, "%mesh pause")
     assert "%mesh interrupt ends it" in said(notebook, "%mesh print --on [1] __import__('time').sleep(1000)")
     assert "stopped: ranks 0-3" in said(notebook, "%mesh interrupt")

@@ -40,13 +40,13 @@ def test_frames_of_an_error_are_looked_into(failed: Notebook) -> None:
 def test_frames_go_with_the_next_call_or_when_they_are_forgotten(failed: Notebook) -> None:
     alive = "%mesh print --on [1:2] seen() is not None"
     assert said(failed, alive) == "rank 1: True\n"
-    assert "rank 1: the last error is forgotten" in said(failed, "%mesh forget")
+    assert "rank 1: released the last error" in said(failed, "%mesh forget")
     assert said(failed, alive) == "rank 1: False\n"
     assert "ranks 0-3: idle" in said(failed, "%mesh where")
-    assert "nothing to forget" in said(failed, "%mesh forget")
+    assert "no error to release" in said(failed, "%mesh forget")
     assert failed.mesh(FAILS).status == "error"
     assert failed.mesh("seen() is not None", "[1:2]").ok().shown == "[rank 1] False"
-    assert "has failed in its last call" in failed.run("%mesh debug").text
+    assert "failed in its last call" in failed.run("%mesh debug").text
 
 
 def test_debug_enters_the_failed_ranks(failed: Notebook) -> None:

@@ -88,7 +88,7 @@ def test_mesh_without_a_spare_host_shrinks(up: Up, notebook: Notebook) -> None:
     last = notebook.mesh("x = rank * 10").ok()
     os.kill(agent_of("home1"), signal.SIGTERM)
     last.until(lambda: "has shrunk" in last.stream())
-    assert "mesh 'far' has shrunk to hosts=1, gpus=2: ranks 2-3 left" in last.stream()
+    assert "mesh 'far' has shrunk to hosts=1, gpus=2: ranks 2-3 were removed" in last.stream()
     # Ranks keep their numbers and variables; they run on the host that the last ranks have left.
     assert notebook.mesh("x").ok().shown == "[rank 0] 0\n[rank 1] 10"
     assert notebook.mesh(HOMES).ok().shown == "[ranks 0-1] 'home2'"
@@ -108,7 +108,7 @@ def test_checkpoint_is_written_before_all_hosts_go(up: Up, notebook: Notebook, t
     os.kill(agent_of("home2"), signal.SIGTERM)
     again.until(
         lambda: (
-            "all hosts of mesh 'far' are being taken back: %mesh checkpoint PATH keeps its variables" in again.stream()
+            "all hosts of mesh 'far' are being taken back; %mesh checkpoint PATH saves its variables" in again.stream()
         )
     )
     assert re.search(r"idle, host is taken back in \d+ s \(SIGTERM\)", notebook.run("%mesh").text)

@@ -82,7 +82,7 @@ def test_mesh_run_names_an_exit_code_once(notebook: Notebook, tmp_path: Path) ->
     (tmp_path / "exits.py").write_text("import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)")
     cell = notebook.run(f"%mesh run {tmp_path}/exits.py")
     assert cell.status == "error" and "failed on rank 1\n" in cell.text
-    assert f"rank 1: RuntimeError: {tmp_path}/exits.py ended with exit code 3" in cell.text
+    assert f"rank 1: RuntimeError: {tmp_path}/exits.py exited with code 3" in cell.text
     assert cell.text.count("exit code 3") == 1, cell.text
 
 
@@ -134,7 +134,7 @@ def test_mesh_run_waits_for_a_stopped_cell_and_can_be_stopped(own: Callable[...,
         ("%mesh run", "%mesh run needs a script; write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"),
         ("%mesh run missing.py", "cannot read script 'missing.py'"),
         ("%mesh run --at mesh x.py", "%mesh run needs a script"),
-        ("%mesh run --on", "no option '--on'"),
+        ("%mesh run --on", "unknown option '--on'"),
         ("%mesh run -m", "expected a script and its arguments"),
     ],
 )

@@ -45,7 +45,7 @@ def test_frames_and_source_as_in_pdb(notebook: Notebook) -> None:
         ("x", "rank 1: 3"),
         ("d", "breakpoint()"),
         ("d", "this is the innermost frame"),
-        ("frame 7", "no frame 7; frames are 0 (innermost) to 1"),
+        ("frame 7", "expected a frame from 0 (innermost) to 1, got 7"),
         ("ll", "def work(n, k=2):"),
         ("a", "  n = 3\n  k = 2"),
         ("whatis total", "<class 'int'>"),
@@ -141,8 +141,8 @@ def test_step_that_waits_for_paused_ranks_is_canceled(notebook: Notebook) -> Non
     dialog.prompt()
     assert "dist.barrier()" in dialog.ask("n")
     text = dialog.ask("n")
-    assert "keeps running, and stops at the end of the step" in text
-    assert "ranks 0,2-3: paused meanwhile; if the step waits for them, continue" in text
+    assert "is still running; stops at the end of the step" in text
+    assert "ranks 0,2-3: paused too; if the step needs them, enter 'continue'" in text
     dialog.answer("continue")
     dialog.cell.wait().ok()
     assert "line 8" not in dialog.shown()

@@ -363,7 +363,7 @@ def test_rank_that_a_stop_kills_is_not_called_stopped(notebook: Notebook, tmp_pa
     cell, _ = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4)
     line = is_stopped(cell)
     assert "ranks 0,2-3: interrupted" in line
-    assert "rank 1: killed by signal 2 (SIGINT) during the stop; variables are lost, and %mesh heal starts" in line
+    assert "rank 1: killed by signal 2 (SIGINT) during the stop; variables are lost; %mesh heal starts" in line
     notebook.run("%mesh heal").ok()
 
 

@@ -161,7 +161,7 @@ def test_wait_for_a_lock_is_reported(book: Notebook) -> None:
 def test_actor_ignoring_interrupts_is_kept_by_the_first_stop(book: Notebook, tmp_path: object) -> None:
     cell = book.send(f"works.swallow.call('{tmp_path}/end').get()")
     assert stop(book, cell) < IN_TIME
-    assert "keeps running after each interrupt" in cell.stream("stderr")
+    assert "still running; ignored each interrupt" in cell.stream("stderr")
     open(f"{tmp_path}/end", "w").close()
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 

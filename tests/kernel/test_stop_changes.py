@@ -120,7 +120,7 @@ def test_stopped_resize_and_heal_say_what_is_left(notebook: Notebook) -> None:
     notebook.run("%mesh kill tiny 1" if False else "%%mesh tiny [1]\nimport os\nos._exit(3)")
     notebook.run(SUSPEND).ok()
     text = stop_at_line(notebook, "%mesh heal tiny", "rank 1 starting for")
-    assert "the heal of mesh 'tiny' was stopped; now rank 1 has not started, and %mesh heal tiny completes it" in text
+    assert "the heal of mesh 'tiny' was stopped: rank 1 has not started; %mesh heal tiny completes it" in text
     notebook.run(RESUME).ok()
     notebook.run("%mesh heal tiny").ok()
     assert notebook.run("%%mesh tiny\nrank").ok().shown

@@ -63,7 +63,7 @@ def test_one_stop_does_not_break_off_cleanup(notebook: Notebook, clause: str) ->
     assert "at cell [" in cell.stream("stderr") and "replace" not in cell.stream("stderr")
     after = notebook.mesh("saved")
     assert after.ok().shown.splitlines() == [f"[rank {rank}] {rank + 1}" for rank in range(4)]
-    assert "still in its except or finally code; Stop aborts it" in after.stream("stderr")
+    assert "still in except or finally code; Stop aborts it" in after.stream("stderr")
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
 
 

@@ -38,7 +38,7 @@ def test_cell_names_ranks_it_does_not_run_on(notebook: Notebook) -> None:
     until_said(
         cell,
         "stuck: ranks 0,3 wait for ranks 1-2, which are idle: this cell does not run there",
-        "run it on ranks 1-2 too, or use a group of its ranks only",
+        "run it on ranks 1-2 too, or use a process group of its ranks only",
     )
     notebook.interrupt()
     assert cell.wait().status == "error"

@@ -46,7 +46,7 @@ def listed(notebook: Notebook) -> str:
 def test_first_step_tensor_and_rank_that_differ_are_named_once(notebook: Notebook) -> None:
     trains(notebook)
     text = notebook.run("%mesh watch model --every 5").ok().stream("stdout")
-    assert text == "watching model on ranks 0-3 of mesh 'mesh', every 5 steps: Sequential of 212 parameters\n"
+    assert text == "watching model on ranks 0-3 of mesh 'mesh', every 5 steps: Sequential with 212 parameters\n"
     assert "diverged" not in notebook.run("mesh.events().kinds()").ok().shown
     cell = notebook.mesh("train(40, bad=25)\ntime.sleep(0.5)").ok()
     finding = (
@@ -54,13 +54,13 @@ def test_first_step_tensor_and_rank_that_differ_are_named_once(notebook: Noteboo
         "1 parameter and 1 gradient differ"
     )
     assert cell.stream("stderr") == f"model: {finding}\n"
-    assert wait_until(lambda: "8 steps compared, the last was 40" in listed(notebook))
+    assert wait_until(lambda: "compared 8 steps, the last was step 40" in listed(notebook))
     assert finding in listed(notebook)
     event = notebook.run("e = mesh.events().of_kind('diverged')[-1].event; (e.name, e.ranks, e.step, e.reason)").ok()
     assert event.shown == repr(("model", (2,), 25, finding)) or finding in event.shown.replace("\n", "")
     notebook.run("%mesh watch model --off").ok()
     assert notebook.mesh("train(10)\ntime.sleep(0.2)").ok().stream("stderr") == ""
-    assert "nothing is watched" in listed(notebook)
+    assert "nothing is being watched" in listed(notebook)
 
 
 def test_equal_ranks_raise_no_alarm(notebook: Notebook) -> None:
@@ -71,7 +71,7 @@ def test_equal_ranks_raise_no_alarm(notebook: Notebook) -> None:
     notebook.run("%mesh watch model --every 2").ok()
     cell = notebook.mesh("train(60)\nrandom.random()\ntime.sleep(0.3)").ok()
     assert cell.stream() == ""
-    assert wait_until(lambda: "30 steps compared, the last was 60" in listed(notebook))
+    assert wait_until(lambda: "compared 30 steps, the last was step 60" in listed(notebook))
 
 
 def test_nan_is_named(notebook: Notebook) -> None:
@@ -98,7 +98,7 @@ def test_running_ranks_are_watched_where_optimizers_count_steps(notebook: Notebo
     handle = notebook.mesh("print('runs')\ntrain(100000, pause=0.01)", "--nowait --out h").ok()
     handle.until(lambda: handle.said().get("runs") == ALL)
     assert "watching model on ranks 0-3" in notebook.run("%mesh watch model --every 3").ok().stream()
-    assert wait_until(lambda: re.search(r"[1-9]\d* steps compared, the last was [1-9]", listed(notebook)))
+    assert wait_until(lambda: re.search(r"compared [1-9]\d* steps, the last was step [1-9]", listed(notebook)))
     assert "differs" not in listed(notebook)
     notebook.run("h.cancel()")
 

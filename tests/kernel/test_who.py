@@ -159,7 +159,9 @@ def test_value_that_blocks_does_not_silence_later_answers(own: Callable[..., Not
 def test_many_variables_are_cut_with_their_number(book: Notebook) -> None:
     book.mesh("globals().update({f'v{number:05}': number for number in range(10_000)})").ok()
     lines = book.run("%mesh who v*").ok().shown.splitlines()
-    assert lines[-1] == "the first 200 of 10,000 variables; name some, as in %mesh who w*" and len(lines) == 203
+    assert (
+        lines[-1] == "showing the first 200 of 10,000 variables; name others, as in %mesh who w*" and len(lines) == 203
+    )
     assert (
         lines[-2].startswith("v00199")
         and book.mesh("for name in list(globals()):\n    name[0] == 'v' and globals().pop(name)").ok()

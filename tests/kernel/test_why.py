@@ -93,7 +93,7 @@ def test_stop_names_the_wait_that_it_ends(notebook: Notebook) -> None:
     until_said(cell, "rank 0 waits for ranks 1-3")
     ended(notebook, cell)
     text = cell.stream("stderr")
-    assert "stopped: rank 0: was in a collective" in text
+    assert "stopped: rank 0: was waiting in a collective" in text
     assert "\nwhen stopped: rank 0 waits for ranks 1-3, which finished without calling all_reduce()\n" in text, text
     assert "call it on all ranks of the group" in text
 

@@ -49,7 +49,7 @@ def test_agent_that_stops_after_it_has_answered_is_named(
     pid, node = find("mine").pid, current_node()
     monkeypatch.setattr(agents, "PATIENCE_S", 0.5)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(MonarchError, match=r"but host \S+ did not answer within 0.5 s; its agents may be stopped"):
+    with pytest.raises(MonarchError, match=r"but host \S+ did not answer within 0.5 s; its agents may be suspended"):
         agents.ask_agent(node, mesh.ids[0], listen())
     assert not [sink for sink in node.ports.sinks.values() if type(sink).__module__ == agents.__name__]
     os.kill(pid, signal.SIGCONT)
@@ -65,7 +65,7 @@ def test_attachment_that_lacks_resources_says_so(host: None) -> None:
     session = need_session(current_node())
     for error in (OSError(errno.EMFILE, "Too many open files"), zmq.ZMQError(errno.EMFILE)):
         with (
-            pytest.raises(SpawnError, match=r"hosts cannot be attached: .*Too many open files"),
+            pytest.raises(SpawnError, match=r"cannot attach hosts: .*Too many open files"),
             session.one_attachment(),
         ):
             raise error

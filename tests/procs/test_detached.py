@@ -411,7 +411,7 @@ def test_only_one_program_at_time(run: Callable[..., Program]) -> None:
     assert wait_until(lambda: not find("mine").user, ENDS)
     kept = keeping.attach("mine")
     assert find("mine").user == os.getpid()
-    with pytest.raises(DetachedMeshInUseError, match="is attached to this process already"):
+    with pytest.raises(DetachedMeshInUseError, match="is already attached to this process"):
         keeping.attach("mine")
     # Detach, and attach again.
     kept.leave()

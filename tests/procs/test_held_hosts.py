@@ -113,7 +113,7 @@ def test_stopped_hosts_are_asked_at_the_same_time(run: Callable[..., Program], m
     assert wait_until(lambda: not find("mine").user, ENDS)
     os.kill(agents[0], signal.SIGSTOP)
     # Nothing that may come back is ended.
-    with pytest.raises(MonarchError, match=r"mesh 'mine' is kept, but cannot be attached now: hosts .* do not answer"):
+    with pytest.raises(MonarchError, match=r"mesh 'mine' cannot be attached now: hosts .* do not answer"):
         attach("mine")
     for agent in agents:
         os.kill(agent, signal.SIGCONT)
@@ -144,7 +144,7 @@ def test_end_is_one_though_a_host_is_lost_meanwhile(
 
     monkeypatch.setattr(meshes, "ask_agents", lost)
     monkeypatch.setattr("monarch._session.detached.agents.PATIENCE_S", 1.0)
-    with pytest.raises(MonarchError, match=r"'mine' is kept, but a host was lost|but host .* did not answer"):
+    with pytest.raises(MonarchError, match=r"'mine' is still detached: a host was lost|but host .* did not answer"):
         attach("mine")
     assert find("mine")
     end("mine")

@@ -111,7 +111,7 @@ def test_closed_connection_to_the_holder_is_an_error(run: Callable[..., Program]
     assert wait_until(lambda: not kept.attached and launch._connection.fileno() < 0, ENDS)
     assert kept.left() is None
     for use in (lambda: launch.watch(0), lambda: launch.connect(launch.joined[0], []), launch.stay):
-        with pytest.raises(MonarchError, match="this program has left the hosts that process"):
+        with pytest.raises(MonarchError, match="this program has disconnected from process"):
             use()
     launch.leave()
     kept.end()
@@ -191,7 +191,7 @@ def test_stopped_holder_is_named(run: Callable[..., Program], monkeypatch: pytes
     pid = find("mine").pid
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr("monarch._procs.launch.holding.held._ANSWER_S", 0.1)
-    with pytest.raises(MonarchError, match=f"'kill -CONT {pid}' continues it"):
+    with pytest.raises(MonarchError, match=f"'kill -CONT {pid}' resumes it"):
         attach("mine")
     os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()

@@ -149,7 +149,7 @@ def test_job_with_telemetry_tells_once_how_to_look(capfd: pytest.CaptureFixture[
         state = job.state()
         assert state.admin_url is None and state.query_engine is None and state.hosts == job.state().hosts
         told = capfd.readouterr().err
-        assert told.count("'monarch top' shows the ranks") == 1 and "there is no dashboard" in told
+        assert told.count("'monarch top' shows the ranks") == 1 and "no web dashboard" in told
         assert job_loads(job.dumps()).can_run(job) is False
     for asks in (LocalJob().enable_telemetry(retention_secs=1), LocalJob().enable_admin(admin_addr="[::]:0")):
         with asks:

@@ -28,9 +28,9 @@ def test_work_of_a_pool_is_where_its_thread_is() -> None:
         try:
             assert begun.wait(20)
             text = of_future({"self": running})
-            assert text.startswith("work in a pool, in thread 'ThreadPoolExecutor-")
+            assert text.startswith("a pool task in thread 'ThreadPoolExecutor-")
             assert " at test_known_waits.py" in text
-            assert of_future({"self": queued}) == "work that its pool has not started"
+            assert of_future({"self": queued}) == "a pool task that has not started"
             assert of_future({"pending": {queued, running}}) == text
         finally:
             end.set()
@@ -42,6 +42,6 @@ def test_work_without_a_line_names_its_thread_only() -> None:
         waits = pool.submit(end.wait)
         try:
             assert wait_until(waits.running)
-            assert wait_until(lambda: re.fullmatch("work in a pool, in thread '[^']+'", of_future({"self": waits})))
+            assert wait_until(lambda: re.fullmatch("a pool task in thread '[^']+'", of_future({"self": waits})))
         finally:
             end.set()

@@ -117,8 +117,8 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit
 @pytest.mark.parametrize(
     "where, count, options, problem",
     [
-        ("process:2", 3, {}, "'process:2' asks for 2 hosts, and the number of hosts is 3; write 'process:3'"),
-        ("process:3", 2, {}, "'process:3' asks for 3 hosts, and the number of hosts is 2"),
+        ("process:2", 3, {}, "'process:2' asks for 2 hosts, but 3 are requested; write 'process:3'"),
+        ("process:3", 2, {}, "'process:3' asks for 3 hosts, but 2 are requested"),
         (
             "process:2",
             0,
@@ -133,7 +133,7 @@ def test_simulated_hosts_come_from_a_launcher(host: Any, light: None, leaks: Kit
             "2 spare hosts of 2 would leave none for ranks; keep at most 1 spare",
         ),
         ("process:3", 0, {"spare": 2, "at_least": 2}, "2 spare hosts of at least 2 would leave none for ranks"),
-        ("ssh:n1,n2", 3, {}, "ssh: 3 hosts are requested, but 2 named; name 3, or request 2 at most"),
+        ("ssh:n1,n2", 3, {}, "ssh: 3 hosts are requested, but only 2 named; name 3, or request 2 at most"),
         ("ssh:n1,n2", 0, {"at_least": 3}, "at least 3 hosts are needed to start, but only 2 requested"),
     ],
 )

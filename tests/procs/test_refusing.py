@@ -203,11 +203,11 @@ def test_program_of_another_version_is_refused_after_many_others(refuser: Refuse
         refuser.refusing.greeted(m.Hello(m.VERSION + 2, "h/new", 1))
         refuser.ask("p1499/c")
         refuser.say()
-        assert f"this program version {m.VERSION + 1};" in refuser.programs.hear().reason
+        assert f"this program speaks {m.VERSION + 1};" in refuser.programs.hear().reason
         assert inbox.socket.poll(int(SOON * 1000)) and isinstance(m.decode(inbox.socket.recv()), m.Hello)
         assert inbox.socket.poll(int(SOON * 1000))
         refused = m.decode(inbox.socket.recv())
-        assert isinstance(refused, m.Refused) and f"this program version {m.VERSION + 2};" in refused.reason
+        assert isinstance(refused, m.Refused) and f"this program speaks {m.VERSION + 2};" in refused.reason
     finally:
         inbox.close()
     assert refuser.refusing.is_other(m.Hosts({"p1498/c": ("", "")}))

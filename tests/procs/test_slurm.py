@@ -284,7 +284,7 @@ def test_requests_that_slurm_refuses_say_why(
 ) -> None:
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SpawnError, match=r"salloc ended with code 1: .*invalid partition"):
+    with pytest.raises(SpawnError, match=r"salloc exited with code 1: .*invalid partition"):
         job = SlurmJob({"a": 1}, partition="gold")
         job.told_by(lambda line: None)
         job.state()

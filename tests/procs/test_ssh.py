@@ -186,7 +186,7 @@ def test_host_whose_python_lacks_torch_is_named(hosts: sshd.SSHHosts, host: Any,
     bare = str(tmp_path / "bare" / "bin" / "python")
     with pytest.raises(SpawnError, match=rf"host node1: its Python \({bare}\) has no torch.*pip install torch"):
         quiet(SSHJob({"one": ["node1"]}, config=hosts.config, python=bare)).state()
-    with pytest.raises(SpawnError, match=r"host node1: .*there is no /no/python"):
+    with pytest.raises(SpawnError, match=r"host node1: .*found no /no/python"):
         quiet(SSHJob({"one": ["node1"]}, config=hosts.config, python={"node1": "/no/python"})).state()
 
 

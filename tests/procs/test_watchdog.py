@@ -42,7 +42,7 @@ def test_command_runs_also_while_a_fork_of_the_program_lives(tmp_path: Path, how
 
 def test_failure_of_the_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     Watchdog("echo no rights >&2; exit 3", "job 7").end(20)
-    assert capsys.readouterr().err == "monarch: job 7 may still run; the command to end it failed: no rights\n"
+    assert capsys.readouterr().err == "monarch: job 7 may still be running; the command to end it failed: no rights\n"
     Watchdog("exit 3", "job 7").end(20)
     assert "failed: code 3\n" in capsys.readouterr().err
     Watchdog("exit 3", "job 7").end(20, report=False)

@@ -158,7 +158,9 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
     other = str(tmp_path / "other")
     new_key_file(other)
     for tries in range(2):
-        with pytest.raises(SpawnError, match=r"worker at tcp:.* it has another key; use the key file of that worker"):
+        with pytest.raises(
+            SpawnError, match=r"worker at tcp:.* it uses a different key; use the key file of that worker"
+        ):
             attach_to_workers(ca=other, workers=[address], timeout=2)
         if not tries:
             # This program listens for hosts from now on; later attempts leave no more sockets.
@@ -292,8 +294,8 @@ def test_worker_of_another_version_says_so_at_once(workers: Workers, program: Ca
     workers.wait(process)
     told = program(OTHER_VERSION, workers.key, address).ok()
     assert told == (
-        f"worker at {address}: it speaks version {VERSION} of the protocol, and this program version {VERSION + 1}; "
-        f"install the same version of monarch-kernel-runtime in both places\n"
+        f"worker at {address}: it speaks protocol version {VERSION}, and this program speaks {VERSION + 1}; "
+        f"install the same version of monarch-kernel-runtime on both sides\n"
     )
 
 

@@ -336,7 +336,7 @@ def test_bar_of_a_loop_that_raises_ends(procs: Callable[..., Any]) -> None:
 
 
 def test_wrong_work_is_refused_before_the_loop() -> None:
-    with pytest.raises(ArgumentError, match="track: expected something to iterate over, got int"):
+    with pytest.raises(ArgumentError, match="track: expected an iterable, got int"):
         track(3)  # pyright: ignore
     with pytest.raises(ArgumentError, match="track: expected a number as total, got 'x'"):
         track([], total="x")  # pyright: ignore

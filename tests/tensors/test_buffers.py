@@ -332,7 +332,7 @@ def test_unknown_transport_is_rejected(procs: Callable[..., Any], monkeypatch: p
     with pytest.raises(TransferError, match=r"no transport reaches .*local: the owner is another process; cuda_ipc:"):
         buffer.read_into(torch.zeros(10)).get()
     monkeypatch.setenv("MONARCH_RDMA_TRANSPORTS", "carrier-pigeon")
-    with pytest.raises(ArgumentError, match="unknown transport 'carrier-pigeon'; expected some of local, attach"):
+    with pytest.raises(ArgumentError, match="unknown transport 'carrier-pigeon'; expected any of local, attach"):
         buffer.read_into(torch.zeros(10)).get()
 
 

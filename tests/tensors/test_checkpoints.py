@@ -367,7 +367,7 @@ def test_full_disk_keeps_the_previous_version(procs: Any, tmp_path: Path) -> Non
     mesh = procs(2).spawn("keepers", Keeper, 200_000)
     checkpoint(mesh, tmp_path).get(GUARD)
     mesh.limit_files.call(1 << 20).get(GUARD)
-    with pytest.raises(ActorError, match=r"File too large, while writing to .*v000002.*writing"):
+    with pytest.raises(ActorError, match=r"File too large while writing to .*v000002.*writing"):
         checkpoint(mesh, tmp_path).get(GUARD)
     assert wait_until(lambda: in_folder(tmp_path) == ["latest", "v000001"])
     mesh.put.call(w=torch.zeros(200_000, 3)).get(GUARD)

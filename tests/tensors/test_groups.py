@@ -223,7 +223,7 @@ def test_group_of_slice_rejects_other_ranks(procs: Callable[..., Any]) -> None:
     mesh, other = procs(2), procs(1)
     with pytest.raises(ActorError, match="not a rank of"):
         mesh.spawn("members", Member).total_of.call(other).get(30)
-    with pytest.raises(ActorError, match="not of this slice of it"):
+    with pytest.raises(ActorError, match="not in this slice of it"):
         mesh.spawn("members", Member).slice(gpus=1).total_of.call(mesh.slice(gpus=0)).get(30)
 
 

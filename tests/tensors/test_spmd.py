@@ -121,7 +121,7 @@ def test_failing_script_is_an_error(procs: Callable[..., Any], script: Path) -> 
     with pytest.raises(ActorError, match="a bad batch") as caught:
         run(actors, str(script), "/dev/null", "--fail", "--wait").get(30)
     assert 1 in caught.value.failures and "train.py" in caught.value.failures[1]
-    with pytest.raises(ActorError, match="ended with exit code 3"):
+    with pytest.raises(ActorError, match="exited with code 3"):
         run(actors, str(script), str(script.parent / "out"), "--exit", "3").get(30)
     assert values(run(actors, str(script), str(script.parent / "out"), "--exit", "0")) == [True, True]
     with pytest.raises(ArgumentError, match="expected a script and its arguments"):

@@ -148,7 +148,7 @@ def test_nccl_backends_are_aborted_at_once(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(nccl, "nccl_backends", lambda _: backends)
     assert nccl.abort_nccl() == 2
     assert nccl.await_aborts(20)
-    assert wait_until(lambda: "ending a group of NCCL failed: RuntimeError: unhandled" in capsys.readouterr().err)
+    assert wait_until(lambda: "an NCCL process group failed: RuntimeError: unhandled" in capsys.readouterr().err)
     slow = ProcessGroupNCCL(threading.Event(), threading.Event())
     backends[:] = [slow]
     # A death may follow a Stop.

@@ -263,7 +263,7 @@ def test_an_action_that_is_not_possible_says_why(front: Front) -> None:
     panel.until(lambda: len(panel.of(Done)) == 3)
     texts = {done.id: done.text for done in panel.of(Done)}
     assert {done.id for done in panel.of(Done) if done.ok} == {1}
-    assert "nothing runs on ranks 0-3" in texts[0] and "no rank of" in texts[1] and "no rank 9" in texts[2]
+    assert "nothing is running on ranks 0-3" in texts[0] and "no rank of" in texts[1] and "no rank 9" in texts[2]
 
 
 def busy(book: Notebook, panel: Comm, uid: str) -> Cell:
@@ -348,7 +348,7 @@ def test_cells_say_which_ranks_they_address(front: Front) -> None:
     panel.until(lambda: panel.of(Targets))
     targets = {each.cell: (each.mesh, each.ranks, each.error) for each in panel.of(Targets)[0].targets}
     assert targets["a"] == ("mesh", "all", "") and targets["b"] == ("mesh", "0-1", "")
-    assert targets["c"] == ("", "", "no mesh 'none'; running: mesh") and "no rank 9" in targets["d"][2]
+    assert targets["c"] == ("", "", "no mesh named 'none'; running: mesh") and "no rank 9" in targets["d"][2]
     assert targets["e"][2].endswith("write %%mesh [0:2] --timeout 10") and targets["f"][2].endswith("mean 'mesh'?")
 
 

@@ -72,7 +72,7 @@ def test_view_outside_ipython_follows_a_cell_and_stops_it(program: Callable[...,
     said = program(AHEAD).ok()
     assert "at first ['idle', 'idle']" in said and "then 2" in said
     assert "stopped: ranks 0-1: interrupted" in said and "interrupted" in said
-    assert said.count("1 other mesh named 'procs' still runs (2 ranks), as after a second run") == 1
+    assert said.count("1 other mesh named 'procs' is still running (2 ranks), perhaps because its cell ran twice") == 1
     assert "pinged" in said and "later ''" in said
 
 

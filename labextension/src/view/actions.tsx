@@ -20,7 +20,7 @@ export function actionWord(action: Action, trans: Trans): string {
 /** Return what an action does, for the tooltip of its button. */
 export function actionHelp(action: Action, trans: Trans): string {
   const texts: Record<Action, string> = {
-    interrupt: trans.__('Raise KeyboardInterrupt in what they run; variables are kept'),
+    interrupt: trans.__('Raise KeyboardInterrupt in the code they run; variables are kept'),
     pause: trans.__('Pause them at their next line'),
     resume: trans.__('Resume paused ranks'),
     heal: trans.__('Replace dead ranks with new processes; the others keep their variables'),
@@ -74,7 +74,7 @@ function busyWord(session: MeshSession, trans: Trans): string {
 }
 
 function waitsHelp(trans: Trans): string {
-  return trans.__('While a cell runs, these buttons work with the Monarch kernel only');
+  return trans.__('While a cell is running, these buttons work only with the Monarch kernel');
 }
 
 interface Props {

@@ -89,7 +89,7 @@ describe('the view of a mesh', () => {
       lines: [{ ranks: [1], stream: 'stderr', text: 'a warning' }],
       tensors: [{ name: 'weight', shape: [2, 3], dtype: 'torch.float32', device: 'cpu', norm: null, nans: 4 }]
     });
-    await shows('It is waiting for a call.');
+    await shows('Waiting for a call.');
     channel.tell(patchOf(1, { ranks: [rankRow(1, { state: 'running', call: 'cell [4]' })] }));
     for (const text of ['File "cell [4]", line 7', 'a warning', 'weight', '2 × 3', 'float32']) {
       await shows(text);
@@ -349,7 +349,7 @@ describe('the view of a mesh', () => {
     const empty = { uid: 'mesh-1', stack: [], lines: [], tensors: [] };
     channel.tell({ kind: 'details', rank: 1, note: 'rank 1 is dead; heal replaces it', ...empty });
     await shows('rank 1 is dead');
-    expect(place.textContent).not.toContain('Stack of its main thread');
+    expect(place.textContent).not.toContain('Stack of the main thread');
   });
 
   test('says why when the mesh has ended, and offers no action', async () => {

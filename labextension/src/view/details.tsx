@@ -61,7 +61,7 @@ export function Details({ session, trans, close }: DetailsProps) {
 function pendingText(session: MeshSession, trans: Trans): string {
   return session.model.mesh?.actions.length
     ? trans.__('Asking the rank…')
-    : trans.__('To see its stack, output and tensors, use its own notebook or program.');
+    : trans.__('To see the stack, output and tensors of this rank, use its own notebook or program.');
 }
 
 function Figures({ row, session, trans }: Props & { row: Required<RankRow> }) {
@@ -146,9 +146,9 @@ function Stack({ lines, idle, trans }: { lines: string[]; idle: boolean; trans: 
   const end = useEnd(lines);
   return (
     <>
-      <h5>{trans.__('Stack of its main thread')}</h5>
+      <h5>{trans.__('Stack of the main thread')}</h5>
       {idle ? (
-        <p class="mk-quiet">{trans.__('It is waiting for a call.')}</p>
+        <p class="mk-quiet">{trans.__('Waiting for a call.')}</p>
       ) : lines.length ? (
         <pre class="mk-code" tabIndex={0} role="group" aria-label={trans.__('Stack')} {...end}>
           {lines.join('\n')}

@@ -53,7 +53,7 @@ def pack_unreadable(error: BaseException) -> bytes | None:
 def pack_unsent(error: BaseException) -> bytes:
     """Return a packed error that was raised between an endpoint and the sending of its answer."""
     known = unpack_failure(pack_failure(error))
-    known.text = f"{known.text} (raised before or after the endpoint, so its answer is lost; it may have run)"
+    known.text = f"{known.text} (raised outside the endpoint, which may have run; its result is lost)"
     return m.encode(known)
 
 
@@ -90,7 +90,7 @@ def stop_itself(mailbox: ActorLike, reason: str) -> None:
 
 def fail_itself(mailbox: ActorLike, reason: str) -> None:
     """Mark an actor failed by its own wish; its owner is told."""
-    mailbox.fail(pack_failure(failed_actor(mailbox, f"aborted by itself: {reason}"), True))
+    mailbox.fail(pack_failure(failed_actor(mailbox, f"the actor aborted itself: {reason}"), True))
 
 
 def unpack_text(failure: bytes) -> str:

@@ -264,13 +264,13 @@ class Halting:
             self.given_up = True
         mailbox = self._mailbox
         running = self._running()
-        how = "interrupted" if pressure.times else "given up"
+        how = "interrupted" if pressure.times else "abandoned"
         if step == _CLEANING:
             text = self._late_cleanup(how)
         elif step == _RELEASING:
             text = (
-                f"the release of {mailbox.title()} did not end within {STOP_CLEANUP():g} s of its cleanup and was "
-                f"{how}: a __del__ blocks. Set {STOP_CLEANUP.variable} to give it more time"
+                f"the release of {mailbox.title()} did not finish within {STOP_CLEANUP():g} s of its cleanup and was "
+                f"{how}: a __del__ is blocking. Set {STOP_CLEANUP.variable} to give it more time"
             )
         else:
             text = self._late_calls(running, pressure.times >= _IGNORED)
@@ -285,7 +285,7 @@ class Halting:
 
     def _late_cleanup(self, how: str) -> str:
         return (
-            f"{self._mailbox.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
+            f"{self._mailbox.title()}.__cleanup__() did not finish within {STOP_CLEANUP():g} s and was {how}; "
             f"it may be unfinished. Set {STOP_CLEANUP.variable} to give it more time"
         )
 
@@ -293,7 +293,7 @@ class Halting:
         how = "ignored two interrupts" if ignored else f"still blocked the actor {_INSISTS * STOP_CANCEL():g} s later"
         fate = "its process was ended" if self._process else "its thread keeps running until the procs are stopped"
         return (
-            f"{self._title_of(running)} did not end within {self._drain:g} s of the stop and {how}; "
+            f"{self._title_of(running)} did not finish within {self._drain:g} s of the stop and {how}; "
             f"{fate}, and __cleanup__ has not run. Set {STOP_DRAIN.variable} to give calls more time"
         )
 

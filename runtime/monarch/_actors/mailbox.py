@@ -416,8 +416,7 @@ class Mailbox:
             position = self.node.replies.region_of(view).position_of(self.rank)
             if position is None:
                 raise PointError(
-                    f"{self.title()} received a message that was sent to other ranks than rank {self.rank}; report "
-                    f"this as a bug"
+                    f"{self.title()} received a message that was not sent to rank {self.rank}; report this as a bug"
                 )
             place = self._places[view] = position
         return place

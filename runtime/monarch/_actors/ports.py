@@ -61,7 +61,7 @@ class Port(Generic[T]):
             rank = here[0].rank if here is not None else 0
         node = self._node
         if node.closed:
-            raise StoppedError(f"{self!r} cannot be used any more: {node.ended}")
+            raise StoppedError(f"{self!r} can no longer be used: {node.ended}")
         node.replies.send(self._proc, self._port, rank, status, body, buffers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ class ChannelEntry:
             receiver.end_session()
 
 
-_SESSION_OVER = "is of a session that was shut down"
+_SESSION_OVER = "belongs to a session that was shut down"
 """Why a receiver is closed."""
 
 

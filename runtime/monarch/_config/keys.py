@@ -65,7 +65,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, 
 def accept(key: str, value: Any) -> Any:
     """Return a value in the form in which it is stored; ValueError for an unknown key, TypeError for a wrong value."""
     if key not in DEFAULTS:
-        raise ValueError(f"unknown setting {key!r}")
+        raise ValueError(f"unknown setting {key!r}; get_global_config() lists the settings")
     default = DEFAULTS[key]
     if key in _DURATIONS:
         return duration_of(seconds_of(key, value))

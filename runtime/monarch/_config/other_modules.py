@@ -9,7 +9,7 @@ _PAGE = "docs/torchmonarch.md lists the names that run here"
 _HERE = {
     "_rust_bindings": "SupervisionError is in monarch.exceptions",
     "_src": "the public names are in monarch.actor, monarch.config, monarch.job, monarch.rdma and monarch.spmd",
-    "mesh_controller": "catch monarch.exceptions.TensorError for RemoteException; mesh.activate() needs no engine",
+    "mesh_controller": "catch TensorError of monarch.exceptions, not RemoteException; mesh.activate() needs no engine",
     "profiler": "torch.profiler works in endpoints, and python -m monarch top shows the ranks",
     "tools": "monarch.job starts hosts, and python -m monarch has commands",
 }
@@ -29,7 +29,7 @@ class _Finder:
         if package != "monarch" or module not in _KNOWN:
             return
         hint = f"; {_KNOWN[module]}" if _KNOWN[module] else ""
-        raise ModuleNotFoundError(f"{name} is a module of torchmonarch that is missing here{hint}; {_PAGE}", name=name)
+        raise ModuleNotFoundError(f"{name} is a torchmonarch module that is missing here{hint}; {_PAGE}", name=name)
 
 
 def explain_missing() -> None:

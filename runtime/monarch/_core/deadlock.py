@@ -62,12 +62,12 @@ class Deadlock(NamedTuple):
     def message(self) -> str:
         """Return the text of the error that this wait fails with."""
         if len(self.path) == 1:
-            headline = "an actor waits for itself, and it handles one message at a time:"
+            headline = "an actor waits for itself but handles one message at a time:"
         else:
             headline = f"{len(self.path)} actors wait for each other:"
         advice = (
-            "Make one of these endpoints async and concurrent, @endpoint(concurrent=True), and await its call; "
-            "or do not wait for the reply there."
+            "Make one of these endpoints async, declare it with @endpoint(concurrent=True) and await its call, "
+            "or do not wait for its reply."
         )
         return "\n".join([headline, *(f"  {hop}" for hop in self.path), advice])
 

@@ -32,7 +32,7 @@ _AROUND = 11
 """Lines that ``list`` shows."""
 LOOKED_INTO = (PAUSED, PAUSING, FAILED)
 """States of ranks whose frames do not change."""
-_RUNS_ON = "keeps running, and stops at the end of the step"
+_RUNS_ON = "is still running; stops at the end of the step"
 _ENDED = "ran to the end of the call"
 
 
@@ -160,7 +160,7 @@ class Answering:
         texts |= dict.fromkeys(unended, _RUNS_ON)
         text = grouped_lines((split_proc(proc)[1], texts.get(proc, "not paused")) for proc in procs)
         parked = self._stops.parked(split_proc(procs[0])[0]) if unended else set[str]()
-        return f"{text}\n{_named(parked)}: paused meanwhile; if the step waits for them, continue" if parked else text
+        return f"{text}\n{_named(parked)}: paused too; if the step needs them, enter 'continue'" if parked else text
 
     def go_on(self, procs: list[str]) -> str:
         """Let paused ranks continue, and describe which."""
@@ -215,13 +215,13 @@ class Answering:
         found = positions(procs)
         depth = max((len(each.frames) for each in found.values()), default=0)
         if not depth:
-            raise ArgumentError(f"{word}: no code runs on {_named(procs)}")
+            raise ArgumentError(f"{word}: no code is running on {_named(procs)}")
         wanted = self.level + {"up": 1, "down": -1, "frame": 0}[word] * int(rest or 1)
         if word == "frame":
             wanted = int(rest) if rest else self.level
         if not 0 <= wanted < depth:
             if word == "frame":
-                raise ArgumentError(f"no frame {wanted}; frames are 0 (innermost) to {depth - 1}")
+                raise ArgumentError(f"expected a frame from 0 (innermost) to {depth - 1}, got {wanted}")
             # As far as it goes, as in pdb; but a step beyond the end is told.
             end = depth - 1 if word == "up" else 0
             if self.level == end:

@@ -20,7 +20,7 @@ _CONNECT_S = 3.0
 """Seconds for a program to take a client."""
 _ANSWER_S = 60.0
 """Seconds for it to answer a command."""
-_NONE = "none of your programs is running a mesh on this machine"
+_NONE = "none of your programs is running a mesh on this machine; start one with %mesh up in a notebook"
 
 
 def main(args: Sequence[str]) -> int:

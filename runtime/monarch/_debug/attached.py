@@ -36,7 +36,7 @@ _LONGEST = 1 << 16
 """Bytes of a line that is typed."""
 _LAST_WORDS = 1.0
 """Seconds that the end of a program waits for the answers to its clients."""
-_HELP = f"""pause             stop ranks at their next Python line
+_HELP = f"""pause             pause ranks at their next Python line
 {HELP}
 why               what ranks wait for, and why
 mesh NAME         look at another mesh; 'mesh' lists them
@@ -161,7 +161,7 @@ class _Session:
         # A step has told where they are.
         if word in _TELLS:
             self._told.update({proc: self._stops.turns.get(proc, 0) for proc in chosen})
-        return f"{word}: only in notebooks; help lists the commands" if text is None else text
+        return f"{word} works only in notebooks; help lists the commands" if text is None else text
 
     def _pause(self, procs: list[str]) -> str:
         before = ask_soon(procs, request(where_here), PATIENCE)

@@ -33,7 +33,7 @@ args, vars        the arguments of the function, or its variables
 print EXPR, EXPR  the value of an expression; whatis EXPR its type
 STATEMENT         runs in the selected frame, as in x = 5; !STATEMENT if it begins like a command
 rank N            look at other ranks, as in rank 2, rank 0,2 or rank all; rank lists them
-Enter             repeats a command that steps or moves"""
+Enter             repeats the last command that stepped or moved"""
 
 
 def parse_command(line: str, more: tuple[str, ...] = ()) -> tuple[str, str]:

@@ -141,7 +141,7 @@ class Terminal:
             text = str(error)
         finally:
             self._awaited = frozenset()
-        return f"{word}: only in notebooks; help lists the commands" if text is None else text
+        return f"{word} works only in notebooks; help lists the commands" if text is None else text
 
 
 def _named(procs: set[str]) -> str:

@@ -22,15 +22,15 @@ def assemble(mesh: TensorMesh, function: Callable[..., torch.Tensor], spec: Spec
     made: list[tuple[tuple[int, ...], torch.dtype]] = [report.value for report in found.values()]
     kinds = {dtype for _, dtype in made}
     if len(kinds) > 1 or len({len(shape) for shape, _ in made}) > 1:
-        raise ShapeError(f"from_local: the ranks made shards of different types: {sorted(set(map(str, made)))}")
+        raise ShapeError(f"from_local: the ranks made shards of different dtype or ndim: {sorted(set(map(str, made)))}")
     placements = placements_of(spec, mesh.axes, len(made[0][0]), "spec")
     shape = _whole(mesh, placements, [shape for shape, _ in made])
     for rank, (own, _) in zip(mesh.ranks, made, strict=True):
         expected = shard_of(mesh, shape, placements, rank)[0]
         if tuple(own) != expected:
             raise ShapeError(
-                f"from_local: rank {rank} made a shard of shape {tuple(own)}; a tensor of shape {shape} that is "
-                f"sharded by {spec!r} has {expected} there"
+                f"from_local: rank {rank} made a shard of shape {tuple(own)}; a tensor of shape {shape} "
+                f"sharded by {spec!r} needs {expected} on that rank"
             )
     result = mesh.make(mesh.layouts.dense(shape, made[0][1], placements))
     mesh.issue("adopt", (None, shape, placements), (), (number,), (result,))

@@ -58,7 +58,7 @@ def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     if len(size) == 1 and isinstance(size[0], Sequence):
         size = tuple(cast("Sequence[Any]", size[0]))
     if not all(isinstance(each, int) and each >= 0 for each in size):
-        raise ArgumentError(f"size: expected numbers of at least 0, got {size!r}")
+        raise ArgumentError(f"size: expected non-negative ints, got {size!r}")
     return tuple(size)
 
 
@@ -75,7 +75,7 @@ def made_on_ranks(
     if not (dtype is None or is_a(dtype, torch.dtype)):
         raise ArgumentError(f"dtype: expected a torch.dtype such as torch.float32, got {dtype!r}")
     if kind in _RANDOM and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        raise ArgumentError(f"dtype: {kind} makes floating-point or complex numbers, got {dtype}")
+        raise ArgumentError(f"dtype: expected a floating-point or complex dtype for {kind}, got {dtype}")
     target = tensor_mesh_of(mesh)
     placements = placements_of(spec, target.axes, len(shape), "spec")
     made = made_with_placements(target, kind, shape, dtype or torch.get_default_dtype(), placements, numbers)

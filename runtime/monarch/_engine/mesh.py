@@ -46,7 +46,7 @@ class Mesh:
         if len(names) != len(sizes):
             raise ArgumentError(f"mesh_dim_names: expected {len(sizes)} names for shape {sizes}, got {names}")
         if len(set(names)) != len(names):
-            raise ArgumentError(f"mesh_dim_names: expected different names, got {names}")
+            raise ArgumentError(f"mesh_dim_names: expected distinct names, got {names}")
         if current.simulation is not None:
             self.procs = current.simulation.procs(names, sizes)
             return

@@ -19,7 +19,7 @@ from monarch.exceptions import GroupError
 
 PATIENCE = 60.0
 """Seconds for ranks to answer; one that has not used torch yet imports it."""
-_BUSY = "runs a call"
+_BUSY = "is running a call"
 _ENDING_S, _MAKING_S = 0.3, 10.0
 """Seconds for a call to end that has answered, and for the constructor of an actor."""
 _LOOK_S = 0.005
@@ -108,8 +108,8 @@ def set_all(procs: Procs, on: bool) -> None:
     ranks = sorted(procs.rank_of(name) for name in failed)
     text = "; ".join(f"{describe_ranks(sorted(each))}: {why}" for why, each in reasons.items())
     raise GroupError(
-        f"cannot turn the check of collectives of {procs.name} {'on' if on else 'off'}: {text}; try again when no rank "
-        f"runs a call",
+        f"cannot turn the check of collectives of {procs.name} {'on' if on else 'off'}: {text}; try again when no call "
+        f"is running",
         mesh=procs.name,
         ranks=tuple(ranks),
     )

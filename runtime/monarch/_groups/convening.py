@@ -56,7 +56,7 @@ def ensure_world(patience: float = _PATIENCE) -> World:
     _await_failed_calls()
     procs = own.procs()
     if own.world is not None and not uses_collectives():
-        own.spoil("the program has ended it")
+        own.spoil("the program has destroyed the process group")
     rank_gpu().note()
     expected = own.expect()
     if expected.promise is None:

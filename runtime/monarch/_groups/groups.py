@@ -120,7 +120,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     node = current_node()
     config = node.config
     if config is None or config.procs != procs or region.position_of(node.rank) is None:
-        raise GroupError(f"this process is not a rank of {procs.name}, or not of this slice of it", mesh=procs.name)
+        raise GroupError(f"this process is not a rank of {procs.name}, or not in this slice of it", mesh=procs.name)
     _check_doom(procs, region)
     world = ensure_world()
     # Its spawn may have failed meanwhile.

@@ -152,8 +152,8 @@ class _Wait:
         seconds = time.monotonic() - self._begin
         if seconds >= self._bound:
             raise GroupError(
-                f"cannot use the process group: {_SINCE}, and waited {seconds:.1f} s for {awaited}; call it again "
-                f"after that, or set {FAILED_CALL_WAIT.variable} higher"
+                f"cannot use the process group: {_SINCE}, and has waited {seconds:.1f} s for {awaited}; try again "
+                f"after that, or raise {FAILED_CALL_WAIT.variable}"
             )
         if seconds >= _ANSWER and not self._is_told:
             self._is_told = True

@@ -71,7 +71,7 @@ def _renew() -> None:
     try:
         ensure_world(_PATIENCE)
     except (GroupError, CallTimeoutError) as error:
-        tell(f"monarch: process groups stay closed until all ranks of the mesh can form them again: {error}")
+        tell(f"monarch: process groups are unavailable until all ranks of the mesh can recreate them: {error}")
 
 
 def _freed(failed: list[int], src: str, port: int) -> int | None:

@@ -164,7 +164,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
                 _run_source(script.path, script.source)
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise RuntimeError(f"{_title(script)} ended with exit code {end.code}") from None
+                raise RuntimeError(f"{_title(script)} exited with code {end.code}") from None
         finally:
             restore()
 

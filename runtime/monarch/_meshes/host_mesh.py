@@ -400,7 +400,7 @@ def _cores(bind: Any) -> list[int]:
     cores = parse_ranks(bind) if isinstance(bind, str) else [int(core) for core in bind]
     missing = [core for core in cores if core not in os.sched_getaffinity(0)]
     if not cores or missing:
-        raise ShapeError(f"proc_bind: cores {missing or bind!r} are not available to processes of this machine")
+        raise ShapeError(f"proc_bind: cores {missing or bind!r} are not available to processes on this machine")
     return cores
 
 

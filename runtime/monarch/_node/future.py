@@ -279,7 +279,7 @@ class Future(Generic[R]):
         if not self._node.waits.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
             raise CallTimeoutError(
                 f"the answer to {self.label or 'the call'} has arrived, but another thread has not finished "
-                f"unpickling it in time; get() can be called again"
+                f"unpickling it in time; you can call get() again"
             )
 
     def _make(self) -> R:

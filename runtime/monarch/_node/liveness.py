@@ -29,8 +29,8 @@ _SAY = 0.05
 _STATES = {
     "T": "its process is stopped by a signal (SIGSTOP, or from a terminal)",
     "t": "its process is stopped by a debugger",
-    "D": "its process waits in the kernel for a disk or a device",
-    "Z": "its process has ended, and the agent of its host, which should tell how, has not told it yet",
+    "D": "its process is blocked in the kernel, waiting for a disk or device",
+    "Z": "its process has ended, but the agent of its host has not reported how yet",
 }
 
 

@@ -62,7 +62,7 @@ class Namespace(Actor):
             hook_torch()
             available = torch.cuda.is_available()
             if device == "cuda" and not available:
-                raise RuntimeError(f"rank {self.point.rank} sees no GPU, but the mesh has the device cuda")
+                raise RuntimeError(f"rank {self.point.rank} sees no GPU, but the mesh uses device cuda")
             kind = device or ("cuda" if available else "cpu")
             where = torch.device(kind, rank_gpu().number()) if kind == "cuda" else torch.device(kind)
             self.own.set(torch=torch, dist=torch.distributed, device=where)

@@ -118,7 +118,7 @@ def restore_folder(folder: str) -> None:
         except FileExistsError:
             known = os.lstat(path)
             if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
-                raise PermissionError(f"{path} is not a folder of this user, so it cannot hold sockets") from None
+                raise PermissionError(f"{path} is not a folder owned by this user, so it cannot hold sockets") from None
 
 
 class Residence:

@@ -183,7 +183,7 @@ class AttachedHosts:
         except (OSError, zmq.ZMQError) as error:
             if self.node.closed:
                 raise_closed()
-            raise SpawnError(f"hosts cannot be attached: {error}") from error
+            raise SpawnError(f"cannot attach hosts: {error}") from error
         finally:
             self._attaching.release()
 

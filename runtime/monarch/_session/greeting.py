@@ -193,7 +193,7 @@ class Greeting:
             # A module that reads events cannot be imported without descriptors.
             return
         if state is Handshake.REJECTED:
-            self._refuse("it has another key; use the key file of that worker")
+            self._refuse("it uses a different key; use the key file of that worker")
         elif state is Handshake.FOREIGN:
             self._refuse("the process there is not a worker; correct the address, or start a worker there")
         elif state is Handshake.NOWHERE:
@@ -252,15 +252,15 @@ def reasons_of_silence(silent: Sequence[Refusal]) -> list[str]:
 def _silence(refusal: Refusal, nowhere: Unreachable | None) -> str:
     if refusal.handshake is Handshake.DONE:
         return (
-            f"a process with this key listens there, but no answer of it has come; it may be stopped ('kill -CONT PID' "
-            f"continues it), be an older version that gives no reason, or not be able to connect to this program at "
-            f"{refusal.back} (interface= names another address of this machine)"
+            f"a process with this key listens there but has not answered; it may be suspended ('kill -CONT PID' "
+            f"resumes it), be an older version that gives no reason, or be unable to connect to this program at "
+            f"{refusal.back} (interface= selects another address of this machine)"
         )
     if nowhere is not None:
         return f"{nowhere.reason}; start a worker there, or correct the address"
     if refusal.handshake is Handshake.CLOSED:
         return (
-            "connections are accepted there and closed at once: a forwarded port or a proxy does so without a worker "
-            "behind it; start the worker, or correct the address"
+            "connections are accepted there and closed immediately, which a forwarded port or a proxy does without a "
+            "worker behind it; start the worker, or correct the address"
         )
     return "a process accepts connections there, but does not answer; it may be suspended, or not a worker"

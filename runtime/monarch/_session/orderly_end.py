@@ -45,7 +45,7 @@ def end_processes(node: Node, seconds: float, hosts: Container[str], reason: str
             if late:
                 print(
                     f"{describe_ranks(late)} of {name} did not end within {seconds:g} s and "
-                    f"{'was' if len(late) == 1 else 'were'} killed; {STOP_CLEANUP.variable} gives __cleanup__ and exit "
-                    f"functions more time",
+                    f"{'was' if len(late) == 1 else 'were'} killed; raise {STOP_CLEANUP.variable} to give __cleanup__ "
+                    f"and exit functions more time",
                     file=sys.stderr,
                 )

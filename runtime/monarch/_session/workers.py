@@ -227,7 +227,7 @@ def read_key_file(path: str) -> KeyPair:
     """
     if not is_a(path, str, os.PathLike) or path == _TRUST_ALL:
         raise ArgumentError(
-            f"ca: expected the path of a key file that new_key_file() made, got {path!r}; connections between hosts "
+            f"ca: expected the path of a key file that new_key_file() created, got {path!r}; connections between hosts "
             f"are always encrypted, so workers and program share a key file"
         )
     try:

@@ -120,7 +120,7 @@ class _Look:
         running = {rank: each for rank, each in self.running.items() if each[1] >= SOON}
         if running and not self._said:
             self._said = True
-            tell(f"monarch: {self._label} waits: {describe_ahead(running, self._count)}")
+            tell(f"monarch: {self._label} is waiting: {describe_ahead(running, self._count)}")
 
     def close(self) -> None:
         """Take no more answers."""
@@ -161,6 +161,6 @@ def describe_ahead(running: Mapping[int, tuple[str, float]], count: int) -> str:
         groups.setdefault(what, []).append(rank)
     return "; ".join(
         f"{describe_ranks(ranks, count)} still run{'s' if len(ranks) == 1 else ''} {what}, "
-        f"begun {max(running[rank][1] for rank in ranks):.0f} s ago"
+        f"started {max(running[rank][1] for rank in ranks):.0f} s ago"
         for what, ranks in groups.items()
     )

@@ -30,7 +30,7 @@ def track(iterable: Iterable[T], description: str = "", total: float | None = No
         ArgumentError: the argument is not iterable, or ``total`` is not a number.
     """
     if not is_a(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
-        raise ArgumentError(f"track: expected something to iterate over, got {type(iterable).__name__}")
+        raise ArgumentError(f"track: expected an iterable, got {type(iterable).__name__}")
     if total is not None and (is_a(total, bool) or not is_a(total, int, float)):
         raise ArgumentError(f"track: expected a number as total, got {total!r}")
     return _tracked(iterable, Bar(str(description)[:_LONGEST], _length(iterable) if total is None else total, "it"))

@@ -96,7 +96,7 @@ export function emptyText(model: PanelModel, trans: Trans): string {
   switch (current.state) {
     case 'none':
       return trans.__(
-        'The kernel of this notebook has no meshes. Choose the kernel Monarch, or run %load_ext monarch_kernel.'
+        'The kernel of this notebook has no meshes. Select the Monarch kernel, or run %load_ext monarch_kernel.'
       );
     case 'dead':
       return model.session ? '' : trans.__('The kernel is not running. Its meshes have ended with it.');
@@ -128,7 +128,7 @@ function emptyLiveText(summary: MeshSummary | null, trans: Trans): string {
   }
   if (summary.taken) {
     return trans.__(
-      'This mesh is in use by %1. Once that has ended, %mesh attach %2 attaches it here.',
+      'This mesh is in use by %1. When that has ended, run %mesh attach %2 to attach it here.',
       summary.owner ?? '',
       summary.name
     );

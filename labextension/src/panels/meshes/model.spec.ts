@@ -115,7 +115,7 @@ describe('the Meshes panel', () => {
     model.choose('far');
     expect(whyNot(model, ENGLISH)).toContain('belongs to other.ipynb');
     link.state = 'none';
-    expect(whyNot(model, ENGLISH)).toContain('Choose the kernel Monarch');
+    expect(whyNot(model, ENGLISH)).toContain('Select the Monarch kernel');
     link.state = 'dead';
     expect(whyNot(model, ENGLISH)).toContain('not running');
     service.current = null;
@@ -132,7 +132,7 @@ describe('the Meshes panel', () => {
     };
     expect(text('live')).toContain('Start one with %mesh up');
     expect(text('connecting')).toContain('Waiting');
-    expect(text('none')).toContain('Choose the kernel Monarch');
+    expect(text('none')).toContain('Select the Monarch kernel');
     expect(text('dead')).toContain('not running');
     service.current = null;
     service.changed.emit(undefined);
@@ -158,7 +158,7 @@ describe('the Meshes panel', () => {
     link.meshes = [summary('kept', { detached: true, taken: true, owner: 'process 12', ranks: 0 })];
     service.changed.emit(undefined);
     expect(emptyText(model, ENGLISH)).toBe(
-      'This mesh is in use by process 12. Once that has ended, %mesh attach kept attaches it here.'
+      'This mesh is in use by process 12. When that has ended, run %mesh attach kept to attach it here.'
     );
   });
 

@@ -37,7 +37,7 @@ def break_here(*_: Any, **__: Any) -> None:
     """Pause in the line that calls this. Where nobody could resume it, say so and continue."""
     where = ""
     if user_forks.is_child:
-        where = "in a process that the rank has forked"
+        where = "in a process forked by the rank"
     elif gate.leads():
         where = "in a callback, which must not wait,"
     elif not gate.busy():

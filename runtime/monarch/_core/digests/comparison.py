@@ -131,9 +131,9 @@ def _detailed(differences: list[Difference], first: str) -> list[str]:
         theirs = describe_ranks(each.ranks)
         if each.path:
             of = f"{each.parts:,} of {each.total:,} parts differ{'s' if each.parts == 1 else ''}"
-            lines.append(f"{theirs} from {first} at {each.path} ({of}):")
+            lines.append(f"{theirs} vs {first} at {each.path} ({of}):")
         elif len(differences) > 1 and each.elements is not None:
-            lines.append(f"{theirs} from {first}:")
+            lines.append(f"{theirs} vs {first}:")
         here = f"  {first}: {each.here or 'missing'}"
         if each.path or here != shown:
             lines.append(here)

@@ -189,7 +189,7 @@ class Region(Frozen):
                 offset += coordinate(self.extent, label, where) * stride  # pyright: ignore[reportArgumentType]
             else:
                 raise ShapeError(
-                    f"axis {label!r} cannot be sliced by {where!r}; this mesh has {axes_text(self.extent)}: "
+                    f"axis {label!r} cannot be sliced with {where!r}; this mesh has {axes_text(self.extent)}: "
                     f"give an int, or a range such as slice(0, 2)"
                 )
         return _make(kept, offset)

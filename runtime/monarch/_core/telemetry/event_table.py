@@ -76,7 +76,7 @@ class EventTable(Sequence[Entry]):
         """
         for rank in ranks:
             if not is_a(rank, int):
-                raise ArgumentError(f"of_ranks: expected numbers of ranks, got {rank!r}")
+                raise ArgumentError(f"of_ranks: expected rank numbers, got {rank!r}")
         return self._where(lambda entry: not ranks_of(entry).isdisjoint(ranks))
 
     def kinds(self) -> dict[str, int]:

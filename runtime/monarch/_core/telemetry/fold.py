@@ -71,7 +71,7 @@ def _mesh_started(model: MeshModel, event: MeshStarted, entry: Entry) -> None:
     model.name, model.labels, model.sizes = event.name, event.labels, event.sizes
     model.started = model.started or entry.time
     for rank in range(len(event.hosts), len(model.ranks)):
-        _close_calls(model, rank, "it left the mesh", entry, True)
+        _close_calls(model, rank, "left the mesh", entry, True)
         _show(model, model.ranks[rank], RankState.STOPPED, entry)
     del model.ranks[len(event.hosts) :]
     for rank, host in enumerate(event.hosts):

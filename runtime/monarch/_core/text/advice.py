@@ -20,7 +20,7 @@ class Advice:
         """
         if alive:
             living = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
-            return f"{living}, and can be used as a slice; heal_mesh replaces {describe_ranks(dead)}"
+            return f"{living} and can be used as a slice; heal_mesh replaces {describe_ranks(dead)}"
         return "heal_mesh replaces them"
 
     def after_failure(self, uid: str) -> str:

@@ -80,7 +80,7 @@ def _of(cause: c.Cause, words: _Words) -> str:
         case c.NotReady(seconds):
             return (
                 f"could not be started: {words.it} {words.was}not ready within {seconds:g} s; if imports take that "
-                f"long here, set MONARCH_READY_SECONDS"
+                f"long here, raise MONARCH_READY_SECONDS"
             )
         case c.Unknown():
             return f"{words.was}never started on this host"
@@ -100,7 +100,7 @@ def _of(cause: c.Cause, words: _Words) -> str:
         case c.NotAttached(host):
             return f"{words.is_} on host {host}, which this program has not attached"
         case c.Detached(mesh):
-            kept = f"{words.its} mesh {mesh!r} is kept for the next program"
+            kept = f"{words.its} mesh {mesh!r} keeps running for the next program"
             return f"{words.has} ended, or lost {words.its} connection; {kept}"
         case c.Refused(why):
             return f"{words.refuses} messages: {why}"

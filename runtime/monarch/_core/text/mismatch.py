@@ -25,18 +25,18 @@ def describe_calls(calls: Mapping[int, CollectiveCall], members: Sequence[int], 
         ranks_of.setdefault(f"{text} at {call.place}" if call.place else text, []).append(members[place])
     texts = [f"{describe_ranks(ranks)} called {text}" for text, ranks in list(ranks_of.items())[:_SHOWN]]
     more = sum(map(len, list(ranks_of.values())[_SHOWN:]))
-    several = ", ".join([*texts, *([f"{more} ranks called different ones"] if more else [])])
+    several = ", ".join([*texts, *([f"{more} more ranks called other collectives"] if more else [])])
     return f"ranks of {group} called mismatching collectives: {several}; {_advice(calls)}"
 
 
 def _advice(calls: Mapping[int, CollectiveCall]) -> str:
     several = list(calls.values())
-    ended = "none of them has started, and the group still works"
+    ended = "no collective has started, and the group still works"
     if len({each.kind for each in several}) > 1:
-        return f"call the same one on all of them; {ended}"
+        return f"call the same collective on all ranks; {ended}"
     if len({each.root for each in several}) > 1 or len({each.reduction for each in several}) > 1:
-        return f"call it with the same op, src and dst on all of them; {ended}"
-    return f"pass tensors of matching shape and dtype on all of them; {ended}"
+        return f"call it with the same op, src and dst on all ranks; {ended}"
+    return f"pass tensors of matching shape and dtype on all ranks; {ended}"
 
 
 def describe_timeout(operation: str, group: str, seconds: float) -> str:

@@ -19,8 +19,8 @@ _CALLERS = 1
 _OTHERWISE = {
     Cause.DIFFERENT: ("called different collectives", "call the same ones in the same order on all ranks"),
     Cause.TENSORS: ("passed tensors of different shape or dtype", "pass the same shape and dtype on all ranks"),
-    Cause.ROOT: ("named different sources or destinations", "pass the same src or dst on all ranks"),
-    Cause.REDUCTION: ("passed different reductions", "pass the same op on all ranks"),
+    Cause.ROOT: ("passed different src or dst ranks", "pass the same src or dst on all ranks"),
+    Cause.REDUCTION: ("passed different reduction ops", "pass the same op on all ranks"),
     Cause.GROUPS: (
         "wait for each other in different groups",
         "use groups in the same order on all ranks, and pass group= on all of them",
@@ -176,12 +176,12 @@ def _advice(finding: Finding) -> str:
         return ""
     is_message = any(each.entered.is_message for each in finding.waiting if each.entered is not None)
     if is_message:
-        return f"no rank makes the call that matches {_call(finding)}; make it on {describe_ranks(missing)}"
+        return f"no rank has made the call that matches {_call(finding)}; make it on {describe_ranks(missing)}"
     if finding.cause is Cause.UNLIKE:
         verb = "has" if len(missing) == 1 else "have"
         return (
             f"{describe_ranks(missing)} {verb} finished after the same number of operations in the group, so the "
-            f"tensors may differ in shape or dtype; run the cell again after %mesh check on, which compares the calls"
+            f"tensors may differ in shape or dtype; to compare the calls, run %mesh check on and then the cell"
         )
     if finding.cause is Cause.IDLE:
         everywhere = "call it on all ranks of the group"

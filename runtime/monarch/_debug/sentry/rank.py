@@ -95,8 +95,8 @@ class ModuleWatch:
             kind = type(optimizer).__name__
             self.end()
             self._note(
-                f"the watch of {self.name} has ended: {kind} does not count its steps, so ranks that run cannot be "
-                f"aligned; begin it before the loop"
+                f"the watch of {self.name} has ended: {kind} does not count its steps, so running ranks cannot be "
+                f"aligned; start the watch before the loop"
             )
             return -1
         return 1
@@ -158,7 +158,7 @@ class ModuleWatch:
     def described(self) -> str:
         """Return what is watched, in a few words."""
         tensors = self._parameters()
-        return f"{type(self._value()).__name__} of {sum(each.numel() for each in tensors):,} parameters"
+        return f"{type(self._value()).__name__} with {sum(each.numel() for each in tensors):,} parameters"
 
     def _note(self, text: str) -> None:
         node = current_node()
@@ -199,15 +199,15 @@ def _generators() -> list[tuple[str, int]]:
     """Return the fingerprints of the states of the random number generators."""
     import torch
 
-    states = [("the generator of torch", torch.get_rng_state().numpy().tobytes())]
+    states = [("torch's random generator", torch.get_rng_state().numpy().tobytes())]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(("the generator of CUDA", torch.cuda.get_rng_state().numpy().tobytes()))
+        states.append(("CUDA's random generator", torch.cuda.get_rng_state().numpy().tobytes()))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         _, keys, *rest = numpy.random.get_state()
-        states.append(("the generator of numpy", keys.tobytes() + repr(rest).encode()))
+        states.append(("numpy's random generator", keys.tobytes() + repr(rest).encode()))
     # Hashes of numbers are the same in all processes.
-    own = ("the generator of random", hash(random.getstate()))
+    own = ("Python's random module", hash(random.getstate()))
     return [own, *((name, int.from_bytes(hashlib.sha256(data).digest()[:8], "little")) for name, data in states)]
 
 
@@ -263,7 +263,7 @@ def watch(value: Any, every: int = 10, name: str = "") -> None:
         MonarchError: no mesh runs this code.
     """
     if not has_node() or current_node().config is None:
-        raise MonarchError("watch() compares the ranks of a mesh; call it in a cell or an endpoint on them")
+        raise MonarchError("watch() compares the ranks of a mesh; call it in a cell or endpoint that runs on them")
     called, extent = name or type(value).__name__, context().actor_instance.rank.extent
     _begun[called] = _begun.get(called, 0) + 1
     begin(f"{extent}-{called}-{_begun[called]}", called, value, every, extent.nelements)

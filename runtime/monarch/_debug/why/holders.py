@@ -73,7 +73,7 @@ def wait_for(lock: Any, waiter: int, awaited: Callable[[FrameType], Any]) -> Loc
             break
         if further.ident == waiter:
             since = f", taken at {further.line}" if further.line else ""
-            parts.append(f"which waits for a lock of this thread{since}: a deadlock")
+            parts.append(f"which waits for a lock held by this thread{since}: a deadlock")
             return LockWait(", ".join(parts), True)
         if further.ident in seen:
             break

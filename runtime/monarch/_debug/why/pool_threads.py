@@ -27,13 +27,13 @@ def of_future(values: Mapping[str, Any]) -> str:
     while future is not None and len(parts) < _LONGEST_CHAIN:
         running = _thread_of(future)
         if running is None:
-            parts.append("work that its pool has not started" if not future.running() else "work in a pool")
+            parts.append("a pool task that has not started" if not future.running() else "a pool task")
             break
         thread, frame = running
         at = line_of(frame)
-        parts.append(f"work in a pool, in thread {thread.name!r}{f' at {at}' if at else ''}")
+        parts.append(f"a pool task in thread {thread.name!r}{f' at {at}' if at else ''}")
         future = _waited_by(frame)
-    return ", which waits for ".join(parts) or "work in a pool"
+    return ", which waits for ".join(parts) or "a pool task"
 
 
 def _awaited(values: Mapping[str, Any]) -> Iterator[Any]:

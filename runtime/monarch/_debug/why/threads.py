@@ -55,13 +55,13 @@ _CALLED = {
     CallKind.SELECT: ThreadActivity(Kind.SOCKET, "any of several"),
     CallKind.OPEN: ThreadActivity(Kind.FILE, "opening it"),
     CallKind.SIGNAL: ThreadActivity(Kind.EVENT, "a signal"),
-    CallKind.SYNC: ThreadActivity(Kind.FILE, "writing it to its disk"),
+    CallKind.SYNC: ThreadActivity(Kind.FILE, "flushing it to disk"),
 }
 
 
 _STORE = "a reply from a torch.distributed store"
 _OWN_FILE_LOCK = ThreadActivity(
-    Kind.LOCK, "a lock on a file, held by this process through another descriptor", is_deadlock=True,
+    Kind.LOCK, "a file lock, held by this process through another descriptor", is_deadlock=True,
     advice="lock the file once, or unlock it before it is locked through another descriptor",
 )  # fmt: skip
 _EVENTFD = ThreadActivity(Kind.EVENT, "an eventfd")
@@ -165,7 +165,7 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> ThreadActivity:
             return look._replace(what=", ".join(filter(None, [_STORE, look.what])))
         # ZeroMQ receives in a thread of its own, which wakes others by an eventfd.
         is_zmq = look is _EVENTFD and any(class_of(each).__module__.startswith("zmq.") for each in _named(frame))
-        return ThreadActivity(Kind.SOCKET, "one of ZeroMQ") if is_zmq else look
+        return ThreadActivity(Kind.SOCKET, "a ZeroMQ socket") if is_zmq else look
     call = system_call(ident)
     if call is CallKind.CHILD:
         pid = awaited_child(ident) or only_child()
@@ -177,7 +177,7 @@ def _blocked(ident: int, frame: FrameType, wait: Blocked) -> ThreadActivity:
     lock = _lock_of(frame)
     if lock is not None:
         if class_of(lock).__module__ == _BETWEEN_PROCESSES:
-            return ThreadActivity(Kind.LOCK, f"{class_of(lock).__name__} of multiprocessing")
+            return ThreadActivity(Kind.LOCK, f"multiprocessing.{class_of(lock).__name__}")
         known = wait_for(lock, ident, _lock_of)
         return ThreadActivity(Kind.LOCK, known.text, None, known.is_deadlock)
     return ThreadActivity(Kind.C_CODE)
@@ -187,9 +187,7 @@ def _at_file_lock() -> ThreadActivity:
     pids = lock_holders(os.getpid())
     if os.getpid() in pids:
         return _OWN_FILE_LOCK
-    return ThreadActivity(
-        Kind.LOCK, "a lock on a file", holders=tuple(FileLockHolder(pid, command_of(pid)) for pid in pids)
-    )
+    return ThreadActivity(Kind.LOCK, "a file lock", holders=tuple(FileLockHolder(pid, command_of(pid)) for pid in pids))
 
 
 def _asleep(frame: FrameType) -> ThreadActivity:
@@ -200,7 +198,7 @@ def _asleep(frame: FrameType) -> ThreadActivity:
     # Their methods are the only code of SQLite that sleeps, and they do if another connection has locked the file.
     kinds = {class_of(each).__module__ for each in _named(frame)}
     return (
-        ThreadActivity(Kind.LOCK, "a lock of a SQLite database")
+        ThreadActivity(Kind.LOCK, "a SQLite database lock")
         if "sqlite3" in kinds
         else ThreadActivity(Kind.SLEEP, f"in {name}()")
     )

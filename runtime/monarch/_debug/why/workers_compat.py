@@ -22,9 +22,9 @@ def of_loader(values: Values) -> str:
     # Of a task that is done, the data is there too.
     number = task[0] if is_tuple(task) and len(task) == 1 and type(task[0]) is int else None
     if not is_list(workers) or number is None or not 0 <= number < len(workers):
-        return "workers of a data loader"
+        return "DataLoader workers"
     pid = getattr(workers[number], "pid", None)
-    return f"worker {number} of a data loader (pid {pid}){doing_of(pid)}"
+    return f"DataLoader worker {number} (pid {pid}){doing_of(pid)}"
 
 
 def of_pool(values: Values) -> str:

@@ -55,7 +55,7 @@ def load(
     """
     where = folder_of(path)
     if (state is None) == (mesh is None):
-        raise ArgumentError("load: expected a state to read into, or mesh= for new tensors")
+        raise ArgumentError("load: expected either a state to read into, or mesh= for new tensors")
     if mesh is not None:
         return _load_new(where, tensor_mesh_of(mesh), plan, version)
     if not is_a(plan, str) or plan != "replicate":

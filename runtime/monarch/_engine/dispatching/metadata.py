@@ -176,7 +176,7 @@ def _propagate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layouts: 
         raise
     except Exception as error:
         # A rule that does not expect such arguments.
-        raise NoRuleError(f"torch's rule fails: {type(error).__name__}: {error}") from error
+        raise NoRuleError(f"torch's sharding rule failed: {type(error).__name__}: {error}") from error
 
 
 def _infer_whole(

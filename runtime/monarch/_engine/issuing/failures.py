@@ -58,7 +58,7 @@ class Unreported(NamedTuple):
 def failure_of(error: BaseException, op: str, line: int, rank: int) -> OpFailure:
     """Return the failure of an op on this rank."""
     text, _ = trace(error)
-    message = str(error) or ("a Stop interrupted it" if isinstance(error, KeyboardInterrupt) else "")
+    message = str(error) or ("it was interrupted" if isinstance(error, KeyboardInterrupt) else "")
     return OpFailure(op, line, (rank,), type(error).__name__, message[:MOST_TEXT], text[-MOST_TEXT:])
 
 
@@ -101,7 +101,7 @@ def describe_unreported(found: Unreported, names: Mapping[int, str]) -> str:
         rest = "" if failure.kind == LOST else "; tensors that do not depend on it are unchanged"
         text += f"\nWithout a value: {_named(numbers, names)}{rest}."
     if found.kept:
-        text += f"\nNot changed by it: {_named(found.kept, names)}. Run the line again, or load a checkpoint."
+        text += f"\nLeft unchanged: {_named(found.kept, names)}. Run the line again, or load a checkpoint."
     return text
 
 

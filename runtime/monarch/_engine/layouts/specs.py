@@ -113,7 +113,7 @@ def without_partial(placements: Placements) -> Placements:
 def describe_spec(placements: Placements, axes: Sequence[str], ndim: int) -> str:
     """Return the spec as a person writes it, such as ``["dp", None]``."""
     text = ", ".join(_quoted(entry) for entry in spec_of(placements, axes, ndim))
-    terms = "".join(f", to be combined along {axis} ({op})" for axis, op in partial_axes(placements, axes).items())
+    terms = "".join(f", partial along {axis} ({op})" for axis, op in partial_axes(placements, axes).items())
     return f"[{text}]{terms}"
 
 

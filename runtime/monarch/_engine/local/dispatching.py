@@ -72,7 +72,7 @@ class _Call:
             return [self.add(each) for each in arg]
         if isinstance(arg, torch.Generator):
             raise MeshOpError(
-                f"{self.op}: ops on the ranks do not take a generator; set their seed with torch.manual_seed()"
+                f"{self.op}: ops on rank-local tensors do not take a generator; set their seed with torch.manual_seed()"
             )
         self.key.append(kind)
         # 0.0 and -0.0 are equal, and differ.
@@ -277,7 +277,7 @@ def _copy(args: Any) -> Any:
     if not isinstance(target, RankTensor):
         raise MeshOpError(
             "copy_: a plain tensor cannot take the values of all ranks; "
-            "copy that of one, as in target.copy_(monarch.inspect(tensor))"
+            "copy the value of one rank, as in target.copy_(monarch.inspect(tensor))"
         )
     if not isinstance(source, RankTensor):
         # As load_state_dict does: each rank gets the value.

@@ -55,7 +55,7 @@ def grad_function(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
                 given: list[Any] = list(found) if is_tuple(found) or is_list(found) else [found]
                 if len(given) != len(places):
                     raise ArgumentError(
-                        f"grad_function: {function.__name__} has {len(places)} tensors as arguments, but "
+                        f"grad_function: {function.__name__} takes {len(places)} tensor arguments, but "
                         f"its gradient function returned {len(given)} gradients"
                     )
                 return tuple(given)

@@ -95,7 +95,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     for tensor in tensors:
         check_input("fetch_shard", tensor)
         if tensor.monarch_layout.mesh is not mesh:
-            raise ArgumentError("fetch_shard: its tensors are on different meshes; fetch them one after the other")
+            raise ArgumentError("fetch_shard: the tensors are on different meshes; fetch each mesh separately")
     (rank,) = place_in(mesh, shard, dims).base_ranks()
     numbers = [tensor.monarch_ref.number for tensor in tensors]
     # The references stay until the values have come.

@@ -108,7 +108,7 @@ def to_mesh(tensors: Any, mesh: Any, stream: Stream | None = None) -> Any:
         if isinstance(each, RankTensor | Tensor):
             return _moved(each, target, stream)
         if isinstance(each, torch.Tensor):
-            raise ArgumentError("to_mesh: a tensor is on no mesh; use monarch.distribute(tensor, mesh, spec)")
+            raise ArgumentError("to_mesh: a plain tensor is on no mesh; use monarch.distribute(tensor, mesh, spec)")
         return each
 
     return tree_map(moved, tensors)

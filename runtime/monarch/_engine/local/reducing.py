@@ -82,7 +82,7 @@ def _reduced(tensor: RankTensor, dims: Any, reduction: str, scatter: bool, other
         if shape != tuple(tensor.shape):
             raise ArgumentError(f"reduce_: the result has shape {shape} instead of {tuple(tensor.shape)}; use reduce")
         if loan is not None and not loan.mutable:
-            raise MeshOpError("reduce_ would change a tensor that is borrowed read-only")
+            raise MeshOpError("reduce_ would change a tensor that is borrowed read-only; use borrow(..., mutable=True)")
         mesh.issue(
             "reduce", (Input(0), axes, reduction, scatter, True, _number(tensor)), cast("Any", (tensor,)), writes=(0,)
         )
@@ -104,7 +104,7 @@ def _axes(mesh: TensorMesh, dims: Any) -> tuple[str, ...]:
         if axis not in mesh.axes:
             raise AxisError(f"reduce: the mesh has no axis {axis!r}; it has {', '.join(mesh.axes)}")
     if len(set(axes)) != len(axes):
-        raise ArgumentError(f"reduce: expected different axes, got {axes}")
+        raise ArgumentError(f"reduce: expected distinct axes, got {axes}")
     return axes
 
 

@@ -144,7 +144,7 @@ class RankTensor(OnRanks, torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("deepcopy: autograd has computed this tensor, so it is not a leaf; call detach() first")
+            raise RuntimeError("deepcopy: expected a leaf tensor, got one that autograd computed; call detach() first")
         with torch.no_grad():
             copied: Any = self.clone()
         if is_parameter(self):
@@ -162,7 +162,7 @@ class RankTensor(OnRanks, torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise MeshOpError(
-            "a rank-local tensor cannot be pickled, because each rank has its own value; save that of one rank, as in "
+            "a rank-local tensor cannot be pickled, because each rank has its own value; save one rank's value, as in "
             "torch.save(monarch.inspect(tensor), file)"
         )
 

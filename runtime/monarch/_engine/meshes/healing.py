@@ -88,7 +88,7 @@ class _Healing:
         who, name = describe_ranks(list(ranks)), first.procs.name
         lost = tuple(sorted(self._lost & live))
         if lost:
-            text = f"{who} of {name} died with shards of tensors that no other rank had"
+            text = f"{who} of {name} died with tensor shards that no other rank had"
             first.recovery.unreported.append(Unreported(name, OpFailure("", 0, ranks, LOST, text, ""), lost))
         for (op, line), (results, changed) in self._cancelled.items():
             numbers = tuple(sorted(results & live))
@@ -184,8 +184,8 @@ class _Healing:
         kept.update(written)
         ranks = tuple(sorted(self._new))
         text = (
-            f"the value is missing: {describe_ranks(list(ranks))} of {mesh.procs.name} died before the op that makes "
-            f"or changes it had run on all ranks; make it again, or load it from a checkpoint"
+            f"the value is missing: {describe_ranks(list(ranks))} of {mesh.procs.name} died before the op that writes "
+            f"it had run on all ranks; compute it again, or load it from a checkpoint"
         )
         for each in (*outputs, *changed):
             if each:
@@ -226,7 +226,7 @@ class _Healing:
         ranks = tuple(sorted(self._new & set(mesh.ranks)))
         text = (
             f"the value is missing: a shard of this tensor of shape {tuple(layout.shape)} was only on "
-            f"{describe_ranks(list(ranks))} of {mesh.procs.name}, which died; make it again, or load it from a "
+            f"{describe_ranks(list(ranks))} of {mesh.procs.name}, which died; compute it again, or load it from a "
             f"checkpoint"
         )
         self._failures[number] = OpFailure("", 0, ranks, LOST, text, "")

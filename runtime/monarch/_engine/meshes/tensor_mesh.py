@@ -160,7 +160,7 @@ class TensorMeshes:
                 begun = self._starting.get(shared.uid)
             if begun is not None:
                 if not begun.wait(_WAIT_S):
-                    raise CallTimeoutError(f"the executors of {shared.name} have not started within {_WAIT_S:g} s")
+                    raise CallTimeoutError(f"the executors of {shared.name} did not start within {_WAIT_S:g} s; retry")
                 continue
             mine = threading.Event()
             try:

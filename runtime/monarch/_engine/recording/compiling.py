@@ -116,7 +116,7 @@ class Compiled(Generic[P, R]):
             elif hasattr(leaf, "monarch_ref"):
                 raise ArgumentError(
                     f"{self._name}: an argument is a rank-local tensor; recorded steps take distributed "
-                    f"tensors, as monarch.from_local(tensor, mesh, spec) makes them"
+                    f"tensors; convert it with monarch.from_local(tensor, mesh, spec)"
                 )
             elif isinstance(leaf, torch.Tensor):
                 raise ArgumentError(
@@ -157,10 +157,10 @@ class Compiled(Generic[P, R]):
             ) from None
         if len(known) >= _MOST:
             changed = differences(known[0].captured)
-            what = f"{changed[0]} has different values" if changed else "something that it uses changes"
+            what = f"{changed[0]} has different values" if changed else "a value that it uses changes"
             raise ArgumentError(
                 f"{self._name} was recorded {_MOST} times for arguments of the same shapes, because {what} in each "
-                f"call. Pass what changes as a distributed tensor."
+                f"call. Pass the value that changes as a distributed tensor."
             )
         if any(each.requires_grad for each in tensors):
             raise ArgumentError(
@@ -183,7 +183,7 @@ class Compiled(Generic[P, R]):
         if recorder.refusal is not None:
             raise ArgumentError(recorder.refusal)
         if recorder.stream is None:
-            raise ArgumentError(f"{self._name} has no op on distributed tensors, so there is nothing to record")
+            raise ArgumentError(f"{self._name} runs no op on distributed tensors, so there is nothing to record")
         around = Surroundings(before, CapturedValues(self.function, objects))
         if not creates_state(around):
             self._keep(key, known, Recording(recorder, around, tensors, result, self.backend))
@@ -249,7 +249,7 @@ class Compiled(Generic[P, R]):
 
     def _recorded(self) -> Recording:
         if self._last is None:
-            raise ArgumentError(f"{self._name} has no recording yet; call it first (with AdamW, three times)")
+            raise ArgumentError(f"{self._name} has no recording yet; call it first (three times if it uses AdamW)")
         return self._last
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ class Draws:
             new_seed()
         found = torch.default_generator.get_state()
         torch.default_generator.set_state(after)
-        return None if torch.equal(found, after) else "it seeds or uses the random generator of the program. "
+        return None if torch.equal(found, after) else "it seeds the program's random generator, or draws from it. "
 
 
 def _at(what: str, name: str, captured: CapturedValues) -> str:

@@ -145,7 +145,7 @@ class Recorder:
         """Refuse a rank-local tensor."""
         self.refuse(
             f"it uses a rank-local tensor at {self.here()}\nRecorded steps compute with distributed "
-            f"tensors, as monarch.from_local(tensor, mesh, spec) makes them. Compute with rank-local ones outside."
+            f"tensors. Convert it with monarch.from_local(tensor, mesh, spec), or use it outside the step."
         )
 
     def looked(self) -> None:

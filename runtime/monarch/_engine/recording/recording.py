@@ -149,7 +149,7 @@ class Recording:
         for place, value in around.before.tensors:
             if isinstance(value, Tensor) and value.grad_fn is not None and value.monarch_ref.number in self.inputs:
                 self.recorder.refuse(
-                    f"autograd has computed {place.text} outside of the step; use {place.text}.detach(), or compute it "
+                    f"autograd has computed {place.text} outside the step; use {place.text}.detach(), or compute it "
                     f"in the step"
                 )
 

@@ -71,8 +71,8 @@ class Forecast:
     def assumptions(self) -> str:
         """The assumptions of the estimate of time."""
         return (
-            f"{self.device.name}: ops take the longer of FLOPs and bytes at {EFFICIENCY:.0%} of the data sheet, and "
-            f"{LAUNCH * 1e6:g} us at least; collectives are rings, take {LATENCY * 1e6:g} us at least, and do not "
+            f"{self.device.name}: ops take the longer of compute and memory time at {EFFICIENCY:.0%} of the data sheet"
+            f", at least {LAUNCH * 1e6:g} us; collectives are rings, take at least {LATENCY * 1e6:g} us, and do not "
             f"overlap with ops; memory has no fragmentation"
         )
 
@@ -83,12 +83,12 @@ class Forecast:
     def __repr__(self) -> str:
         verdict = "fits in" if self.fits else "does not fit in"
         text = [
-            f"peak of a rank: {_bytes(self.peak)}, {verdict} {_bytes(self.device.memory)} of {self.device.name} "
+            f"peak memory of a rank: {_bytes(self.peak)}, {verdict} {_bytes(self.device.memory)} of {self.device.name} "
             f"({self.ranks} devices)"
         ]
         text += [f"  {owner:12} {_bytes(self.owners[owner]):>10}" for owner in OWNERS if owner in self.owners]
         what, seconds = ("step", self.step_seconds) if self.step_seconds is not None else ("block", self.seconds)
-        text.append(f"time of a {what}: {seconds * 1e3:.3g} ms, estimated")
+        text.append(f"estimated time of a {what}: {seconds * 1e3:.3g} ms")
         for row in self.collectives:
             text.append(
                 f"  {row.op} along {row.axis}: {row.count} x, {_bytes(row.bytes)}, {row.seconds * 1e3:.3g} ms  "

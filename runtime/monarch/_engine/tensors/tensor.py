@@ -182,7 +182,7 @@ class Tensor(OnRanks, torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("only tensors created by the program support deepcopy; use detach()")
+            raise RuntimeError("deepcopy: expected a leaf tensor, got one that autograd computed; call detach() first")
         with torch.no_grad():
             copied: Any = self.clone()
         if is_parameter(self):

@@ -76,6 +76,6 @@ def check_patterns(plan: Any, names: list[str], what: str) -> None:
     for pattern in plan if is_mapping(plan) else ():
         if not any(fnmatchcase(name, str(pattern)) for name in names):
             raise ArgumentError(
-                f"plan: {pattern!r} matches no {what} of the module; it has {', '.join(names[:8])}"
+                f"plan: {pattern!r} matches no {what}; the names are {', '.join(names[:8])}"
                 + (", ..." if len(names) > 8 else "")
             )

@@ -23,8 +23,8 @@ def distribute_to(mesh: TensorMesh, value: torch.Tensor, placements: Placements 
     """Return a distributed tensor with a value of the program."""
     if hasattr(value, "monarch_ref"):
         raise MeshOpError(
-            "a tensor of the ranks cannot be distributed; monarch.from_local(tensor, mesh, spec) makes one tensor of "
-            "rank-local ones, and monarch.inspect(tensor) returns the value of one rank"
+            "a rank-local tensor cannot be distributed; convert it with monarch.from_local(tensor, mesh, spec), or "
+            "get the value of one rank with monarch.inspect(tensor)"
         )
     placed = placements if placements is not None else placements_of(None, mesh.axes, value.dim())
     layout = mesh.layouts.dense(value.shape, value.dtype, placed)

@@ -63,5 +63,5 @@ def failed_tensors(names: Mapping[str, Any]) -> list[str]:
     known = named_numbers(names)
     texts = [describe_unreported(each, known) for each in found[:_MOST]]
     if len(found) > _MOST:
-        texts.append(f"{len(found) - _MOST} more ops on tensors have failed or were cancelled")
+        texts.append(f"{len(found) - _MOST} more ops on tensors failed or were cancelled")
     return texts

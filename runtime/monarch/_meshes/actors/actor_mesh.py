@@ -117,8 +117,8 @@ class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
         """
         label = next(iter(self.extent), "procs")
         raise ShapeError(
-            f"{self._name}[{key!r}]: a mesh of actors has no subscript; {self._name}.slice({label}=0) selects actors, "
-            f"{self._name}.ENDPOINT.call().get() calls them, and a ValueMesh of results takes [0]"
+            f"{self._name}[{key!r}]: a mesh of actors cannot be indexed; {self._name}.slice({label}=0) selects actors, "
+            f"{self._name}.ENDPOINT.call().get() calls them, and the ValueMesh of results can be indexed"
         )
 
     def __dir__(self) -> list[str]:
@@ -242,7 +242,7 @@ class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
     def _check_open(self) -> None:
         node = self._node
         if node.closed:
-            raise StoppedError(f"{self._name} cannot be used any more: {node.ended}", mesh=self._name)
+            raise StoppedError(f"{self._name} can no longer be used: {node.ended}", mesh=self._name)
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}

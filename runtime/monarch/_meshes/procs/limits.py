@@ -29,7 +29,7 @@ def check_session() -> None:
     limit, free = limit_of(), reserve.free()
     if limit < _SESSION or free < _SESSION // 2:
         raise LimitError(
-            f"cannot start a session: it takes at least {_SESSION // 2} file descriptors, and {max(0, free)} of the "
+            f"cannot start a session: it takes at least {_SESSION // 2} file descriptors; only {max(0, free)} of the "
             f"{limit} of this process are free. Raise the limit: {remedy(limit - free + _SESSION)}",
             limit=limit,
             need=_SESSION // 2,

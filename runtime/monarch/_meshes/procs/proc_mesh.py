@@ -198,7 +198,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, TensorMethods, Ma
     def _check(self, what: str) -> None:
         state, node = self._state, self._node
         if node.closed:
-            raise StoppedError(f"{what}: {self.name} cannot be used any more: {node.ended}", mesh=self.name)
+            raise StoppedError(f"{what}: {self.name} can no longer be used: {node.ended}", mesh=self.name)
         if state.stopped is not None:
             text = f"{what}: {self.name} was stopped ({state.stopped}); {advice().after_stop()}"
             raise StoppedError(text, mesh=self.name)

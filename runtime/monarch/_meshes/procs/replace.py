@@ -54,7 +54,7 @@ def replace(
         raise StoppedError(f"cannot replace ranks of {procs.name}: it was stopped; spawn a new one", mesh=procs.name)
     if starting is None:
         raise StoppedError(
-            f"cannot replace ranks of {procs.name}: only the process that has spawned it can", mesh=procs.name
+            f"cannot replace ranks of {procs.name}: only the process that spawned it can", mesh=procs.name
         )
     moved: dict[str, str] = dict(hosts or {})
     places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]

@@ -97,7 +97,7 @@ def _await_living(shared: ProcsState, node: Node, patience: float | None) -> Non
             reply.get(patience)
         except CallTimeoutError:
             raise CallTimeoutError(
-                f"{shared.procs.name} was not resized: an earlier call of {name} has not ended within {patience:g} s; "
+                f"{shared.procs.name} was not resized: an earlier call of {name} did not finish within {patience:g} s; "
                 f"wait for its result and resize again"
             ) from None
 

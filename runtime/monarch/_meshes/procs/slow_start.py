@@ -81,7 +81,7 @@ class _Start:
             self._asked = None
         if answer and isinstance(answer, list) and self._late():
             found = dict.fromkeys(cast("list[int]", answer), "zygote")
-            self._tell(_of_suspended(found, f"host {self._host}", "there, kill"))
+            self._tell(_of_suspended(found, f"host {self._host}", "on that host, kill"))
             self._names = ()
 
     def _late(self) -> list[str]:
@@ -95,7 +95,7 @@ class _Start:
         where = describe_ranks(sorted(split_proc(name)[1] for name in late))
         tell(
             f"monarch: {where} of {self._mesh} {'has' if len(late) == 1 else 'have'} not started after "
-            f"{FIRST * self._looks:g} s{reason}. The start fails after {self._bound:g} s"
+            f"{FIRST * self._looks:g} s{reason}. Startup fails after {self._bound:g} s"
         )
 
 

@@ -111,7 +111,7 @@ class DeathFuture(Future[None]):
 
     def _unanswered_text(self) -> str:
         left = sorted(split_proc(proc)[1] for proc in [*self._left])
-        return f": {describe_ranks(left)} {'has' if len(left) == 1 else 'have'} not ended" if left else ""
+        return f": {describe_ranks(left)} {'has' if len(left) == 1 else 'have'} not exited" if left else ""
 
     def _make(self) -> None:
         return None

@@ -102,8 +102,8 @@ class HasVariables:
         variables = self._node.part(CellVariables).by_uid.get(self._state.procs.uid)
         if variables is None and self._node.hosts.in_rank:
             raise MonarchError(
-                f"{mesh}{what.format(name)} works in the notebook, and this code runs on a rank, where {name} itself "
-                f"is the variable; run it in a cell without %mesh and %%mesh"
+                f"{mesh}{what.format(name)} works only in the notebook, and this code runs on a rank: use {name} "
+                f"directly, or run it in a cell without %mesh and %%mesh"
             )
         if variables is None:
             raise MonarchError(

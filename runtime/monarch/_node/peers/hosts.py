@@ -106,7 +106,7 @@ class HostConnections:
         if not self.in_rank and host != self.host:
             if self.keys is None or host not in self.known:
                 why = self.out_of_reach(host)
-                raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
+                raise SupervisionError(f"cannot send to host {host}: it {why.reason if why else 'is unknown here'}")
             return Gateway(self.connect(host), agent, True)
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
 

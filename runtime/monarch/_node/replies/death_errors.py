@@ -61,7 +61,7 @@ def died(
             lines.extend(f"    {line}" for line in tail)
     if len(kinds) > _MOST:
         others = [base[rank] for ranks in list(kinds.values())[_MOST:] for rank in ranks]
-        lines.append(f"{describe_ranks(others)} also ended, of {len(kinds) - _MOST} other causes")
+        lines.append(f"{describe_ranks(others)} also ended, for {len(kinds) - _MOST} other reasons")
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):

@@ -28,9 +28,7 @@ class UnreadError:
     __slots__ = ("__weakref__", "_text", "is_read")
 
     def __init__(self, text: str, is_read: bool = False) -> None:
-        self._text = (
-            f"monarch: {text}\n  its future was dropped without get(), which raises the error with its traceback"
-        )
+        self._text = f"monarch: {text}\n  its future was dropped without get(); call get() to see the traceback"
         self.is_read = is_read
         """Whether there is nothing to tell. Set by any thread."""
 

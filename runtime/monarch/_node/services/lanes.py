@@ -112,8 +112,8 @@ class _Lane:
     def _complaint(self) -> str:
         oldest = self._workers[0]
         return (
-            f"{self._name} is stuck: its {len(self._workers)} threads do not return, the oldest for "
-            f"{oldest.seconds():.0f} s at {oldest.place()}; a restart of the mesh ends them"
+            f"{self._name} is stuck: its {len(self._workers)} threads have not returned, the oldest for "
+            f"{oldest.seconds():.0f} s at {oldest.place()}; restart the mesh to end them"
         )
 
     def _start(self, worker: _Worker, action: Action) -> None:

@@ -100,7 +100,7 @@ def _dumped(variables: dict[str, Any]) -> bytes | str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if file.tell() > _MOST:
-        return f"it has {file.tell() >> 20} MiB besides tensors"
+        return f"it is too large: {file.tell() >> 20} MiB besides tensors"
     return file.getvalue()
 
 
@@ -122,7 +122,7 @@ class _Pickler(cloudpickle.Pickler):
                 f"expected strided tensors, got one of layout {obj.layout}; create it in the simulated cell"
             )
         if obj.grad_fn is not None:
-            raise TypeError("autograd has computed it, so it is not a leaf tensor; use detach()")
+            raise TypeError("expected a leaf tensor, got one that autograd computed; use detach()")
         storage = obj.untyped_storage()
         key = storage.data_ptr() or id(storage)
         return _made, (

@@ -21,7 +21,7 @@ PATIENCE = 5.0
 MOST_CALLERS = 1000
 LATE = "the expression is still running after 5 s; %mesh interrupt ends it"
 _LATE_BESIDE = "the expression is still running after 5 s, alongside the code of the rank"
-_BUSY = "an earlier expression still runs here"
+_BUSY = "an earlier expression is still running here"
 RESUMED = "the rank was resumed before it could evaluate this"
 
 

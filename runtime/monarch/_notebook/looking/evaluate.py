@@ -72,6 +72,6 @@ def check_expression(expression: str, up: int, force: bool) -> None:
         raise ArgumentError(f"{expression!r} is not an expression: {error}") from None
     if name:
         raise ArgumentError(
-            f"{name} would wait for other ranks, which are running other code; force=True, or --force of %mesh, "
-            f"calls it anyway"
+            f"{name} would wait for other ranks, which are running other code; to call it anyway, pass "
+            f"force=True, or --force to %mesh"
         )

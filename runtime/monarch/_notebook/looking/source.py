@@ -30,7 +30,7 @@ def lines_here(level: int, whole: bool, around: int) -> Packed | str:
     except LookupError as error:
         return text_of(error)
     if frame is None:
-        return "no code runs here"
+        return "no code is running here"
     code, line = frame.f_code, _line_of(frame)
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     centre = around or line

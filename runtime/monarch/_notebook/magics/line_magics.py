@@ -129,7 +129,7 @@ def _matplotlib(line: str) -> None:
 
 def _who(line: str) -> None:
     names = _who_ls(line)
-    print("\t".join(names) if names else "no variables of cells on this rank")
+    print("\t".join(names) if names else "no variables from cells on this rank")
 
 
 def _who_ls(line: str) -> list[str]:
@@ -198,7 +198,7 @@ def _psearch(line: str) -> None:
         names = sorted({*this_cell().variables, *dir(builtins)})
     hidden = not pattern.startswith("_")
     found = [name for name in names if fnmatchcase(name, pattern) and not (hidden and name.startswith("_"))]
-    print("\n".join(f"{whole}.{name}" if whole else name for name in found) or f"no name fits {line!r}")
+    print("\n".join(f"{whole}.{name}" if whole else name for name in found) or f"no name matches {line!r}")
 
 
 def _timeit(line: str) -> Any:

@@ -26,8 +26,8 @@ PROGRAMS = frozenset({"bash", "perl", "python", "python3", "ruby", "script", "sh
 """Cell magics whose body is the input of a program."""
 CELL = PYTHON_CELLS | PROGRAMS | RICH.keys() | {"writefile"}
 _INSTEAD = {
-    "autoreload": "%mesh reload runs an edited module again on all ranks",
-    "load_ext": "extensions work in notebook cells only; instead of autoreload, %mesh reload runs a module again",
+    "autoreload": "use %mesh reload to reload an edited module on all ranks",
+    "load_ext": "extensions work in notebook cells only; instead of autoreload, use %mesh reload MODULE",
     "pdb": "pause ranks with breakpoint(); after an error, run %mesh debug in a notebook cell",
     "javascript": "use it in a cell of the notebook",
     "js": "use it in a cell of the notebook",

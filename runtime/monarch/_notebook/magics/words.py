@@ -22,7 +22,7 @@ def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
     while match := re.match(r"-(\w)\s*", rest):
         letter, rest = match[1], rest[match.end() :]
         if letter not in known:
-            raise ValueError(f"no option -{letter}; expected one of -{', -'.join(known.translate(_MARKS))}")
+            raise ValueError(f"unknown option -{letter}; expected one of -{', -'.join(known.translate(_MARKS))}")
         options[letter] = ""
         if f"{letter}:" in known or f"{letter}=" in known:
             value, _, rest = rest.partition(" ")

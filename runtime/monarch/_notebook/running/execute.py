@@ -219,8 +219,8 @@ def _tell_cut_import(error: BaseException) -> None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__spec__") is not None:
             name = frame.f_globals.get("__name__", "a module")
             print(
-                f"note: the import of {name} was cut off; if it or what needs it fails from now on, "
-                f"%mesh restart gives the ranks new processes",
+                f"note: the import of {name} was interrupted; if it or a module that imports it fails later, "
+                f"%mesh restart starts the ranks again",
                 file=note_file(),
             )
             return

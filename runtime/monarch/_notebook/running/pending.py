@@ -24,7 +24,7 @@ class CellTasks:
         names = sorted(_name(task) for task in new)
         listed = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
         what = "an asyncio task is pending" if len(new) == 1 else f"{len(new)} asyncio tasks are pending"
-        print(f"note: {what} ({listed}); tasks of a rank run only while a cell awaits", file=file)
+        print(f"note: {what} ({listed}); on a rank, tasks run only while a cell awaits", file=file)
 
 
 def _name(task: Any) -> str:

@@ -173,8 +173,8 @@ def tell_replaced() -> None:
     """Say in the running cell that user code has replaced a descriptor of this rank, once."""
     for number, path in replaced():
         print(
-            f"note: descriptor {number} of this rank was replaced by {path}, which has the output of this cell since "
-            f"then: prints of later cells are shown, but output of C code and child processes is not",
+            f"note: file descriptor {number} of this rank now points to {path}, which has this cell's output since "
+            f"then; later cells show what Python prints, but not the output of C code and child processes",
             file=note_file(),
         )
 

@@ -99,7 +99,7 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
     for name in names or sorted(saved):
         try:
             if name not in saved:
-                raise NotRestored(f"the checkpoint has {', '.join(sorted(saved)) or 'nothing'}")
+                raise NotRestored(f"it is not in the checkpoint, which has {', '.join(sorted(saved)) or 'nothing'}")
             if any(_is_of(name, each) for each in apart):
                 raise NotRestored("it differed between ranks, and this rank is not in the checkpoint")
             restored[name] = _restore(namespace, version, name, {k: v for k, v in table.items() if _is_of(name, k)})

@@ -108,7 +108,7 @@ def _of_its_cell(value: Any) -> str:
     """Return why a definition is not copied; empty for other values, and for what a module defines."""
     if not issubclass(type(value), (types.FunctionType, type)) or value.__module__ != "__main__":
         return ""
-    return f"a {'class' if isinstance(value, type) else 'function'} of a cell; run that cell again"
+    return f"a {'class' if isinstance(value, type) else 'function'} defined in a cell; run that cell again"
 
 
 def _of_its_rank(value: Any) -> str:

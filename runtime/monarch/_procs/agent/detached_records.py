@@ -120,8 +120,8 @@ def _take(base: int, path: str) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise MonarchError(
-                    f"another process has held the lock of {path} for {_LOCK_S:g} s, and no mesh can be kept "
-                    f"meanwhile; 'fuser -v {path}' shows which"
+                    f"another process has held the lock of {path} for {_LOCK_S:g} s, so no mesh can be detached "
+                    f"meanwhile; 'fuser -v {path}' shows which process"
                 ) from None
             time.sleep(0.01)
 
@@ -153,7 +153,7 @@ def read(path: Path) -> Record:
         raise NoDetachedMeshError(f"no record at {path}: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise MonarchError(f"{path} is not a record of a detached mesh, but no ordinary file")
+        raise MonarchError(f"{path} is not a record of a detached mesh: it is not a regular file")
     with open(file, "rb") as opened:
         known = os.fstat(file)
         try:

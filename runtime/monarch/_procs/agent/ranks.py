@@ -64,7 +64,7 @@ class AgentRanks:
         """Return why these procs cannot be started here; empty if they can."""
         if not all(self.router.is_here(proc) for proc in spawn.procs):
             # Another agent listens at the address of a lost one, and was sent the message meant for that one.
-            return f"host {self.host} now has the address of its host"
+            return f"the address of its host now belongs to host {self.host}"
         return lack_of_descriptors(len(spawn.procs))
 
     def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:

@@ -44,7 +44,7 @@ def lack_of_descriptors(count: int) -> str:
         return ""
     return (
         f"the host agent needs {need} more file descriptors for {count} "
-        f"processes, but {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+        f"processes, but only {max(0, free)} of its {limit_of()} are free; raise the limit there before the "
         f"agent starts: {remedy(limit_of() - free + need)}"
     )
 

@@ -76,7 +76,7 @@ def _with_packages(order: Mapping[str, Any], payload: bytes) -> None:
     try:
         python = space["prepare"](order["packages"], _cache, say)
     except (OSError, space["InstallError"], tarfile.TarError) as error:
-        say("failed", reason=f"the packages of {order['packages']['name']} are not installed: {error}")
+        say("failed", reason=f"cannot install the packages of {order['packages']['name']}: {error}")
         sys.exit(4)
     again = io.BytesIO()
     again.write(b"%d\n%s" % (len(source["far_side"]), source["far_side"]))

@@ -246,7 +246,7 @@ def hand_over(process: subprocess.Popen[bytes], config: bytes) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_START)
         code = "" if process.returncode is None else f" with code {process.returncode}"
-        raise SpawnError(f"the host agent exited during startup{code}; its output tells why") from error
+        raise SpawnError(f"the host agent exited during startup{code}; see its output") from error
 
 
 def _connect(base: str, key: str) -> tuple[socket.socket, str] | None:

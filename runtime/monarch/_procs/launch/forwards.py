@@ -44,8 +44,8 @@ class Forwards:
         port = self._run("-R", f"127.0.0.1:0:{address.removeprefix('tcp://')}").strip()
         if not port.isdecimal():
             raise SpawnError(
-                f"host {self._host}: ssh printed no forwarded port (got {port!r}); its sshd_config needs "
-                f"AllowTcpForwarding yes"
+                f"host {self._host}: ssh printed no forwarded port (got {port!r}); set "
+                f"AllowTcpForwarding yes in its sshd_config"
             )
         return f"tcp://127.0.0.1:{port}"
 

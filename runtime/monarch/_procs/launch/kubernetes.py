@@ -51,7 +51,7 @@ _JOBSET = "jobset.jobset.x-k8s.io"
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _ADVICE = {
     "ErrImagePull": "",
-    "ImagePullBackOff": "check the name of the image, and that the nodes may pull it",
+    "ImagePullBackOff": "check the image name, and that the nodes can pull it",
     "InvalidImageName": "check the name of the image",
     "CreateContainerConfigError": "check that the secrets and config maps of the pod template exist",
     "CreateContainerError": "check the pod template",
@@ -127,7 +127,7 @@ class KubernetesLauncher:
             ArgumentError: no number of hosts is given.
         """
         if shutil.which(self.kubectl) is None:
-            raise SpawnError(f"{self.kubectl!r} is not installed on this machine; install Kubernetes' client")
+            raise SpawnError(f"{self.kubectl!r} is not installed on this machine; install the Kubernetes client")
         count = count_of("kubernetes", request.count, self.count)
         return KubernetesLaunch(self, count, request)
 
@@ -218,8 +218,8 @@ class KubernetesLaunch:
             self._joined = time.monotonic()
         if self._joined and time.monotonic() > self._joined + _UNCLAIMED_S:
             raise SpawnError(
-                f"job {self.name}: only {len(self._streams)} of {self.expected} pods run {_UNCLAIMED_S / 60:g} min "
-                f"after the first has started; request fewer, or set at_least to start with some of them"
+                f"job {self.name}: only {len(self._streams)} of {self.expected} pods are up {_UNCLAIMED_S / 60:g} min "
+                f"after the first started; request fewer, or set at_least to start with some of them"
             )
         return news
 

@@ -96,7 +96,7 @@ def _exported(file: Path) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ArgumentError(f"packages: 'uv export' did not end within {_EXPORT_S:g} s") from error
+        raise ArgumentError(f"packages: 'uv export' did not finish within {_EXPORT_S:g} s") from error
     if done.returncode:
         raise ArgumentError(f"packages: 'uv export' failed: {done.stderr.strip()}")
     return done.stdout

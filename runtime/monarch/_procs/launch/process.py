@@ -150,7 +150,7 @@ def make(where: str, count: int, options: Mapping[str, Any]) -> ProcessLauncher:
     named = int(where or count)
     if count and count != named:
         raise ArgumentError(
-            f"process: 'process:{named}' asks for {named} hosts, and the number of hosts is {count}; write "
+            f"process: 'process:{named}' asks for {named} hosts, but {count} are requested; write "
             f"'process:{count}', or leave one of them out"
         )
     return ProcessLauncher(count=named, **{**_USUAL, **options})

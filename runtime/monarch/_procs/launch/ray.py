@@ -105,7 +105,7 @@ def _connect(ray: Any, address: str, count: int) -> bool:
     global _users, _busy
     with _changed:
         if not _changed.wait_for(lambda: not _busy, _CONNECT_S):
-            raise SpawnError(f"another launch of this program has been connecting to Ray for {_CONNECT_S:g} s")
+            raise SpawnError(f"another launch of this program has been connecting to Ray for {_CONNECT_S:g} s; retry")
         if ray.is_initialized():
             _users += bool(_users)
             return _users > 0

@@ -136,8 +136,8 @@ def problem(facts: Mapping[str, Any]) -> tuple[str, str] | None:
     if python.split(".")[:2] != here.split(".")[:2]:
         return (
             f"its Python is {python} ({facts['executable']}), this program's is {here}",
-            f"choose a Python {'.'.join(here.split('.')[:2])} there with python=PATH: functions of a notebook run "
-            f"on the same minor version only",
+            f"choose Python {'.'.join(here.split('.')[:2])} there with python=PATH: functions of a notebook run "
+            f"only on the same minor version",
         )
     missing = [_PACKAGES.get(name, name) for name in map(str, facts["missing"])]
     if missing:

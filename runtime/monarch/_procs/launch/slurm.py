@@ -102,7 +102,7 @@ class SlurmLauncher:
         there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0") or 0)
         if _INSIDE in os.environ and there and count > there:
             raise ArgumentError(
-                f"slurm: expected at most {there} hosts, those of this allocation, got {count}; ask for {there}, or "
+                f"slurm: expected at most {there} hosts, the size of this allocation, got {count}; ask for {there}, or "
                 f"start Jupyter outside the allocation"
             )
         return SlurmLaunch(self, count, request)

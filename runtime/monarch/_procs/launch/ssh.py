@@ -101,10 +101,10 @@ class SSHLauncher:
             ArgumentError: there are fewer hosts than requested.
         """
         if shutil.which(self.ssh) is None:
-            raise SpawnError(f"{self.ssh!r} is not installed on this machine; install OpenSSH's client")
+            raise SpawnError(f"{self.ssh!r} is not installed on this machine; install the OpenSSH client")
         if request.count > len(self.hosts):
             raise ArgumentError(
-                f"ssh: {request.count} hosts are requested, but {len(self.hosts)} named; name {request.count}, or "
+                f"ssh: {request.count} hosts are requested, but only {len(self.hosts)} named; name {request.count}, or "
                 f"request {len(self.hosts)} at most"
             )
         return SSHLaunch(self, self.hosts[: request.count or None], request)
@@ -123,7 +123,7 @@ class SSHLauncher:
         names = " ".join(path for path in candidates if SAFE_PATH.fullmatch(path))
         script = (
             f'echo {CONNECTED}; for p in {names}; do command -v $p >/dev/null 2>&1 && exec $p -u -c "{BOOT}"; done; '
-            f"echo there is no {' or '.join(candidates)} >&2; exit 127"
+            f"echo found no {' or '.join(candidates)} >&2; exit 127"
         )
         return f"exec /bin/sh -c '{script}'"
 

@@ -117,7 +117,7 @@ class HostStream(HostReports):
         if code is None:
             how = "closed its output"
         else:
-            how = f"ended with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
+            how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_text(-code)}"
         for task in self.pending:
             text = self.last_words()
             yield self.fail(task, f"{os.path.basename(str(self._program()))} {how}{': ' + text if text else ''}")

@@ -66,7 +66,7 @@ class Watchdog:
         finally:
             os.close(self._errors)
         if why and report:
-            print(f"monarch: {self._what} may still run; the command to end it failed: {why}", file=sys.stderr)
+            print(f"monarch: {self._what} may still be running; the command to end it failed: {why}", file=sys.stderr)
 
     def _said(self) -> str:
         lines = read_tail(self._errors, _TAIL).data.decode(errors="replace").strip().splitlines()

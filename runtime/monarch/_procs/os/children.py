@@ -22,16 +22,16 @@ _LONGEST = 60
 _READS, _WRITES = {"x86_64": (0, 1), "aarch64": (63, 64)}.get(platform.machine(), (-1, -1))
 _STATES = {
     "T": "suspended by a signal",
-    "t": "held by a debugger",
+    "t": "stopped by a debugger",
     "Z": "dead",
     "X": "dead",
     "D": "waiting for a disk",
 }
 _IN_CALL = {
     CallKind.CHILD: "waiting for a child process of its own",
-    CallKind.FILE_LOCK: "waiting for a lock on a file",
+    CallKind.FILE_LOCK: "waiting for a file lock",
     CallKind.OPEN: "opening a file",
-    CallKind.SYNC: "writing a file to its disk",
+    CallKind.SYNC: "flushing a file to disk",
 }
 
 

@@ -220,7 +220,7 @@ def _preload(setup: Setup) -> ZygoteReady:
     if (threads := posix.thread_count()) > 1:
         problems.append(f"the zygote has {threads} threads after its imports, and forks keep only one of them")
     if touched:
-        problems.append("an import has initialized CUDA; ranks, which are forks, cannot use the GPUs")
+        problems.append("an import has initialized CUDA, so forked ranks cannot use the GPUs")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
     # Ranks inherit it, and would each take milliseconds.

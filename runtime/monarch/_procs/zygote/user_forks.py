@@ -37,7 +37,7 @@ def leave_if_forked(error: BaseException | None = None) -> None:
     """End this process if it is such a child, since its parent continues from here.
 
     Args:
-        error: raised by user code; its traceback is printed, as by any Python process that ends by an error.
+        error: raised by user code; its traceback is printed, since the parent does not have it.
     """
     if not is_child:
         return

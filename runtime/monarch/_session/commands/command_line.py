@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("exec", help="run a command on each host, and return the highest exit code")
     shell = commands.add_parser("shell", help="run an interactive shell on a host, and return its exit code")
-    shell.add_argument("--rank", type=int, default=0, metavar="N", help="number of the host; the first one by default")
+    shell.add_argument("--rank", type=int, default=0, metavar="N", help="index of the host (default: 0)")
     shell.set_defaults(run=_shell)
     for each in (run, shell):
         each.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")

@@ -36,8 +36,8 @@ def ask_agents(node: Node, requests: Mapping[str, AgentRequest]) -> list[Any]:
         silent = [node.hosts.name_of(answer.host) for answer in answers if not answer.done]
         hosts = f"host {silent[0]}" if len(silent) == 1 else f"hosts {', '.join(silent)}"
         raise MonarchError(
-            f"the detached mesh has connected, but {hosts} did not answer within {PATIENCE_S:g} s; its agents may be "
-            f"stopped, or their machines busy: try again"
+            f"connected to the detached mesh, but {hosts} did not answer within {PATIENCE_S:g} s; its agents may be "
+            f"suspended, or their machines busy; try again"
         ) from None
     finally:
         for answer in answers:

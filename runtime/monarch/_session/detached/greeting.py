@@ -57,8 +57,8 @@ class UnavailableHosts:
             (host,) = self.silent
             lines.append(
                 f"host {host.name} does not answer: its agent at {host.address} is running, but has not answered for "
-                f"{PATIENCE_S:g} s; it may be suspended or overloaded; leave the mesh, and attach the mesh again "
-                f"when it responds"
+                f"{PATIENCE_S:g} s; it may be suspended or overloaded; leave the mesh, and attach it again "
+                f"when the host responds"
             )
         elif self.silent:
             names = [f"{host.name} at {host.address}" for host in self.silent]
@@ -82,13 +82,13 @@ def greet_here(session: Session, record: Record, keys: KeyPair) -> Listening:
         if answer.has_other_key:
             raise NoDetachedMeshError(
                 f"the detached mesh {record.name!r} did not answer at {host.address}: the process there has "
-                f"another key than its record"
+                f"a different key"
             )
         if answer.final:
             raise MonarchError(f"detached mesh {record.name!r} cannot be attached: {answer.reason}")
         raise NoDetachedMeshError(
             f"the detached mesh {record.name!r} did not answer at {host.address} within {PATIENCE_S:g} s; its agent is "
-            f"process {record.pid}: 'kill -CONT {record.pid}' continues it if it is stopped, and "
+            f"process {record.pid}: 'kill -CONT {record.pid}' resumes it if it is suspended, and "
             f"'kill -9 {record.pid}' ends it with its ranks"
         )
     return _checked(record, host, answer)
@@ -148,7 +148,7 @@ def _sort(
         elif answer is not None and answer.final:
             unavailable.refusing.append((host, answer.reason))
         elif answer is not None and answer.handshake is Handshake.CLOSED:
-            unavailable.unreachable.append((host, f"connections to {host.address} are closed at once"))
+            unavailable.unreachable.append((host, f"connections to {host.address} are closed immediately"))
         elif answer is not None:
             unavailable.silent.append(host)
     return known

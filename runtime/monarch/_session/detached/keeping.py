@@ -72,7 +72,7 @@ def keep(
     config.name, config.seconds, config.lease = name, seconds, node.hosts.lease
     if not on:
         if hosts or options:
-            raise ArgumentError("hosts and options need a launcher; pass on, such as on='slurm'")
+            raise ArgumentError("hosts and options need a launcher; pass one, as in on='slurm'")
         return _keep_here(config)
     launch = _hold(HoldOrder(name, seconds, on, hosts, dict(options or {}), config, os.getpid()))
     try:

@@ -224,7 +224,7 @@ def _connect_alone(
 ) -> tuple[DetachedMesh, list[dict[str, Any]]]:
     if any(host.id in session.detached for host in record.hosts):
         raise DetachedMeshInUseError(
-            f"detached mesh {record.name!r} is attached to this process already; use the mesh that the first attach "
+            f"detached mesh {record.name!r} is already attached to this process; use the mesh that the first attach "
             f"returned"
         )
     if not record.holder:
@@ -304,7 +304,7 @@ def _connect(
             if launch is None:
                 raise
             raise MonarchError(
-                f"detached mesh {record.name!r} is kept, but a host was lost while it was attached; attach it again"
+                f"detached mesh {record.name!r} is still detached: a host was lost while attaching it; attach it again"
             ) from error
         session.attach(known, node.hosts.keys, here, own=forwarded, joins=False)
         if launch is not None:
@@ -335,7 +335,7 @@ def _gone(record: Record, launch: HeldLaunch, unavailable: UnavailableHosts, end
             f"detached mesh {record.name!r} has ended, because none of its hosts answers: {problems}"
         )
     return MonarchError(
-        f"detached mesh {record.name!r} is kept, but cannot be attached now: {problems}; %mesh down {record.name}, or "
+        f"detached mesh {record.name!r} cannot be attached now: {problems}; %mesh down {record.name}, or "
         f"'kill -9 {record.pid}', ends it with its hosts"
     )
 

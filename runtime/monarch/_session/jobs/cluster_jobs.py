@@ -106,7 +106,7 @@ class LauncherJob(JobTrait):
             at_least=self.at_least,
             timeout=self.timeout,
             tell=self._tell,
-            advice="late_hosts() of the job returns it",
+            advice="job.late_hosts() returns it",
         )
         launched.preemption.handler = self._on_preempt
         return JobState(launched.meshes)

@@ -39,5 +39,5 @@ def advice(dashboard: bool) -> str:
     Args:
         dashboard: whether the program expects a dashboard.
     """
-    instead = "; there is no dashboard on a port" if dashboard else ""
+    instead = "; this package has no web dashboard" if dashboard else ""
     return f"monarch: 'monarch top' shows the ranks of this program, and 'monarch debug' attaches to them{instead}"

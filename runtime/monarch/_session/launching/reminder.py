@@ -31,7 +31,7 @@ class Reminder:
 
     def begin(self, left: float) -> None:
         """Say how many seconds are left, and wait for the warnings."""
-        self._tell(f"the allocation of the hosts ends in {_minutes(left)}", True)
+        self._tell(f"the host allocation ends in {_minutes(left)}", True)
         self._plan(left)
 
     def _plan(self, left: float) -> None:
@@ -49,7 +49,7 @@ class Reminder:
             return
         if left <= max(_WARN_S) + STEP_S:
             self._tell(
-                f"the allocation of the hosts ends in {_minutes(left)}; save what you need, for example "
+                f"the host allocation ends in {_minutes(left)}; save what you need, for example "
                 f"with %mesh checkpoint, or ask for more time",
                 True,
             )

@@ -60,7 +60,7 @@ def wait_for_hosts(
         if timeout is not None and now > begun + timeout:
             if len(joined) >= needed:
                 break
-            raise SpawnError(f"{len(joined)} of {launch.expected} hosts joined within {timeout:g} s")
+            raise SpawnError(f"only {len(joined)} of {launch.expected} hosts joined within {timeout:g} s")
         for news in launch.watch(STEP_S):
             if isinstance(news, Joined):
                 joined.append(news)
@@ -107,5 +107,5 @@ def describe_news(news: News) -> list[str]:
     if isinstance(news, Installing):
         return [f"installing {news.what} on {news.host or 'a host'} ({news.by})"]
     if isinstance(news, Environment):
-        return [f"environment of {news.host}: Python {news.python}, torch {news.torch or 'of unknown version'}"]
+        return [f"environment of {news.host}: Python {news.python}, torch {news.torch or '(unknown version)'}"]
     return []

@@ -76,7 +76,7 @@ def _of_threads() -> str:
     names = ", ".join(repr(name) for name in left_threads())
     return (
         f"the process exits without waiting for these non-daemon threads, which did not end within "
-        f"{STOP_CLEANUP():g} s: {names}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
+        f"{STOP_CLEANUP():g} s: {names}; start them with daemon=True, or raise {STOP_CLEANUP.variable}"
     )
 
 
@@ -85,9 +85,9 @@ def _of_functions() -> str:
     if children:
         return (
             f"the process exits without waiting for these child processes, which did not end within "
-            f"{STOP_CLEANUP():g} s: {children}; start them with daemon=True, or set {STOP_CLEANUP.variable}"
+            f"{STOP_CLEANUP():g} s: {children}; start them with daemon=True, or raise {STOP_CLEANUP.variable}"
         )
     return (
-        f"the exit functions of the process did not end within {STOP_CLEANUP():g} s and were interrupted; set "
+        f"the exit functions of the process did not finish within {STOP_CLEANUP():g} s and were interrupted; raise "
         f"{STOP_CLEANUP.variable} to give them more time"
     )

@@ -110,7 +110,7 @@ class KubernetesJob(JobTrait):
         pod = _pod_of(image_spec, pod_template, port)
         if self.pod and pod != self.pod:
             raise ArgumentError(
-                f"add_mesh({name!r}): all meshes of a job have the same pods; use a second job for other images"
+                f"add_mesh({name!r}): all meshes of a job use the same pods; use a second job for other images"
             )
         self.pod = pod
         self.meshes[name] = num_replicas
@@ -123,7 +123,7 @@ class KubernetesJob(JobTrait):
             ArgumentError: it has no mesh.
         """
         if not self.meshes:
-            raise ArgumentError("the job has no mesh; call add_mesh() before")
+            raise ArgumentError("the job has no mesh; call add_mesh() first")
         config = str(self.kubeconfig.local) if self.kubeconfig.local is not None else ""
         return PodJob(
             self.meshes,
@@ -152,7 +152,7 @@ def _pod_of(image: ImageSpec | None, template: Any, port: int) -> dict[str, Any]
         return {"image": image.image, "resources": dict(image.resources or {}), "monarch_port": port}
     if not is_a(template, Mapping):
         raise ArgumentError(
-            f"pod_template: expected a dict, got {type(template).__name__}; convert one of Kubernetes' client with "
+            f"pod_template: expected a dict, got {type(template).__name__}; convert a Kubernetes client object with "
             f"kubernetes.client.ApiClient().sanitize_for_serialization(template)"
         )
     made: dict[str, Any] = dict(template)

@@ -231,7 +231,7 @@ def _allowed() -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in _ORDER]
     if unknown:
-        raise ArgumentError(f"{VARIABLE}: unknown transport {unknown[0]!r}; expected some of {', '.join(_ORDER)}")
+        raise ArgumentError(f"{VARIABLE}: unknown transport {unknown[0]!r}; expected any of {', '.join(_ORDER)}")
     return [name for name in _ORDER if not names or name in names]
 
 

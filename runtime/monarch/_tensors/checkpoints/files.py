@@ -122,7 +122,7 @@ class StateCopy(DefaultSavePlanner):
             cause = _of_the_disk(error)
             if cause is None:
                 raise
-            raise OSError(cause.errno, f"{cause.strerror}, while writing to {folder}{self._room(folder)}") from error
+            raise OSError(cause.errno, f"{cause.strerror} while writing to {folder}{self._room(folder)}") from error
 
     def _room(self, folder: str) -> str:
         """Describe the size of this copy and the free disk space, for an error."""

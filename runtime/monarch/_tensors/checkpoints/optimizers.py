@@ -21,7 +21,7 @@ def make_room(optimizer: torch.optim.Optimizer) -> None:
     groups = optimizer.param_groups
     parameters = [each for group in groups for each in group["params"]]
     if any(each.grad is not None for each in parameters):
-        raise ValueError("it has not taken a step yet, and there are gradients; call its zero_grad(), then restore it")
+        raise ValueError("it has not taken a step yet but has gradients; call its zero_grad(), then restore it")
     rates = [group.get("lr") for group in groups]
     try:
         for each in parameters:

@@ -133,6 +133,6 @@ def _abort(backend: Any) -> None:
     try:
         backend.abort()
     except Exception as error:
-        tell(f"monarch: ending a group of NCCL failed: {type(error).__name__}: {error}")
+        tell(f"monarch: aborting an NCCL process group failed: {type(error).__name__}: {error}")
     finally:
         _aborting.pop(id(backend), None)

@@ -114,8 +114,8 @@ def meet(store: Store, rank: int, size: int, says: str, seconds: float = JOIN_SE
     except dist.DistStoreError:
         missing = [other for other in range(size) if not store.check([keys[other]])]
         raise GroupError(
-            f"ranks {missing} of {size} did not join the process group within {seconds:g} s: they run code that "
-            f"holds the GIL, have no file descriptor left, or cannot reach this rank; stop it, then use the group again"
+            f"ranks {missing} of {size} did not join the process group within {seconds:g} s: they are in code that "
+            f"holds the GIL, have no file descriptors left, or cannot reach this rank; stop that code, then try again"
         ) from None
     # One round trip; a get for each key would cost n² of them in all.
     return [bytes(each).decode() for each in store.multi_get(keys)]

@@ -302,7 +302,7 @@ def _form(
         world.groups[tuple(range(place.size))] = default_group()
         leave(world, known)
         if isinstance(error, RuntimeError):
-            raise GroupError(f"cannot create the process groups of rank {place.rank} again: {error}") from error
+            raise GroupError(f"cannot recreate the process groups of rank {place.rank}: {error}") from error
         raise
     return world
 

@@ -100,7 +100,7 @@ class Nixl:
 
     def reason_against(self, remote: MemoryReference, local_device: str) -> str:
         if not is_installed():
-            return "nixl is not installed here; pip install 'monarch-kernel[rdma]'"
+            return "nixl is not installed here; run: pip install 'monarch-kernel[rdma]'"
         if remote.device != "cpu" or local_device != "cpu":
             return "it supports CPU memory only"
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monarch._tensors.collectives.world import World
 
 _PURPOSE = "tensors"
-_REPLACED = "a newer process group has replaced it while those of tensors were made"
+_REPLACED = "the process group was replaced while the groups for tensors were being created"
 
 
 def region_of_view() -> Region:

@@ -27,7 +27,7 @@ from monarch.exceptions import DeviceMeshError, GroupError, TransferError
 _WAIT_S = 600.0
 """Seconds to wait for the sender, which runs its ops first."""
 _HALTED = "halted"
-_UNSENT = "a rank of the source mesh died before all ranks there had sent it; move it again"
+_UNSENT = "a rank of the source mesh died before all of its ranks had sent the tensor; move it again"
 
 
 class SourceFailedError(Exception):
@@ -200,7 +200,7 @@ class _Exports:
             for number, each in found.items():
                 del self._ready[number]
                 # For an op that another thread of the program has issued meanwhile.
-                failure = _lost("a rank of the target mesh died before all ranks there had read it; move it again")
+                failure = _lost("a rank of the target mesh died before all of its ranks had read it; move it again")
                 self._refused[number] = _Refusal(failure, each.takers)
         for each in found.values():
             if each.buffer is not None:
@@ -306,7 +306,7 @@ def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: A
 
 def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tensor:
     if mover is None:
-        raise SourceFailedError(_lost("this rank has not sent it to itself"))
+        raise SourceFailedError(_lost("this rank has not sent the tensor to itself"))
     try:
         answer = mover.want.call_one(number).get(_WAIT_S)
         if answer == _HALTED:
@@ -324,7 +324,7 @@ def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tenso
     except DeviceMeshError as error:
         # Its other lines advise what the program may have done by now.
         reason = str(error).partition("\n")[0]
-        text = f"the source rank has died: {reason}; once it is healed, move it again"
+        text = f"the source rank died: {reason}; heal its mesh, then move the tensor again"
         raise SourceFailedError(_lost(text)) from error
     mover.taken.broadcast(number)
     return value

@@ -163,7 +163,7 @@ def _with_numbers(made: fx.GraphModule, program: RecordedProgram, stand_ins: lis
     if lost:
         step = next(s for s in program.steps if any(isinstance(v, Slot) and v.place in lost for v in s.values))
         raise RuntimeError(
-            f"a number that changes from call to call becomes part of the graph: {program.lines.get(step.line, '')}"
+            f"a number that changes from call to call would be fixed in the graph: {program.lines.get(step.line, '')}"
         )
     made.recompile()
     return Lowered(made, specs)

@@ -64,7 +64,7 @@ class _Ready:
         step = self.program.steps[at]
         template = self.program.templates[step.template]
         if cut:
-            error = RuntimeError(f"a collective was cut after the step had changed some tensors in place: {error}")
+            error = RuntimeError(f"a collective was aborted after the step had changed some tensors in place: {error}")
         return ReplayError(title_of(template), step.line, error)
 
 

@@ -160,6 +160,6 @@ class Refusing:
 
 def _of_version(version: int) -> str:
     return (
-        f"it speaks version {VERSION} of the protocol, and this program version {version}; install the same version of "
-        f"monarch-kernel-runtime in both places"
+        f"it speaks protocol version {VERSION}, and this program speaks {version}; install the same version of "
+        f"monarch-kernel-runtime on both sides"
     )

@@ -169,19 +169,19 @@ class HeldLaunch:
     def _silent(self, seconds: float) -> MonarchError:
         pid = self._pid
         return MonarchError(
-            f"process {pid}, which holds the hosts, has not answered for {seconds:g} s; 'kill -CONT {pid}' continues "
-            f"it if it is stopped, and 'kill -9 {pid}' ends it with its hosts"
+            f"process {pid}, which holds the hosts, has not answered for {seconds:g} s; 'kill -CONT {pid}' resumes "
+            f"it if it is suspended, and 'kill -9 {pid}' ends it with its hosts"
         )
 
     def _parted(self) -> MonarchError:
         """Return the error about a connection that has ended, without a reason from the process."""
         if self._closed:
             return MonarchError(
-                f"this program has left the hosts that process {self._pid} holds; attach the mesh again"
+                f"this program has disconnected from process {self._pid}, which holds the hosts; attach the mesh again"
             )
         if self._start is not None and outlives(self._pid, self._start, _GOING_S):
             return MonarchError(
-                f"process {self._pid}, which holds the hosts, has ended the connection; attach the mesh again"
+                f"process {self._pid}, which holds the hosts, has closed the connection; attach the mesh again"
             )
         return NoDetachedMeshError(_ENDED)
 
@@ -195,7 +195,7 @@ class HeldLaunch:
                 known, reply = _numbered.decode(packet)
             except msgspec.DecodeError as error:
                 raise MonarchError(
-                    f"the process that holds the hosts has another version of monarch ({error}); attach the mesh with "
+                    f"the process that holds the hosts runs another monarch version ({error}); attach the mesh with "
                     f"that version, or end it: 'kill {self._pid}' ends it with its hosts"
                 ) from None
             if known == h.LAST and isinstance(reply, h.Problem):

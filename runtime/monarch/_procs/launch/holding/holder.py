@@ -249,7 +249,7 @@ class Holder:
             # A program of another version must not end the ranks.
             pid = os.getpid()
             problem = MonarchError(
-                f"process {pid}, which holds the hosts, has another version of monarch ({error}); attach the mesh with "
+                f"process {pid}, which holds the hosts, runs another monarch version ({error}); attach the mesh with "
                 f"that version, or end it: 'kill {pid}' ends it with its hosts"
             )
             self._dismiss(user, problem)
