@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.prefilter import PrefilterChecker
 
 from monarch_kernel.kernel_like import Kernel, Publisher
 
@@ -255,6 +256,27 @@ def _padded(before: list[str], after: list[str]) -> list[str]:
 def has_automagic(shell: Any) -> bool:
     """Return whether a line may begin with the name of a magic, without the percent sign."""
     return bool(shell.automagic)
+
+
+def keep_subscripts_python(shell: Any, name: str) -> Callable[[], None]:
+    """Let a line such as ``mesh['x']`` be Python, though the name is a magic's and automagic would take the line.
+
+    Returns:
+        A function that undoes it.
+    """
+    manager = shell.prefilter_manager
+
+    class Subscripts(PrefilterChecker):
+        # Before the checker of automagic, which has 700.
+        priority = 650
+
+        def check(self, line_info: Any) -> Any:
+            is_one = line_info.line.lstrip().startswith(f"{name}[")
+            return manager.get_handler_by_name("normal") if is_one else None
+
+    checker = Subscripts(shell=shell, prefilter_manager=manager, config=shell.config)
+    manager.register_checker(checker)
+    return lambda: manager.unregister_checker(checker)
 
 
 def capturing_streams() -> dict[str, Any]:

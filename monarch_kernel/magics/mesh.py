@@ -39,7 +39,7 @@ from monarch_kernel.commands.spawning import Spawning
 from monarch_kernel.commands.starting import StartCommands
 from monarch_kernel.commands.transfers import Transfers
 from monarch_kernel.commands.who import Who
-from monarch_kernel.compat import cell_magic, line_magic, no_var_expand, set_debugger
+from monarch_kernel.compat import cell_magic, keep_subscripts_python, line_magic, no_var_expand, set_debugger
 from monarch_kernel.debug.announcing import Announcing
 from monarch_kernel.debug.breaks import Breaks
 from monarch_kernel.debug.cells import source_of
@@ -159,6 +159,7 @@ class MeshMagics(Magics):
         on_opened.append(self._session_opened)
         self._assigned = Assigned(shell.ast_transformers)
         shell.input_transformers_post.append(self._assigned.look)
+        self._subscripts_end = keep_subscripts_python(shell, "mesh")
 
     @no_var_expand
     @line_magic("mesh")
@@ -341,6 +342,7 @@ class MeshMagics(Magics):
         self.shell.events.unregister("post_run_cell", self._cell_ended)
         on_opened.remove(self._session_opened)
         self.shell.input_transformers_post.remove(self._assigned.look)
+        self._subscripts_end()
         self._assigned.close()
         self._imports.close()
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 import pytest
 
+from leaks import wait_until
 from monarch._node.current import open_node
-from monarch.actor import Actor, Channel, Port, current_rank, endpoint
-from monarch.exceptions import SerializationError, StoppedError
+from monarch.actor import Actor, Channel, Port, PortReceiver, current_rank, endpoint
+from monarch.exceptions import CallTimeoutError, SerializationError, StoppedError
 
 
 class Teller(Actor):
@@ -177,3 +178,48 @@ def test_recv_gets_its_value_when_the_receiver_is_dropped(tellers: Any) -> None:
     tellers.slice(gpus=0).tell.broadcast(port, ["late"])
     assert value.get(30) == "late"
     open_node().bulk.settle()
+
+
+def test_dropped_wait_gives_its_place_to_the_next() -> None:
+    port, receiver = Channel[int].open()
+    for _ in range(3):
+        with pytest.raises(CallTimeoutError):
+            receiver.recv().get(timeout=0.01)
+    kept, last = receiver.recv(), receiver.recv()
+    for number in range(3):
+        port.send(number)
+    assert (kept.get(20), last.get(20), receiver.recv().get(20)) == (0, 1, 2)
+    # The value of a future that was not read comes back before the later ones.
+    unread = [receiver.recv()]
+    port.send(3)
+    port.send(4)
+    assert wait_until(lambda: unread[0].done)
+    unread.clear()
+    assert [receiver.recv().get(20), receiver.recv().get(20)] == [3, 4]
+    told: list[int] = []
+    receiver.recv().add_done_callback(lambda future: told.append(future.get()))
+    port.send(5)
+    assert wait_until(lambda: told == [5])
+    receiver.close()
+
+
+def test_cancelled_await_loses_no_value() -> None:
+    port, receiver = Channel[int].open()
+
+    async def polls() -> list[int]:
+        values: list[int] = []
+        for number in range(4):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(receiver.recv(), 0.01)
+            waiting = asyncio.ensure_future(_received(receiver))
+            await asyncio.sleep(0)
+            port.send(number)
+            values.append(await asyncio.wait_for(waiting, 20))
+        return values
+
+    assert asyncio.run(polls()) == [0, 1, 2, 3]
+    receiver.close()
+
+
+async def _received(receiver: PortReceiver[int]) -> int:
+    return await receiver.recv()

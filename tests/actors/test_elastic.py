@@ -99,6 +99,19 @@ class Gated(Member):
             time.sleep(0.005)
 
 
+class GatedWithoutHook(Actor):
+    """The same, and a resize does not wait for its earlier calls."""
+
+    def __init__(self, gate: str) -> None:
+        Path(f"{gate}.{current_rank().rank}").touch()
+        while current_rank().rank > 1 and not os.path.exists(gate):
+            time.sleep(0.005)
+
+    @endpoint
+    def add(self) -> int:
+        return 1
+
+
 class Booted(Actor):
     @endpoint
     def when(self) -> str:
@@ -256,6 +269,31 @@ def test_interrupted_change_continues(procs: Callable[..., Any], tmp_path: Path,
     heal_mesh(mesh) if heals else mesh.resize(gpus=3)
     assert values(members.add.call()) == [1, 1, 1]
     assert values(members.told.call()) == [[({"gpus": 2}, {"gpus": 3})]] * 2 + [[]]
+
+
+def test_interrupted_resize_does_not_follow_a_later_one(procs: Callable[..., Any], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    mesh = procs(2, name="mesh")
+    members = mesh.spawn("gated", GatedWithoutHook, str(gate))
+
+    def interrupted(size: int, begun: Callable[[], object]) -> None:
+        def interrupt() -> None:
+            assert wait_until(begun)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            mesh.resize(gpus=size)
+        thread.join()
+
+    interrupted(3, (tmp_path / "gate.2").exists)
+    # It waits for the first one, which continues.
+    interrupted(1, lambda: sum(each.name == "monarch-resize" for each in threading.enumerate()) == 2)
+    gate.touch()
+    assert mesh.resize(gpus=2).extent == {"gpus": 2}
+    assert wait_until(lambda: not any(each.name == "monarch-resize" for each in threading.enumerate()))
+    assert values(members.add.call()) == [1, 1] and mesh.extent == {"gpus": 2}
 
 
 def test_dead_ranks_are_restarted(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from monarch_kernel.compat import (
     cell_number,
     group_skipped_files,
     has_automagic,
+    keep_subscripts_python,
     missing_magic,
     pass_cells,
     publish,
@@ -188,6 +189,18 @@ def test_captured_streams_are_found(shell: InteractiveShell) -> None:
     shell.user_ns["find"] = capturing_streams
     shell.run_cell("%%capture --no-stderr cap\nprobe.append(sorted(find()))")
     assert seen == [["stdout"]]
+
+
+def test_subscript_of_the_name_of_a_magic_is_python(shell: InteractiveShell) -> None:
+    seen: list[str] = []
+    shell.register_magic_function(seen.append, "line", "mesh")
+    undo = keep_subscripts_python(shell, "mesh")
+    shell.run_cell("mesh ['x']")
+    assert seen == ["['x']"]
+    assert isinstance(shell.run_cell("mesh['x']").error_in_exec, NameError) and len(seen) == 1
+    undo()
+    shell.run_cell("mesh['x']")
+    assert len(seen) == 2
 
 
 def test_automagic_is_read(shell: InteractiveShell) -> None:

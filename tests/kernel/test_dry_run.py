@@ -44,7 +44,7 @@ def test_dry_run_forecasts_a_cell_and_changes_nothing(own: Any, tmp_path: Path) 
     cell = book.mesh(
         "import torch\nx = torch.ones(1 << 28, device='cuda')\ny = x + x", "--dry-run --world 4x8:a100"
     ).ok()
-    assert "peak of a rank: 2.15 GB, fits in 80 GB of a100 (32 devices)" in cell.bundles[-1]["text/plain"]
+    assert "peak memory of a rank: 2.15 GB, fits in 80 GB of a100 (32 devices)" in cell.bundles[-1]["text/plain"]
     assert "<svg" in cell.bundles[-1]["text/html"]
     book.run("%mesh up --procs 2").ok()
     book.mesh(TRAIN).ok()

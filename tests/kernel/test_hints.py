@@ -167,6 +167,7 @@ def test_names_of_cells_are_explained_in_the_notebook(notebook: Notebook, name: 
 
 def test_deleted_variable_of_a_mesh_comes_back(notebook: Notebook) -> None:
     assert "mesh 'mesh' is running" in notebook.run("del mesh\nmesh").text
+    assert "its variable was deleted; %mesh use mesh sets it again" in notebook.run("mesh['rank']").text
     notebook.run("%mesh use mesh").ok()
     assert notebook.run("len(mesh)").ok().shown == "4"
 

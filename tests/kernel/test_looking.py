@@ -169,14 +169,14 @@ def test_diff_names_ranks_keys_and_indices(notebook: Notebook, loop: Cell, stopp
     assert bad[4] == "  2 of 12 elements differ, by at most 0.5"
     nested = said(notebook, "%mesh diff nested").splitlines()
     assert nested[0] == "nested differs: ranks 0,2 agree; rank 1; rank 3"
-    assert nested[1] == "rank 1 from ranks 0,2 at ['b'][0] (1 of 4 parts differs):"
+    assert nested[1] == "rank 1 vs ranks 0,2 at ['b'][0] (1 of 4 parts differs):"
     assert nested[4] == "  first difference at [2, 7]: 1 on ranks 0,2, 3 on rank 1"
     assert nested[6:] == [
-        "rank 3 from ranks 0,2 at ['c'] (1 of 4 parts differs):", "  ranks 0,2: 2.5", "  rank 3: missing",
+        "rank 3 vs ranks 0,2 at ['c'] (1 of 4 parts differs):", "  ranks 0,2: 2.5", "  rank 3: missing",
     ]  # fmt: skip
     step = said(notebook, "%mesh diff step").splitlines()
     assert step[:3] == ["step differs: no two of ranks 0-3 agree", "  rank 0: 1", "  rank 1: 2"]
-    assert "rank 0 from ranks 1-3 at .bias (1 of 2 parts differs)" in said(notebook, "%mesh diff model")
+    assert "rank 0 vs ranks 1-3 at .bias (1 of 2 parts differs)" in said(notebook, "%mesh diff model")
     assert said(notebook, "%mesh diff --on [0:2] model.weight.shape").startswith("ranks 0-1 agree on")
     assert "ranks 0-3: NameError" in said(notebook, "%mesh diff missing")
 

@@ -36,8 +36,8 @@ def test_output_of_c_code_and_programs_is_shown(notebook: Notebook) -> None:
 def test_replaced_descriptor_is_told_and_prints_arrive(notebook: Notebook) -> None:
     lost = "saved = os.dup(1); null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.close(null)"
     cell = notebook.mesh(f"import os, sys\n{lost}\nprint('lost')", "[0]").ok()
-    note = "note: file descriptor 1 of this rank now points to /dev/null, which has this cell's output since then: "
-    assert cell.stream().count(f"{note}prints of later cells are shown") == 1
+    note = "note: file descriptor 1 of this rank now points to /dev/null, which has this cell's output since then"
+    assert cell.stream().count(f"{note}; later cells show what Python prints") == 1
     assert "lost" not in cell.stream()
     assert notebook.mesh("print('said')", "[0]").ok().stream() == "[rank 0] said\n"
     cell = notebook.mesh("os.dup2(saved, 1); os.close(saved); sys.stdout.close(); print('said')", "[0]").ok()

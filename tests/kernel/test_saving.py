@@ -77,7 +77,10 @@ def test_restore_brings_variables_back(book: Notebook, tmp_path: Path) -> None:
     book.mesh("torch.manual_seed(9)\n" + MODEL).ok()
     said = book.run(f"%mesh restore {tmp_path}/run model optimizer nothing").ok().stream()
     assert "  by load_state_dict: model, optimizer\n" in said
-    assert "  nothing (ranks 0-1,3): the checkpoint has epoch, history, model, optimizer, own, x" in said
+    assert (
+        "  nothing (ranks 0-1,3): it is not in the checkpoint, which has epoch, history, model, optimizer, own, x"
+        in said
+    )
     assert (
         book.mesh("model.weight.sum().item(), optimizer.state[model.weight]['exp_avg'].tolist()").ok().shown == before
     )

@@ -152,5 +152,5 @@ def test_import_that_a_stop_cuts_off_is_named(notebook: Notebook, tmp_path: Path
     cell.until(lambda: cell.said().get("begun") == ALL)
     notebook.interrupt()
     cell.wait()
-    assert "the import of slow_to_import was cut off" in cell.text and "%mesh restart" in cell.text, cell.text
+    assert "the import of slow_to_import was interrupted" in cell.text and "%mesh restart" in cell.text, cell.text
     notebook.mesh("sys.path.pop(0); 1 / 1").ok()

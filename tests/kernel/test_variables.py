@@ -120,7 +120,7 @@ def test_mistakes_are_explained(notebook: Notebook, code: str, error: str, text:
 
 def test_read_of_a_variable_on_a_rank_is_explained(notebook: Notebook) -> None:
     notebook.mesh("here = rank").ok()
-    text = "works only in the notebook, and this code runs on a rank: use here itself is the variable"
+    text = "works only in the notebook, and this code runs on a rank: use here directly, or run it in a cell"
     for code in ("%mesh mesh['here']", "%%mesh\nmesh.gather('here')", "%%mesh\nmesh['here'] = 1"):
         assert text in notebook.run(code).text
     assert notebook.run("mesh['here']").ok().shown.splitlines()[1:] == [f"rank {rank}: {rank}" for rank in range(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -594,3 +595,35 @@ def test_code_keeps_the_name_of_its_file() -> None:
             assert code.co_filename == "a file of this test"
     assert function.__code__.co_firstlineno == 4
     assert dumps(scope["g"])[0] == dumps(scope["g"])[0]
+
+
+class _Rings:
+    """Lets a signal arrive while it is pickled, or unpickled."""
+
+    def __reduce__(self) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return _ring, ()
+
+
+def _ring() -> int:
+    signal.raise_signal(signal.SIGUSR1)
+    return 0
+
+
+class _Limit(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [_Limit, TimeoutError])
+def test_error_of_a_signal_handler_is_raised_as_it_is(kind: type[BaseException]) -> None:
+    def handler(*_: Any) -> None:
+        raise kind("time limit of the program")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind, match="time limit of the program"):
+            dumps([_Rings()], "value")
+        with pytest.raises(kind, match="time limit of the program"):
+            loads(b"c" + f"{__name__}\n_ring\n".encode() + b"(tR.")
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -144,6 +144,45 @@ class ChannelEntry:
             receiver.end_session()
 
 
+class _Reception(Promise[Any]):
+    """A future of a value that arrives. If it is dropped unread, as after a timeout, the next one gets the value."""
+
+    __slots__ = ("_is_watched", "_unread")
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, "recv()")
+        self._unread: tuple[PortReceiver[Any], m.Reply, Sequence[bytes]] | None = None
+        """The value and where it comes from, until it is read."""
+        self._is_watched = False
+        """Whether a function of the user gets this future."""
+
+    def take(self, receiver: PortReceiver[Any], reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Take the value that has arrived."""
+        self._unread = receiver, reply, frames
+        self.complete(lambda: receiver.value_of(reply, frames))
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+        self._is_watched = True
+        super().add_done_callback(callback)
+
+    def _make(self) -> Any:
+        try:
+            value = super()._make()
+        except KeyboardInterrupt:
+            # The next reader reads it again.
+            raise
+        except BaseException:
+            self._unread = None
+            raise
+        self._unread = None
+        return value
+
+    def __del__(self) -> None:
+        if self._unread is not None and not self._is_watched:
+            receiver, reply, frames = self._unread
+            receiver.give_back(reply, frames)
+
+
 _SESSION_OVER = "belongs to a session that was shut down"
 """Why a receiver is closed."""
 
@@ -156,7 +195,11 @@ class PortReceiver(Generic[T]):
         self._once = once
         self._ranked = ranked
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
-        self._waiting: deque[Promise[Any]] = deque()
+        """Values that nobody waits for yet. Lock: ``peers.lock``."""
+        self._returned: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
+        """Values whose futures were dropped unread. Added in single operations, also by garbage collection."""
+        self._waiting: deque[_Reception] = deque()
+        """Futures of values to come. Lock: ``peers.lock``."""
         self._closed = ""
         """Why nothing more arrives; empty while values may. Lock: ``peers.lock``."""
         self._entry = ChannelEntry(self)
@@ -182,14 +225,41 @@ class PortReceiver(Generic[T]):
         if self._once:
             self._end("has received the only value of its channel")
         if waiting is not None:
-            waiting.complete(lambda: self._value(reply, frames))
+            waiting.take(self, reply, frames)
+            # If nobody has it any more, that returns the value.
+            del waiting
+            self._pass_on()
+
+    def give_back(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Take back a value that was never read; garbage collection may call this under any lock."""
+        self._returned.append((reply, frames))
+        if self._waiting:
+            self._node.receive_loop.post(self._pass_on)
+
+    def _pass_on(self) -> None:
+        """Give values that were not read to futures that wait, or else to those to come."""
+        while self._returned:
+            with self._node.peers.lock:
+                waiting = self._waiting.popleft() if self._waiting else None
+                if waiting is None:
+                    # Before those that have arrived since.
+                    while self._returned:
+                        self._arrived.appendleft(self._returned.pop())
+                    return
+                value = self._returned.popleft()
+                if not self._waiting:
+                    self._entry.waited_for = None
+            waiting.take(self, *value)
+            del waiting
 
     def recv(self) -> Future[T]:
         """Return a future of the next value, in order of arrival. It raises an exception that was sent.
 
-        The future raises StoppedError if no values are left and the receiver is closed or had its only value.
+        The future raises StoppedError if no values are left and the receiver is closed or had its only value. If it is
+        dropped before it was read, as after a timeout, the value goes to the next one.
         """
-        promise: Promise[Any] = Promise(self._node, "recv()")
+        promise = _Reception(self._node)
+        self._pass_on()
         with self._node.peers.lock:
             arrived = self._arrived.popleft() if self._arrived else None
             if arrived is None and not self._closed and self._node.closed:
@@ -198,8 +268,7 @@ class PortReceiver(Generic[T]):
                 self._waiting.append(promise)
                 self._entry.waited_for = self
         if arrived is not None:
-            reply, frames = arrived
-            promise.complete(lambda: self._value(reply, frames))
+            promise.take(self, *arrived)
         elif self._closed:
             promise.complete(self._fail)
         return promise
@@ -230,7 +299,7 @@ class PortReceiver(Generic[T]):
     def _fail(self) -> Any:
         raise StoppedError(f"recv() cannot return: the receiver {self._closed}; open a new channel")
 
-    def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
+    def value_of(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
         if reply.status == m.ERROR:
             failure = unpack_failure(reply.body)
             reason = f"{failure.kind}: {failure.text}"

@@ -141,28 +141,21 @@ class Future(Generic[R]):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-
-        def settle() -> None:
-            # Cancelled or in a deadlock; or called again, since another thread unpickles the value.
-            if future.done() or self._look_on(partial(arrived, self)):
-                return
-            try:
-                future.set_result(self._outcome())
-            except StopIteration as error:
-                future.set_exception(RuntimeError(f"the call raised StopIteration: {error}"))
-            except BaseException as error:
-                future.set_exception(error)
-
-        def arrived(_: Future[R]) -> None:
-            try:
-                loop.call_soon_threadsafe(settle)
-            except RuntimeError:
-                # The loop was closed meanwhile.
-                pass
-
-        self._when_done(arrived)
+        self._when_done(_Settling(self, loop, future).arrived)
         self._node.waits.awaited(self, future)
         return future
+
+    def _settle(self, future: asyncio.Future[R], again: Callable[[], None]) -> None:
+        """Give an asyncio future the outcome, in its loop."""
+        # Cancelled or in a deadlock; or called again, since another thread unpickles the value.
+        if future.done() or self._look_on(again):
+            return
+        try:
+            future.set_result(self._outcome())
+        except StopIteration as error:
+            future.set_exception(RuntimeError(f"the call raised StopIteration: {error}"))
+        except BaseException as error:
+            future.set_exception(error)
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
         """Call a function with this future once it is done.
@@ -335,6 +328,26 @@ def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
         name = getattr(callback, "__qualname__", None) or repr(callback)
         print(f"monarch: exception in done callback {name} of {future.label or 'a call'}:", file=sys.stderr)
         traceback.print_exception(error)
+
+
+class _Settling(Generic[R]):
+    """Gives an asyncio future the outcome of a future. Not closures, whose cycle would keep a dropped future alive."""
+
+    __slots__ = ("_future", "_loop", "_source")
+
+    def __init__(self, source: Future[R], loop: asyncio.AbstractEventLoop, future: asyncio.Future[R]) -> None:
+        self._source, self._loop, self._future = source, loop, future
+
+    def arrived(self, _: Future[R]) -> None:
+        """Settle it soon, from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._settle)
+        except RuntimeError:
+            # The loop was closed meanwhile.
+            pass
+
+    def _settle(self) -> None:
+        self._source._settle(self._future, partial(self.arrived, self._source))  # pyright: ignore[reportPrivateUsage]
 
 
 class _Onlooker:

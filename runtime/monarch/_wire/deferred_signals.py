@@ -20,6 +20,17 @@ harmless_idle: list[Handler] = []
 """Those that raise nothing as long as the main thread runs no user code. Only added to."""
 
 
+def from_handler(error: BaseException) -> bool:
+    """Return whether a handler of a signal has raised an error, such as a time limit of the program."""
+    codes = {id(code) for each in map(_getsignal, _NUMBERS) if (code := getattr(each, "__code__", None)) is not None}
+    trace = error.__traceback__ if codes else None
+    while trace is not None:
+        if id(trace.tb_frame.f_code) in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 class DeferredSignals:
     """Defers handlers, from ``begin`` to ``end``; for the main thread, which alone runs handlers.
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from monarch._core.kinds import kind_of
 from monarch._wire.blame import blame, error_text
+from monarch._wire.deferred_signals import from_handler
 from monarch._wire.pickle_sink import THRESHOLD, PickleSink
 from monarch._wire.pickler import Receivers, dump_any
 from monarch._wire.small_arrays import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
@@ -80,6 +81,8 @@ def _dumps(obj: Any, what: str, receivers: Receivers | None, here: bool) -> tupl
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if from_handler(error):
+            raise
         # A SystemExit of the object's own code must not end what sends or receives it.
         try:
             text = blame(obj, what, error)
@@ -138,6 +141,8 @@ def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if from_handler(error):
+            raise
         # A SystemExit of the object's own code must not end what sends or receives it.
         raise unreadable(error) from error
 

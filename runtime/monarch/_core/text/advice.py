@@ -21,7 +21,7 @@ class Advice:
         if alive:
             living = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
             return f"{living} and can be used as a slice; heal_mesh replaces {describe_ranks(dead)}"
-        return "heal_mesh replaces them"
+        return f"heal_mesh replaces {'it' if len(dead) == 1 else 'them'}"
 
     def after_failure(self, uid: str) -> str:
         """Return what to do after an actor has failed in a living process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -72,7 +73,13 @@ def resize(
         )
     if _checked(mesh, sizes).items() - dict(region_of(mesh).extent).items():
         _await_calls(shared, node, patience)
-    return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes, last))
+    is_over = threading.Event()
+    try:
+        return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes, last, is_over))
+    except BaseException:
+        # An interrupt, maybe before it has begun: then it must not follow a later one.
+        is_over.set()
+        raise
 
 
 def _await_calls(shared: ProcsState, node: Node, patience: float | None) -> None:
@@ -113,9 +120,12 @@ def _resize(
     onto: ResizableHosts | None,
     sizes: Mapping[str, int],
     last: list[Callable[[], None]] | None,
+    is_over: threading.Event,
 ) -> ProcMeshLike:
     node = node_of(mesh)
     with changing(shared, node, "resized", _PATIENCE):
+        if is_over.is_set():
+            return mesh
         procs = shared.procs
         old = dict(zip(procs.labels, procs.sizes, strict=True))
         new = {**old, **_checked(mesh, sizes)}

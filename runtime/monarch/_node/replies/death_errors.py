@@ -64,7 +64,8 @@ def died(
         lines.append(f"{describe_ranks(others)} also ended, for {len(kinds) - _MOST} other reasons")
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
-    if not alive and (stopped or kind is SpawnError):
+    # Ranks that were told to stop, and none that lives: the mesh was stopped.
+    if not alive and (kind is SpawnError or any(dead.expected for dead in lost.values())):
         todo = f"{advice().after_stop()} to continue"
     else:
         uid = split_proc(next(iter(lost.values())).proc)[0]
