@@ -180,7 +180,8 @@ def test_recv_gets_its_value_when_the_receiver_is_dropped(tellers: Any) -> None:
     open_node().bulk.settle()
 
 
-def test_dropped_wait_gives_its_place_to_the_next() -> None:
+def test_dropped_wait_gives_its_place_to_the_next(procs: Any) -> None:
+    procs(1)
     port, receiver = Channel[int].open()
     for _ in range(3):
         with pytest.raises(CallTimeoutError):
@@ -203,7 +204,8 @@ def test_dropped_wait_gives_its_place_to_the_next() -> None:
     receiver.close()
 
 
-def test_cancelled_await_loses_no_value() -> None:
+def test_cancelled_await_loses_no_value(procs: Any) -> None:
+    procs(1)
     port, receiver = Channel[int].open()
 
     async def polls() -> list[int]:

@@ -193,7 +193,7 @@ def test_captured_streams_are_found(shell: InteractiveShell) -> None:
 
 def test_subscript_of_the_name_of_a_magic_is_python(shell: InteractiveShell) -> None:
     seen: list[str] = []
-    shell.register_magic_function(seen.append, "line", "mesh")
+    shell.register_magic_function(lambda line: seen.append(line), "line", "mesh")  # pyright: ignore[reportArgumentType]
     undo = keep_subscripts_python(shell, "mesh")
     shell.run_cell("mesh ['x']")
     assert seen == ["['x']"]

@@ -141,7 +141,7 @@ class Future(Generic[R]):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._when_done(_Settling(self, loop, future).arrived)
+        self._when_done(_Settling(self._settle, loop, future).arrived)
         self._node.waits.awaited(self, future)
         return future
 
@@ -333,21 +333,23 @@ def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
 class _Settling(Generic[R]):
     """Gives an asyncio future the outcome of a future. Not closures, whose cycle would keep a dropped future alive."""
 
-    __slots__ = ("_future", "_loop", "_source")
+    __slots__ = ("_future", "_loop", "_settle")
 
-    def __init__(self, source: Future[R], loop: asyncio.AbstractEventLoop, future: asyncio.Future[R]) -> None:
-        self._source, self._loop, self._future = source, loop, future
+    def __init__(
+        self,
+        settle: Callable[[asyncio.Future[R], Callable[[], None]], None],
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[R],
+    ) -> None:
+        self._settle, self._loop, self._future = settle, loop, future
 
-    def arrived(self, _: Future[R]) -> None:
+    def arrived(self, _: object = None) -> None:
         """Settle it soon, from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._settle)
+            self._loop.call_soon_threadsafe(self._settle, self._future, self.arrived)
         except RuntimeError:
             # The loop was closed meanwhile.
             pass
-
-    def _settle(self) -> None:
-        self._source._settle(self._future, partial(self.arrived, self._source))  # pyright: ignore[reportPrivateUsage]
 
 
 class _Onlooker:
