@@ -226,4 +226,5 @@ class _Leave:
         drained = move(mesh, self._hosts, free, seconds, self._tell)
         if drained.gone:
             size = axes_text(mesh.procs.extent)
-            self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} were removed")
+            were = "was" if len(drained.gone) == 1 else "were"
+            self._tell(f"mesh {mesh.name!r} has shrunk to {size}: {describe_ranks(drained.gone)} {were} removed")

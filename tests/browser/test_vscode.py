@@ -210,7 +210,7 @@ def test_view_of_a_restarted_kernel_says_so_and_the_next_is_live(window: Open) -
     editor.restart()
     # VS Code leaves the old view where it is.
     editor.cell(number).get_by_role("button", name="Dump stacks").click()
-    editor.cell(number).get_by_text("The kernel does not answer.").wait_for()
+    editor.cell(number).get_by_text("The kernel is not responding.").wait_for()
     assert editor.frame.locator(".mk-title span").inner_text() == "2 ranks"
     assert editor.cell(number).get_by_role("button", name="Kill").count() == 0
     editor.shot("restarted")

@@ -63,7 +63,7 @@ def test_waits_for_ops_on_tensors_are_told_as_such(
 
     def is_told() -> bool:
         told.append(capfd.readouterr().err)
-        return "monarch: execute(getpid) waits: all 4 ranks still run ops on tensors, begun" in "".join(told)
+        return "monarch: execute(getpid) is waiting: all 4 ranks still run ops on tensors, started" in "".join(told)
 
     with ThreadPoolExecutor(1) as pool:
         with mesh.activate():

@@ -141,7 +141,7 @@ def test_python_files_reach_hosts_before_each_cell(hosts: sshd.SSHHosts, noteboo
         notebook.run(f"%mesh up far --on ssh:{names} --opt config={hosts.config} --gpus 2 --device cpu").ok()
         assert notebook.mesh(f"import os\nos.listdir({str(folder)!r})").ok().shown == "[ranks 0-3] []"
         assert notebook.mesh("import helper\nhelper.word").ok().shown == "[ranks 0-3] 'inner one'"
-        assert "all hosts have the 3 Python files" in notebook.run("%mesh sync").ok().stream()
+        assert "all hosts already have the 3 Python files" in notebook.run("%mesh sync").ok().stream()
         (folder / "helper.py").write_text("word = 'two'\n")
         (folder / "second.py").write_text("word = 'second'\n")
         # A new file reaches the next cell.
@@ -152,12 +152,14 @@ def test_python_files_reach_hosts_before_each_cell(hosts: sshd.SSHHosts, noteboo
         (folder / "helper.py").write_text("word = 'three'\n")
         told = notebook.run("%mesh sync").ok().stream()
         assert "copied to 2 hosts: helper.py" in told
-        assert "imported already, so the old version is in use: helper; %mesh reload helper loads the new one" in told
+        assert (
+            "helper was already imported, so the old version is in use; %mesh reload helper loads the new one" in told
+        )
         # New processes have the files too.
         notebook.run("%mesh kill 1").ok()
         assert notebook.mesh("import helper\nhelper.word").ok().shown == "[ranks 0,2-3] 'two'\n[rank 1] 'three'"
         (folder / "second.py").unlink()
-        assert "all hosts have the 3 Python files" in notebook.run("%mesh sync").ok().stream()
+        assert "all hosts already have the 3 Python files" in notebook.run("%mesh sync").ok().stream()
         assert notebook.mesh("os.path.exists(second.__file__)").ok().shown == "[ranks 0-3] False"
     finally:
         notebook.run("%mesh down far")
@@ -190,8 +192,8 @@ def test_files_go_to_each_host_and_come_back(hosts: sshd.SSHHosts, notebook: Not
         notebook.run(f"%mesh get ~/inbox {tmp_path / 'back'}").ok()
         assert sorted(each.name for each in (tmp_path / "back").iterdir()) == ["rank-0", "rank-2"]
         assert (tmp_path / "back" / "rank-2" / "inbox" / "data" / "large.bin").read_bytes() == large
-        assert "no rank has a file 'nothing'" in notebook.run("%mesh get nothing").reply["evalue"]
-        assert "no file 'nothing' here" in notebook.run("%mesh put nothing").reply["evalue"]
+        assert "no file on any rank matches 'nothing'" in notebook.run("%mesh get nothing").reply["evalue"]
+        assert "found no files at 'nothing' on this machine" in notebook.run("%mesh put nothing").reply["evalue"]
         assert not list(tmp_path.rglob("*.part")) and not list(hosts.folder.rglob("*.part"))
         # Files of the same name in different folders stay apart.
         notebook.mesh("for name in 'ab': os.makedirs(f'runs/{rank}/{name}')").ok()

@@ -80,10 +80,10 @@ def test_dry_run_says_what_cannot_be_simulated(notebook: Any) -> None:
     assert "line 2 cannot be simulated" in failed("torch.ones(3).numpy().sum()")
     text = failed("a = torch.ones(3, 4)\na @ a")
     assert "line 3 raises RuntimeError in the simulation" in text and "a @ a" in text
-    assert "the variable 'lock' of the ranks cannot be simulated: TypeError: cannot pickle" in failed("with lock: pass")
+    assert "cannot simulate the variable 'lock' of the ranks: TypeError: cannot pickle" in failed("with lock: pass")
     assert "raises NameError" in failed("unknown + 1")
     assert "SyntaxError" in failed("a = = 1")
-    assert "expected a device of a100" in failed("1", "--dry-run --world 1x8:tpu")
+    assert "expected one of a100" in failed("1", "--dry-run --world 1x8:tpu")
     assert "--world applies only to cells with --dry-run" in failed("1", "--world 1x8")
     assert "expected hosts, GPUs and a device" in failed("1", "--dry-run --world 8")
     assert "[ranks 0-3] 2" in notebook.mesh("1 + 1").ok().shown

@@ -344,7 +344,7 @@ def test_notice_during_a_resize_waits_for_it(mortal: Notebook, tmp_path: Path) -
     os.kill(agents[1], signal.SIGTERM)
     resize.until(lambda: "is being taken back (SIGTERM)" in resize.text)
     gate.touch()
-    resize.until(lambda: "has shrunk to hosts=1, procs=1: rank 1 left" in resize.text)
+    resize.until(lambda: "has shrunk to hosts=1, procs=1: rank 1 was removed" in resize.text)
     assert "with the variables of rank 2" in resize.text and "now has hosts=2, procs=1" in resize.text
     assert mortal.mesh("x.mean().item()").ok().shown == "[rank 0] 2.0"
 

@@ -65,5 +65,5 @@ def test_heal_tells_what_was_lost_and_what_ops_have_not_changed(own: Any) -> Non
     assert "monarch: rank 1 of mesh died with tensor shards that no other rank had\nWithout a value: part" in told
     assert "redistribute was cancelled: rank 1 of mesh died before all ranks had run it" in told
     assert "Without a value: spread." in told
-    assert "whole.add_(1)" in told and "Not changed by it: whole. Run the line again, or load a checkpoint." in told
+    assert "whole.add_(1)" in told and "Left unchanged: whole. Run the line again, or load a checkpoint." in told
     assert "4.0" in book.run("whole.sum().item()").ok().shown

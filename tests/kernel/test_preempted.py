@@ -135,7 +135,7 @@ def test_cell_that_outlasts_a_host_fails_and_the_mesh_shrinks(up: Up, notebook: 
     cell.wait()
     assert cell.status == "error" and "node1" in cell.text
     cell.until(lambda: "has shrunk" in cell.stream())
-    assert "still run a cell, so their variables cannot move before node1 is gone" in cell.stream()
+    assert "are still running a cell, so their variables cannot move before node1 is gone" in cell.stream()
     assert notebook.mesh(HOMES).ok().shown == "[ranks 0-1] 'home2'"
 
 

@@ -135,7 +135,7 @@ def test_actor_inside_a_c_call_finishes_it(book: Notebook) -> None:
 
 @pytest.mark.parametrize(
     ("wait", "words"),
-    [("queue", "interrupted"), ("store", "were waiting for a connection, which was closed")],
+    [("queue", "interrupted"), ("store", "were waiting for a connection (connection closed)")],
 )
 def test_wait_in_a_thread_is_freed(book: Notebook, wait: str, words: str) -> None:
     """No signal reaches the thread, and Python raises nothing in a thread that waits without a timeout."""

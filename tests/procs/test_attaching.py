@@ -36,7 +36,7 @@ def test_one_of_two_threads_attaches(host: None, leaks: Any) -> None:
             got.append(each.get(60))
         except DetachedMeshInUseError as error:
             errors.append(str(error))
-    assert len(got) == 1 and "is attached to this process already" in errors[0]
+    assert len(got) == 1 and "is already attached to this process" in errors[0]
     assert got[0].attached and got[0].hosts.spawn_procs({"gpus": 1}).initialized.get(60)
     got[0].end()
     leaks.rebase()

@@ -586,6 +586,6 @@ def test_suspended_process_of_another_host_is_named(program: Callable[..., Any],
     pids, count = done.ok().splitlines()
     assert count == "2" and done.err.count("have not started after") == 1
     if which == "zygote":
-        assert f"(pid {pids.split()[0]})" in done.err and f"there, kill -CONT {pids} resumes" in done.err
+        assert f"(pid {pids.split()[0]})" in done.err and f"on that host, kill -CONT {pids} resumes" in done.err
     else:
         assert "has not answered for 0.5 s; it is suspended, or" in done.err

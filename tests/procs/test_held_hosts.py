@@ -79,7 +79,7 @@ def test_stopped_host_is_named_with_what_to_do(run: Callable[..., Program]) -> N
     kept = attach("mine")
     (problem,) = kept.problems
     assert re.search(r"its agent at tcp://127\.0\.0\.1:\d+ is running, but has not answered for 10 s; ", problem)
-    assert "attach the mesh again" in problem
+    assert "attach it again" in problem
     kept.leave()
     os.kill(agent, signal.SIGCONT)
     assert wait_until(lambda: not find("mine").user, ENDS)

@@ -65,7 +65,7 @@ def test_request_of_another_version_is_no_other_program(run: Callable[..., Progr
     record = find("mine")
     launch = HeldLaunch(record.holder)
     for _ in range(2):
-        with pytest.raises(MonarchError, match=rf"process {record.pid}, .* has another version of monarch") as raised:
+        with pytest.raises(MonarchError, match=rf"process {record.pid}, .* runs another monarch version") as raised:
             launch._ask(_Unknown())  # type: ignore[arg-type]
         assert not isinstance(raised.value, DetachedMeshInUseError)
     launch.leave()
@@ -203,7 +203,7 @@ def test_holder_survives_messages_it_does_not_know(run: Callable[..., Program]) 
     with connect(find("mine").holder, ENDS) as stranger:
         assert stranger.recv(PACKET)
         stranger.send(b"of another version")
-        assert b"has another version of monarch" in stranger.recv(PACKET)
+        assert b"runs another monarch version" in stranger.recv(PACKET)
         assert not stranger.recv(PACKET)
     assert kept.attached and kept.on == "process:1"
     kept.end()

@@ -171,7 +171,7 @@ def test_pods_that_cannot_start_are_named(cluster: kube.SimulatedCluster, host: 
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
     cluster.unable = {"phase": "Pending", "containerStatuses": [{"name": "host", "state": {"waiting": waiting}}]}
     launcher = KubernetesLauncher("image:1", 2, kubectl=str(cluster.kubectl))
-    with pytest.raises(SpawnError, match=r"host monarch-\w+-0-x: Back-off pulling image; check the name of the image"):
+    with pytest.raises(SpawnError, match=r"host monarch-\w+-0-x: Back-off pulling image; check the image name"):
         launch_hosts(launcher)
     assert not cluster.objects
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: Insufficient cpu"}

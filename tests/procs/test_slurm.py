@@ -211,7 +211,7 @@ def test_job_begins_with_some_hosts(cluster: slurm.SlurmCluster, running: Callab
     holder.terminate()
     holder.wait()
     if how == "grow":
-        assert line_of(process, "joined 2 of 3").endswith("late_hosts() of the job returns it\n")
+        assert line_of(process, "joined 2 of 3").endswith("job.late_hosts() returns it\n")
         assert line_of(process, "has") == "has 3\n"
         assert process.wait(60) == 0
 
