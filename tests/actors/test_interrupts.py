@@ -133,7 +133,9 @@ def test_wait_behind_a_constructor_reports_its_time(procs: Any, tmp_path: Path) 
 def test_wait_behind_another_call_names_it(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
     front = spins.loop.call_one()
     behind = spins.ok.call_one()
-    with pytest.raises(CallTimeoutError, match=r"ok\(\) has not .*rank 0 still runs \w+.loop\(\), begun \d+ s ago; it"):
+    with pytest.raises(
+        CallTimeoutError, match=r"ok\(\) has not .*rank 0 still runs \w+.loop\(\), started \d+ s ago; it"
+    ):
         behind.get(timeout=1)
     waiter = threading.Thread(target=behind.get)
     waiter.start()

@@ -152,7 +152,7 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("use", "%mesh use: the following arguments are required: NAME; see %mesh help use"),
         ("use nix", "no mesh named 'nix'; running: mesh"),
         ("down nix", "no mesh named 'nix'"),
-        ("down a b", "no mesh 'a'; running: mesh"),
+        ("down a b", "no mesh named 'a'; running: mesh"),
         ("nix on", "%mesh nix on: neither a command of %mesh nor valid Python; %mesh help lists the commands"),
         ("x +", "%mesh x +: neither a command of %mesh nor valid Python"),
         ("[0] rank", "%mesh [0] rank: ranks belong in the first line of a cell, as in %%mesh [0]"),
