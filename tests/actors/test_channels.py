@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -225,3 +227,31 @@ def test_cancelled_await_loses_no_value(procs: Any) -> None:
 
 async def _received(receiver: PortReceiver[int]) -> int:
     return await receiver.recv()
+
+
+def test_polling_threads_lose_no_value(procs: Any) -> None:
+    procs(1)
+    port, receiver = Channel[int].open()
+    values: list[int] = []
+
+    def poll() -> None:
+        while len(values) < 300:
+            with suppress(CallTimeoutError):
+                values.append(receiver.recv().get(timeout=0.0005))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=poll) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for number in range(300):
+            port.send(number)
+        assert wait_until(lambda: len(values) == 300)
+    finally:
+        values.extend([-1] * (300 - len(values)))
+        sys.setswitchinterval(before)
+    for each in threads:
+        each.join(20)
+    assert sorted(values) == list(range(300))
+    receiver.close()

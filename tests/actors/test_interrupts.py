@@ -143,7 +143,7 @@ def test_wait_behind_another_call_names_it(spins: Any, capfd: pytest.CaptureFixt
 
     def is_said() -> bool:
         said.append(capfd.readouterr().err)
-        return "ok() waits: rank 0 still runs" in "".join(said)
+        return "ok() is waiting: rank 0 still runs" in "".join(said)
 
     assert wait_until(is_said), said
     interrupt(spins, front)

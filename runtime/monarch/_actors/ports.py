@@ -152,7 +152,7 @@ class _Reception(Promise[Any]):
     def __init__(self, node: Node) -> None:
         super().__init__(node, "recv()")
         self._unread: tuple[PortReceiver[Any], m.Reply, Sequence[bytes]] | None = None
-        """The value and where it comes from, until it is read."""
+        """The value and where it comes from: set by the thread that completes this, cleared by the reader."""
         self._is_watched = False
         """Whether a function of the user gets this future."""
 
@@ -197,7 +197,7 @@ class PortReceiver(Generic[T]):
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
         """Values that nobody waits for yet. Lock: ``peers.lock``."""
         self._returned: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
-        """Values whose futures were dropped unread. Added in single operations, also by garbage collection."""
+        """Values whose futures were dropped unread. Added without the lock, also by garbage collection."""
         self._waiting: deque[_Reception] = deque()
         """Futures of values to come. Lock: ``peers.lock``."""
         self._closed = ""
@@ -240,13 +240,14 @@ class PortReceiver(Generic[T]):
         """Give values that were not read to futures that wait, or else to those to come."""
         while self._returned:
             with self._node.peers.lock:
-                waiting = self._waiting.popleft() if self._waiting else None
-                if waiting is None:
+                if not self._waiting:
                     # Before those that have arrived since.
                     while self._returned:
                         self._arrived.appendleft(self._returned.pop())
+                if not self._returned:
+                    # Here, or by another thread meanwhile.
                     return
-                value = self._returned.popleft()
+                waiting, value = self._waiting.popleft(), self._returned.popleft()
                 if not self._waiting:
                     self._entry.waited_for = None
             waiting.take(self, *value)
@@ -271,6 +272,9 @@ class PortReceiver(Generic[T]):
             promise.take(self, *arrived)
         elif self._closed:
             promise.complete(self._fail)
+        else:
+            # A value may have been given back before this one waited.
+            self._pass_on()
         return promise
 
     def end_session(self) -> None:

@@ -91,7 +91,7 @@ def contents_of(path: str, version: str | int | None) -> Contents:
     """Return what a checkpoint has.
 
     Raises:
-        ArgumentError: there is none, or no such version.
+        ArgumentError: the folder has no complete version, or not this one.
     """
     from monarch._tensors.checkpoints.restores import Version
 
