@@ -255,3 +255,32 @@ def test_polling_threads_lose_no_value(procs: Any) -> None:
         each.join(20)
     assert sorted(values) == list(range(300))
     receiver.close()
+
+
+def test_value_given_back_goes_to_one_waiter(procs: Any) -> None:
+    """Two threads pass on the same value, and neither takes a waiter without a value."""
+    procs(1)
+    port, receiver = Channel[int].open()
+    unread = [receiver.recv()]
+    port.send(1)
+    assert wait_until(lambda: unread[0].done)
+    node = open_node()
+    threads = [threading.Thread(target=receiver._pass_on) for _ in range(2)]
+
+    def all_wait() -> bool:
+        frames = sys._current_frames()
+        return all(each.ident in frames and frames[each.ident].f_code.co_name == "_pass_on" for each in threads)
+
+    with node.peers.lock:
+        # It comes back while two others wait.
+        waiting = [receiver.recv(), receiver.recv()]
+        unread.clear()
+        for each in threads:
+            each.start()
+        assert wait_until(all_wait)
+    for each in threads:
+        each.join(20)
+    assert waiting[0].get(20) == 1
+    port.send(2)
+    assert waiting[1].get(20) == 2
+    receiver.close()
