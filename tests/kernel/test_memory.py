@@ -40,13 +40,13 @@ def test_handles_of_ended_cells_hold_only_results(notebook: Notebook) -> None:
     before = held(notebook)
     handles = [notebook.mesh(f"print({n})\ndisplay(2)\n{n}", "--nowait").ok() for n in range(CELLS)]
     for cell in handles:
-        cell.until(lambda cell=cell: "has ended" in str(cell.contents("update_display_data")))
+        cell.until(lambda cell=cell: "finished" in str(cell.contents("update_display_data")))
     after = held(notebook)
     assert {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind] + 8} == {}
     assert notebook.run("_mesh.result().item(procs=2)").ok().shown == str(CELLS - 1)
     assert "nothing was running" in notebook.run("_mesh.cancel()").ok().shown
     failed = notebook.mesh("1 / 0", "--nowait --out h").ok()
-    failed.until(lambda: "has failed" in str(failed.contents("update_display_data")))
+    failed.until(lambda: ": failed" in str(failed.contents("update_display_data")))
     for _ in range(2):
         again = notebook.run("h.result()")
         assert again.reply["ename"] == "MeshCellError" and "ZeroDivisionError" in again.text

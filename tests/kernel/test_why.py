@@ -233,7 +233,7 @@ def test_training_with_checkpoints_and_compilers_raises_no_alarm(notebook: Noteb
 
 
 def test_late_rank_is_not_said_to_have_ended_without_the_others(notebook: Notebook) -> None:
-    cell = notebook.mesh("import ctypes\nif rank == 1: ctypes.PyDLL(None).sleep(3)\ndist.barrier()").ok()
+    cell = notebook.mesh("import ctypes\nif rank == 1: ctypes.PyDLL(None).sleep(6)\ndist.barrier()").ok()
     said = explained(cell)
     assert any("holds the GIL" in text for text in said), said
     assert not [text for text in said if "stuck" in text], said
