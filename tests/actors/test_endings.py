@@ -189,6 +189,14 @@ class Owner(Actor):
         self.nested = monarch.actor.this_host().spawn_procs(per_host={"gpus": 1}).spawn("nested", Pid)
 
     @endpoint
+    def inner(self) -> Any:
+        return self.nested
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
     def kill_nested(self) -> list[str]:
         os.kill(self.nested.pid.call_one().get(timeout=20), signal.SIGKILL)
         return []
@@ -216,6 +224,25 @@ def test_supervise_names_the_actors_that_died_with_a_process(procs: Any) -> None
     assert wait_until(lambda: owner.reports.call_one().get(timeout=20))
     (report,) = owner.reports.call_one().get(timeout=20)
     assert "its actors: nested" in report and "MeshFailure" in report and "crashed_ranks=[0]" in report
+
+
+@pytest.mark.parametrize("victim", ["the owner", "a rank"])
+def test_advice_for_a_mesh_of_an_actor_works(procs: Any, victim: str) -> None:
+    outer = procs({"gpus": 1})
+    owner = outer.spawn("owner", Owner)
+    nested = owner.inner.call_one().get(timeout=60)
+    nested.pid.call_one().get(timeout=60)
+    of = owner if victim == "the owner" else nested
+    os.kill(of.pid.call_one().get(timeout=60), signal.SIGKILL)
+    with pytest.raises(SupervisionError) as caught:
+        while True:
+            nested.pid.call().get(timeout=60)
+    assert "heal_mesh replaces" not in str(caught.value)
+    if victim == "a rank":
+        assert str(caught.value).endswith("only the actor that spawned nested can replace its ranks, with heal_mesh")
+    else:
+        assert f"because its owner, rank 0 of {outer.name}, was killed by signal 9" in str(caught.value)
+        assert str(caught.value).endswith("spawn nested again to continue")
 
 
 def test_actor_mesh_is_generic_at_run_time() -> None:

@@ -294,7 +294,7 @@ def test_invalid_heals_are_refused(procs: Callable[..., Any]) -> None:
         heal_mesh("counters")
     healing = procs(1).spawn("healing", Healer)
     other = procs(1).spawn("other", Counter, 0)
-    with pytest.raises(ActorError, match="was spawned elsewhere"):
+    with pytest.raises(ActorError, match="was spawned by another process"):
         healing.heal.call_one(other).get(20)
 
 

@@ -65,7 +65,7 @@ class SpawnedMeshes:
         """
         shared = self.own_procs.get(uid)
         if shared is None or shared.stopped is not None:
-            why = "was stopped" if shared is not None else "was spawned elsewhere"
+            why = "was stopped" if shared is not None else "was spawned by another process"
             raise StoppedError(f"{name} {why}, so it cannot be {wish} here", mesh=name)
         return shared
 

@@ -19,9 +19,21 @@ class Advice:
             alive: the other ranks that were called.
         """
         if alive:
-            living = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
-            return f"{living} and can be used as a slice; heal_mesh replaces {describe_ranks(dead)}"
+            return f"{_living(alive)}; heal_mesh replaces {describe_ranks(dead)}"
         return f"heal_mesh replaces {'it' if len(dead) == 1 else 'them'}"
+
+    def after_deaths_elsewhere(self, mesh: str, alive: Sequence[int], owner_died: bool) -> str:
+        """Return what to do after deaths in a mesh that another process has spawned.
+
+        Args:
+            mesh: the name of the mesh.
+            alive: the other ranks that were called.
+            owner_died: whether it ended with the process that had spawned it.
+        """
+        if owner_died:
+            return f"spawn {mesh} again to continue"
+        heal = f"only the actor that spawned {mesh} can replace the others, with heal_mesh"
+        return f"{_living(alive)}; {heal}" if alive else heal.replace("the others", "its ranks")
 
     def after_failure(self, uid: str) -> str:
         """Return what to do after an actor has failed in a living process.
@@ -38,6 +50,10 @@ class Advice:
     def placed(self, text: str) -> str:
         """Return a text with places in code as the user knows them."""
         return text
+
+
+def _living(alive: Sequence[int]) -> str:
+    return f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive and can be used as a slice"
 
 
 _advice = Advice()

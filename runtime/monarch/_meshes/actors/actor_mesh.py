@@ -221,7 +221,7 @@ class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
         if lost and self._wait_for_verdict(method):
             lost = self._lost()
         if lost:
-            raise died(self._title_of(method), self._name, lost, list(self._region.base_ranks()), None)
+            raise died(self._title_of(method), self._name, lost, list(self._region.base_ranks()), None, node.names)
 
     def _awaits_verdict(self) -> bool:
         """Return whether a call would wait for a verdict on the members."""

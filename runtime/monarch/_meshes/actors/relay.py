@@ -62,7 +62,7 @@ class AnswerRelay(Owed):
         owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
         name, base = state_of(self._mesh).name, [split_proc(target.proc)[1] for target in self.targets]
         for rank in owed:
-            self._target.exception(died(self.label, name, {rank: dead}, base, None))
+            self._target.exception(died(self.label, name, {rank: dead}, base, None, self._node.names))
             self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
             # No process is left that might answer again.

@@ -207,7 +207,7 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, TensorMethods, Ma
         if lost and not self._is_decided():
             lost = {}
         if lost:
-            raise died(what, self.name, lost, list(self._region.base_ranks()), None)
+            raise died(what, self.name, lost, list(self._region.base_ranks()), None, node.names)
 
     def _is_decided(self) -> bool:
         """Return whether no heal or verdict is open on the mesh; also true in the thread that decides."""

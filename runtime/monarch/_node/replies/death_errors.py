@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
+from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Orphaned, Stopped
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import ValueMesh
@@ -30,6 +30,7 @@ def died(
     lost: dict[int, Dead],
     base: Sequence[int],
     results: ValueMesh[Any] | None,
+    names: Mapping[str, str],
 ) -> DeviceMeshError:
     """Return the error of a call with dead ranks: the ranks, causes, and last lines of stderr.
 
@@ -39,11 +40,12 @@ def died(
         lost: the deaths, by rank in the addressed view.
         base: the rank in the mesh of each rank in the view, by which the text names it.
         results: the results of the others.
+        names: the names of the meshes that were spawned from here, by uid.
     """
     total = len(base) if list(base) == list(range(len(base))) else None
     kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
     for rank, dead in lost.items():
-        kinds.setdefault((dead.cause, dead.at), []).append(rank)
+        kinds.setdefault((_named(dead.cause, names), dead.at), []).append(rank)
     stopped = all(dead.expected for dead in lost.values())
     kind: type[DeviceMeshError] = StoppedError if stopped else SupervisionError
     if all(isinstance(dead.cause, (NotStarted, NotReady)) for dead in lost.values()):
@@ -65,14 +67,26 @@ def died(
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     # Ranks that were told to stop, and none that lives: the mesh was stopped.
+    uid = split_proc(next(iter(lost.values())).proc)[0]
     if not alive and (kind is SpawnError or any(dead.expected for dead in lost.values())):
         todo = f"{advice().after_stop()} to continue"
+    elif uid not in names:
+        orphaned = any(isinstance(dead.cause, Orphaned) for dead in lost.values())
+        todo = advice().after_deaths_elsewhere(mesh, alive, orphaned)
     else:
-        uid = split_proc(next(iter(lost.values())).proc)[0]
         todo = advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive)
     when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
     text = "\n".join([*lines, todo])
     return kind(text, mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when, advice=todo)
+
+
+def _named(cause: Cause, names: Mapping[str, str]) -> Cause:
+    """Return a cause that names the owner as the user knows it, if that is a rank of a mesh spawned from here."""
+    if isinstance(cause, Orphaned):
+        uid, rank = split_proc(cause.owner)
+        owner = f"rank {rank} of {names[uid]}" if uid in names else cause.owner
+        return Orphaned(owner, _named(cause.how, names))
+    return cause
 
 
 def age_of_lines(dead: Dead) -> str:
