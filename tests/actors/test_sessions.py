@@ -11,12 +11,14 @@ from monarch.actor import attach_to_workers
 from monarch.exceptions import ArgumentError, EnvError, MonarchError, StoppedError
 
 REFERENCES = r"""
-import multiprocessing as mp, os, pickle, cloudpickle
-from monarch.actor import Actor, Channel, endpoint, this_host
+import multiprocessing as mp, os, pickle, time, cloudpickle
+from monarch.actor import Actor, Channel, endpoint, heal_mesh, this_host
 
 class A(Actor):
     @endpoint
     def pid(self): return os.getpid()
+    @endpoint
+    def nap(self, seconds): time.sleep(seconds); return seconds
 
 def child(pickled, queue):
     said = []
@@ -30,6 +32,24 @@ def child(pickled, queue):
 def use(mesh, queue):
     try:
         queue.put(mesh.pid.call().get(timeout=20))
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
+def stop(mesh, queue):
+    try:
+        queue.put(mesh.stop().get(timeout=20))
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
+def keep(future, queue):
+    try:
+        queue.put(future.get(timeout=20))
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
+def heal(procs, queue):
+    try:
+        queue.put(heal_mesh(procs))
     except Exception as error:
         queue.put(f"{type(error).__name__}: {error}")
 
@@ -49,6 +69,12 @@ if __name__ == "__main__":
     ask("spawn", child, [cloudpickle.dumps(each) for each in references])
     ask("fork", child, [cloudpickle.dumps(mesh)])
     ask("fork", use, mesh)
+    ask("fork", stop, mesh)
+    ask("fork", stop, procs)
+    ask("fork", heal, procs)
+    pending = mesh.nap.call(2)
+    ask("fork", keep, pending)
+    assert pending.get(timeout=30).values() == [2]
     print(len(mesh.pid.call().get(timeout=30)))
 """
 
@@ -62,7 +88,10 @@ def test_reference_is_refused_at_once_outside_its_session(program: Any) -> None:
         assert "this_host().spawn_procs()" in line
     assert "has no session" in said[0] and "is a fork of process" in said[4]
     assert said[5].startswith("StoppedError: mesh can no longer be used: this process is a fork of process")
-    assert said[6:] == ["1"]
+    refused = ["mesh cannot be stopped", "procs cannot be stopped", "procs cannot be healed"]
+    for what, line in zip([*refused, "mesh.nap() cannot be waited for"], said[6:], strict=False):
+        assert line.startswith(f"StoppedError: {what} here: this process is a fork of process")
+    assert said[10:] == ["1"]
 
 
 SHUTDOWN = r"""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from monarch._wire.receiving.leadership import TICK, Turn
+from monarch._wire.receiving.leadership import TICK, Primitives, Turn
 from monarch._wire.receiving.loop import ReceiveLoop
 from monarch.exceptions import DeadlockError
 from schedules import INFINITE, Inbox, Schedule, primitives
@@ -32,12 +33,18 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.schedule = Schedule(seed, FILES, self.check)
         self.inbox = Inbox(self.schedule)
-        self.receive_loop = ReceiveLoop(self.inbox, self.handle, primitives(self.schedule))  # type: ignore[arg-type]
+        self.receive_loop = ReceiveLoop(self.inbox, self.handle, self._primitives())  # type: ignore[arg-type]
         self.boxes: list[Box] = []
         self.waits: dict[int, tuple[Box, float]] = {}
+        self.deep: set[int] = set()
+        """Threads without room on their stack for the handling of messages."""
         self.sent = self.handled = 0
         self.working = 0
         self.nested = 0
+
+    def _primitives(self) -> Primitives:
+        may_lead = lambda: self.schedule.ident() not in self.deep  # noqa: E731
+        return replace(primitives(self.schedule), may_lead=may_lead)
 
     def thread(self, name: str, work: Callable[[], None]) -> None:
         self.working += 1
@@ -51,6 +58,7 @@ class Model:
     # Behavior of the threads
 
     def handle(self, frame: bytes) -> None:
+        assert self.schedule.ident() not in self.deep, "a thread without room on its stack handles messages"
         number, box = map(int, frame.split())
         assert number == self.handled, "a message was lost, or came twice, or out of order"
         self.handled += 1
@@ -97,7 +105,7 @@ class Model:
             assert not box.done, "a wake-up was lost: what a thread waits for is done, and it sleeps on"
             assert self.schedule.now <= deadline + LATE, "a thread sleeps on after its deadline"
         lead = self.receive_loop._lead
-        if self.waits and not lead.closing:
+        if self.waits.keys() - self.deep and not lead.closing:
             assert lead.leader, "threads wait, and nobody receives"
             assert not lead.background, "the background thread keeps the lead while a thread waits"
 
@@ -146,6 +154,12 @@ def work(model: Model, kinds: list[str]) -> None:
             model.send(number)
             model.sleep(5 * TICK)
             assert model.boxes[number].done
+        elif kind == "deep":
+            ident = model.schedule.ident()
+            model.deep.add(ident)
+            model.send(number)
+            assert model.wait(number, chance.choice((None, 8 * TICK)))
+            model.deep.remove(ident)
         elif chance.random() < 0.3:
             while not model.wait(number, chance.choice((0.0, 0.0002, TICK))):
                 pass
@@ -184,6 +198,7 @@ KINDS = [
     "shared",
     "background",
     "asleep",
+    "deep",
 ]
 
 

@@ -61,8 +61,10 @@ class SpawnedMeshes:
         """Return the state of a mesh that was spawned from here.
 
         Raises:
-            StoppedError: the mesh was spawned elsewhere or was stopped.
+            StoppedError: the mesh was spawned elsewhere or was stopped, or this is a fork of its owner.
         """
+        if self._node.closed:
+            raise StoppedError(f"{name} cannot be {wish} here: {self._node.ended}", mesh=name)
         shared = self.own_procs.get(uid)
         if shared is None or shared.stopped is not None:
             why = "was stopped" if shared is not None else "was spawned by another process"

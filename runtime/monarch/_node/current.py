@@ -98,6 +98,11 @@ def has_node() -> bool:
     return _node is not None and not _node.closed
 
 
+def is_left_behind(node: Node) -> bool:
+    """Return whether a node belongs to the process that this one is a fork of."""
+    return node in _left_behind
+
+
 def set_node(node: Node | None) -> None:
     """Set the node of this process."""
     global _node

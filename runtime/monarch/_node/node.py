@@ -225,6 +225,7 @@ class Node:
     def disown(self, why: str) -> None:
         """Refuse all use from now on, without touching a socket: this process is a fork."""
         self.ended = why
+        self.receive_loop.disown(why)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all sockets; waiting calls get no answer."""

@@ -38,6 +38,28 @@ def outward(frame: FrameType | None, most: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def has_room(calls: int) -> bool:
+    """Return whether the stack of this thread has room for some nested calls.
+
+    Args:
+        calls: how many; not looked at while less than a third of the limit of recursion is used, since that is usual.
+    """
+    try:
+        sys._getframe(sys.getrecursionlimit() // 3)  # pyright: ignore[reportPrivateUsage]
+    except ValueError:
+        return True
+    try:
+        _descend(calls)
+    except RecursionError:
+        return False
+    return True
+
+
+def _descend(calls: int) -> None:
+    if calls:
+        _descend(calls - 1)
+
+
 def handled_by(ident: int) -> BaseException | None:
     """Return the exception that a thread handles in an ``except`` or ``finally`` clause; None if it handles none."""
     found: Any = sys._current_exceptions().get(ident)  # pyright: ignore[reportPrivateUsage]

@@ -21,7 +21,7 @@ from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.events import events_of
 from monarch._meshes.verdicts import verdicts_of
-from monarch._node.current import node_for
+from monarch._node.current import is_left_behind, node_for
 from monarch._node.future import DoneFuture, Future, node_behind, when_done
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
@@ -258,15 +258,18 @@ class ActorMesh(HasGroups, MakesViews, AsyncResource, Generic[T]):
         two interrupts is given up with an error. `monarch.config` has the bounds.
 
         Raises:
-            StoppedError: this is a view or a reference; only the owner stops a mesh, as a whole.
+            StoppedError: this is a view or a reference, or this process is a fork of the owner; only the owner stops
+                a mesh, as a whole.
         """
         state = self._state
         if not state.owned or self._region != state.region:
             raise StoppedError(f"{self._name} can only be stopped as a whole, by its owner", mesh=self._name)
+        node = self._node
+        if is_left_behind(node):
+            raise StoppedError(f"{self._name} cannot be stopped here: {node.ended}", mesh=self._name)
         if state.stopping is not None:
             return state.stopping
         state.stopped = reason
-        node = self._node
         if node.closed:
             # The end of the session has ended its processes.
             ended: Future[None] = DoneFuture(node, f"{self._name}.stop()", None)

@@ -30,7 +30,7 @@ from monarch._meshes.procs.stopping import begin_stop
 from monarch._meshes.procs.tensors import TensorMethods
 from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
-from monarch._node.current import current_node, node_for, open_node
+from monarch._node.current import current_node, is_left_behind, node_for, open_node
 from monarch._node.future import Future, Promise, judging
 from monarch._node.node import Node
 from monarch._node.replies.death_errors import died
@@ -243,11 +243,14 @@ class ProcMesh(HasGroups, HasVariables, HasPauses, HasReasons, TensorMethods, Ma
         the bounds.
 
         Raises:
-            StoppedError: this is a view or a reference; only the owner stops a mesh, as a whole.
+            StoppedError: this is a view or a reference, or this process is a fork of the owner; only the owner stops
+                a mesh, as a whole.
         """
         state, node = self._state, self._node
         if not state.owned or self._region != state.procs.region():
             raise StoppedError(f"{self.name} can only be stopped as a whole, by its owner", mesh=self.name)
+        if is_left_behind(node):
+            raise StoppedError(f"{self.name} cannot be stopped here: {node.ended}", mesh=self.name)
         return begin_stop(node, state, reason, STOP_REACT())
 
     def events(self) -> EventTable:

@@ -3,9 +3,10 @@
 Rules, which tests/procs/test_receive_loop_model.py tries under many schedules:
 
 - There is at most one leader. A thread leads only while it waits for something itself, or is the background thread.
-- When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes on a
-  wake-up that it does not need. So no thread sleeps while nobody leads, except for the time that a woken thread takes
-  to run.
+- A thread whose stack has no room for the handling of messages does not lead, and waits until others have received.
+- When a leader leaves, the first turn of a thread that may lead, and whose waiter is not done, is woken. A thread that
+  ends its wait passes on a wake-up that it does not need. So no thread sleeps while nobody leads, except for the time
+  that a woken thread takes to run.
 - While nobody leads, the alarm rings for an arriving message and for a timer that is due. The background thread takes
   the lead then, if no other thread has for a tick: so it sleeps on while messages and answers alternate, and messages
   that come while the program computes are handled within a tick, or within four after a burst of messages. It leaves
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from monarch._python.frames import has_room
 from monarch._python.threads import new_thread
 from monarch._wire.receiving.alarm import Alarm
 from monarch._wire.receiving.timers import Timers
@@ -30,6 +32,8 @@ TICK = 0.005
 """Seconds without a leader before the background thread leads, if there is something to receive."""
 _BUSY = TICK / 2
 """Seconds between two leaves below which the inbox is not checked and watched: ringing now and then costs less."""
+_HANDLING = 200
+"""Nested calls that the handling of a message may take, with those of the finalizers that run in it."""
 _BUSY_TICK = 4 * TICK
 """Seconds between those rings: the maximum time that a message waits while nobody leads."""
 
@@ -82,6 +86,10 @@ def _thread(work: Callable[[], None], name: str) -> threading.Thread:
     return new_thread(name, work)
 
 
+def _may_lead() -> bool:
+    return has_room(_HANDLING)
+
+
 @dataclass(frozen=True)
 class Primitives:
     """The operating system, as the receive loop uses it; tests replace it with simulations."""
@@ -93,6 +101,8 @@ class Primitives:
     ident: Callable[[], int] = threading.get_ident
     thread: Callable[[Callable[[], None], str], Any] = _thread
     """Create a thread without starting it."""
+    may_lead: Callable[[], bool] = _may_lead
+    """Whether the stack of this thread has room for the handling of messages."""
 
 
 SYSTEM = Primitives()
@@ -101,10 +111,11 @@ SYSTEM = Primitives()
 class Turn:
     """One waiting thread; its gate opens when its waiter is done, and when it may lead."""
 
-    __slots__ = ("gate", "ident", "next", "waiter")
+    __slots__ = ("gate", "ident", "may_lead", "next", "waiter")
 
-    def __init__(self, ident: int, waiter: Waiter, gate: Any) -> None:
+    def __init__(self, ident: int, waiter: Waiter, gate: Any, may_lead: bool) -> None:
         self.ident = ident
+        self.may_lead = may_lead
         self.waiter = waiter
         self.gate = gate
         self.next: Turn | None = None
@@ -165,9 +176,9 @@ class Leadership:
                 self._alarm.unwatch()
             return True
 
-    def turn(self, ident: int, waiter: Waiter) -> Turn:
-        """Return a turn for a thread that could not take the lead; ``withdraw`` ends it."""
-        turn = Turn(ident, waiter, self._gate())
+    def turn(self, ident: int, waiter: Waiter, may_lead: bool) -> Turn:
+        """Return a turn for a thread that could not, or may not, take the lead; ``withdraw`` ends it."""
+        turn = Turn(ident, waiter, self._gate(), may_lead)
         with self._mutex:
             turn.next = waiter.thread
             waiter.thread = turn
@@ -251,7 +262,7 @@ class Leadership:
 
     def _pass_on(self) -> None:
         for turn in self._turns:
-            if not turn.waiter.done:
+            if turn.may_lead and not turn.waiter.done:
                 turn.gate.open()
                 return
 

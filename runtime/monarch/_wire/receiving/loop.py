@@ -14,6 +14,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from threading import main_thread
+from typing import Any
 
 import zmq
 
@@ -24,7 +25,7 @@ from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
 from monarch._wire.receiving.slow_handlers import SlowHandlerWatch
 from monarch._wire.receiving.timers import Timers
-from monarch.exceptions import DeadlockError
+from monarch.exceptions import DeadlockError, StoppedError
 
 __all__ = ["TICK", "ReceiveLoop", "Turn", "Waiter"]
 
@@ -61,6 +62,7 @@ class ReceiveLoop:
         self._handle, self._run = self._watch.handle, self._watch.run
         self._clock = primitives.clock
         self._ident = primitives.ident
+        self._may_lead = primitives.may_lead
         self._timers = Timers(primitives.clock, primitives.mutex())
         self._lead = Leadership(primitives, inbox, self._timers)
         self.notify = self._lead.notify
@@ -150,22 +152,23 @@ class ReceiveLoop:
         if lead.leader == ident or lead.is_interrupted():
             raise _deadlock(waiter)
         turn: Turn | None = None
-        extended = False
+        extended, may_lead = False, self._may_lead()
         try:
             while True:
-                if lead.take(ident, waiter):
+                if may_lead and lead.take(ident, waiter):
                     try:
                         self._receive(waiter, deadline)
                     finally:
                         lead.leave()
                 elif turn is None:
-                    turn = lead.turn(ident, waiter)
+                    turn = lead.turn(ident, waiter, may_lead)
                     if ident == _MAIN:
                         self._main_turn = turn
                     # The leader may have left before it could see this turn.
                     continue
                 elif not waiter.done and not self._must_end(ident):
-                    lead.ask()
+                    if may_lead:
+                        lead.ask()
                     turn.gate.wait(None if deadline is None else max(0.0, deadline - self._clock()))
                 if waiter.done:
                     return True
@@ -230,6 +233,21 @@ class ReceiveLoop:
             self._inbox.wake()
         else:
             self._lead.wake_by(self._timers.first())
+
+    def disown(self, why: str) -> None:
+        """Receive nothing and touch no socket from now on: this process is a fork, which shares them.
+
+        Args:
+            why: the reason, for the errors of waits; what is done already may still be read.
+        """
+
+        def refuse(waiter: Waiter | None = None, *_: Any, **__: Any) -> bool:
+            if waiter is not None and waiter.done:
+                return True
+            what = getattr(waiter, "label", "") or "a message"
+            raise StoppedError(f"{what} cannot be waited for here: {why}")
+
+        vars(self).update(wait=refuse, background=refuse, post=_nothing, run_in_order=_nothing, call_later=_nothing)
 
     def close(self) -> None:
         """End the background thread; afterwards nothing is received, and no other thread touches the inbox.
@@ -367,6 +385,10 @@ def _run(action: Callable[[], None]) -> None:
         action()
     except Exception as error:
         tell_recurring(error)
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _deadlock(waiter: Waiter) -> DeadlockError:
