@@ -173,3 +173,47 @@ os._exit(0) if os.sys.stdout.flush() is None else None
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout == "of the rank\n"
+
+
+def test_ctrl_c_at_the_end_of_the_program_is_told_in_one_line(program: Any) -> None:
+    done = program(
+        """
+import os, signal, time
+from monarch.actor import Actor, endpoint, this_host
+
+class A(Actor):
+    @endpoint
+    def serve(self, program):
+        self.program = program
+
+    def __cleanup__(self, error):
+        os.kill(self.program, signal.SIGINT)
+        time.sleep(100)
+
+this_host().spawn_procs().spawn("a", A).serve.call(os.getpid()).get(timeout=50)
+print("last line")
+"""
+    )
+    assert done.ok() == "last line\n"
+    assert done.err == "monarch: interrupted: killed the ranks that had not ended by themselves\n"
+
+
+def test_exit_in_a_handler_of_failures_ends_the_program(program: Any) -> None:
+    done = program(
+        """
+import os, signal, sys, time
+from monarch.actor import Actor, endpoint, supervise, this_host
+
+class A(Actor):
+    @endpoint
+    def end(self):
+        os._exit(3)
+
+procs = this_host().spawn_procs()
+with supervise(procs, on_failure=lambda failure: sys.exit(failure.reason)):
+    procs.spawn("a", A).end.broadcast()
+    while True:
+        time.sleep(0.1)
+"""
+    )
+    assert done.code and done.err.rstrip().endswith("KeyboardInterrupt") and not done.left

@@ -34,6 +34,7 @@ from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
+from monarch._wire.receiving.aside import tell
 from monarch._wire.receiving.timers import until_next
 from monarch.config import STOP_CLEANUP
 from monarch.exceptions import MonarchError
@@ -237,4 +238,8 @@ def _at_exit() -> None:
     if has_node():
         session = session_of(current_node())
         if session is not None and session.pid == os.getpid():
-            session.close(STOP_CLEANUP() + 1)
+            try:
+                session.close(STOP_CLEANUP() + 1)
+            except KeyboardInterrupt:
+                # The program is over, so there is nothing to raise it in; Python would show where it waited.
+                tell("monarch: interrupted: killed the ranks that had not ended by themselves")

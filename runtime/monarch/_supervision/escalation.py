@@ -121,10 +121,14 @@ def call_hook(failure: MeshFailure) -> None:
     try:
         hook(failure)
     except SystemExit:
-        # Such a hook means to end the program.
-        import _thread
+        end_program()
 
-        _thread.interrupt_main()
+
+def end_program() -> None:
+    """Interrupt the main thread, for a handler of failures that calls ``sys.exit``, which ends its own thread only."""
+    import _thread
+
+    _thread.interrupt_main()
 
 
 def _pack(failure: MeshFailure) -> bytes:

@@ -18,6 +18,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._python.later import asyncio
+from monarch._supervision.escalation import end_program
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import supervisors_of
 from monarch.exceptions import ArgumentError, SupervisionError
@@ -37,7 +38,8 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
         mesh: a mesh of processes or actors, or a slice of one.
         on_failure: called with a MeshFailure for each dead rank, and for each actor that failed while nobody waited, in
             a separate thread; sync or async. If its result is false, others are asked: outer supervisors, then the
-            actor that owns the mesh. Without it all failures count as handled.
+            actor that owns the mesh. Without it all failures count as handled. In a program, ``sys.exit`` in it
+            interrupts the main thread, which raises KeyboardInterrupt.
 
     Returns:
         A context manager, for ``with`` and ``async with``; its ``failures`` lists the failures so far.
@@ -87,7 +89,10 @@ class Supervisor:
             # A mesh can be awaited too, but its other actors may still be under construction, or have just failed.
             if inspect.isawaitable(handled) and not isinstance(handled, AsyncResource):
                 handled = asyncio.run(_wait(handled))
-        except Exception:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and self._node.config is None:
+                end_program()
+                return False
             print(f"monarch: on_failure for {failure.mesh_name} raised:", file=sys.stderr)
             traceback.print_exc()
             return False
