@@ -68,6 +68,8 @@ if __name__ == "__main__":
         w.have_children.call().get()
         w.slice(gpus=0).own.call_one(1).get()
     print("ready", flush=True)
+    if mode == "is replaced":
+        os.execv("/bin/sleep", ["sleep", "1000"])
     try:
         while mode != "ends":
             w.echo.call(bytes(300_000)).get()
@@ -172,6 +174,12 @@ def test_death_of_controller_leaves_nothing(start: Callable[..., Run], what: str
     run = start("calls")
     assert len(run.kill(*what.split())) == len(what.split())
     run.nothing_left()
+
+
+def test_program_that_another_replaces_leaves_nothing(start: Callable[..., Run]) -> None:
+    run = start("is replaced")
+    assert wait_until(lambda: not (run.of_session() or run.files())), (run.of_session(), run.files())
+    assert run.process.poll() is None
 
 
 def test_death_of_agent_leaves_nothing_of_its_ranks(start: Callable[..., Run]) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -212,6 +213,18 @@ def sweep(base: Path, patience: float = 0.0) -> None:
 def is_alive(pid: int, start: int) -> bool:
     """Return whether a process is still the same one, and not another with its pid."""
     return pid > 0 and proc_start_time(pid) == start
+
+
+def is_deserted(folder: str) -> bool:
+    """Return whether no process listens at a socket in a folder, as when an ``exec`` has replaced its controller."""
+    for path in Path(folder).glob("*"):
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.settimeout(0)
+                # EAGAIN is that of a listener with a full queue.
+                if trial.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
+                    return False
+    return True
 
 
 def remove_folder(folder: str) -> None:

@@ -38,7 +38,7 @@ from monarch._procs.agent.request import (
 from monarch._procs.agent.zygotes import Forked, ForkFailed, Succeeded, Zygote, ZygoteGone, ZygoteReady
 from monarch._procs.os import posix
 from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
-from monarch._procs.session_folder import claim, is_alive, remove_folder, sweep
+from monarch._procs.session_folder import claim, is_alive, is_deserted, remove_folder, sweep
 from monarch._procs.zygote.environment import environment
 from monarch._procs.zygote.fork import RankSpec
 
@@ -241,11 +241,11 @@ class ForkServer:
 
     def _finish(self, session: _Session, now: float) -> None:
         if session.folder and os.path.isdir(session.folder):
-            if session.controller_died():
-                remove_folder(session.folder)
-            elif now < session.deadline:
+            if not session.controller_died() and now < session.deadline:
                 # It removes the folder itself, or is about to die: its files are closed a moment before that.
                 return
+            if session.controller_died() or is_deserted(session.folder):
+                remove_folder(session.folder)
         if session.controller_died():
             # Its own folder has no agent if those that it requested are extra hosts, or if it died before their start.
             _sweep_beside(self._folder)
