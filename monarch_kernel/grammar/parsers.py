@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 
 from monarch_kernel.grammar.arguments import Parser, Usage
 from monarch_kernel.grammar.debug_commands import DEBUGGING
@@ -42,7 +43,14 @@ def parse(command: str, words: list[str]) -> argparse.Namespace:
         Usage: wrong arguments.
     """
     parser = PARSERS[command]
-    found, unknown = parser.parse_known_intermixed_args(words)
+    try:
+        # It changes the parser meanwhile, which an interrupt would leave so, and another thread would see.
+        found, unknown = copy.deepcopy(parser).parse_known_intermixed_args(words)
+    except (AttributeError, NameError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            # What it wanted to restore was not changed yet.
+            raise error.__context__ from None
+        raise
     if unknown:
         raise Usage(f"{parser.prog}: {_unknown(parser, unknown[0])}; see %mesh help {command}")
     return found

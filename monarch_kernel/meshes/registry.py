@@ -191,8 +191,19 @@ class NotebookMeshes:
         return mesh
 
     def down(self, name: str | None) -> Mesh:
-        """End a mesh."""
+        """End a mesh; an interrupt ends only the wait for its end.
+
+        Raises:
+            KeyboardInterrupt: the wait was interrupted; the mesh ends.
+        """
         mesh = self.get(name)
+        try:
+            to_its_end(current_node(), f"end of {mesh.name}", lambda: self._end(mesh))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"mesh {mesh.name!r} is ending; its ranks may still run for some seconds") from None
+        return mesh
+
+    def _end(self, mesh: Mesh) -> None:
         del self.by_name[mesh.name]
         if self.used == mesh.name:
             self.used = next(iter(self.by_name), None)
@@ -200,7 +211,6 @@ class NotebookMeshes:
             del self._variables[mesh.name]
         current_node().part(CellVariables).by_uid.pop(state_of(mesh.procs).procs.uid, None)
         mesh.end()
-        return mesh
 
 
 def _outcome(name: str, change: Future[Mesh]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -136,3 +137,31 @@ def test_every_option_of_cells_is_read_outside_its_parser(option: str) -> None:
     (changed,) = {name for name, each in after.items() if each != before[name]} or {"stream"}
     users = [each.path for each in sources() if each.path.name != "header.py" and changed in each.reads]
     assert users, f"nothing reads {changed}, which {option} sets"
+
+
+def test_interrupted_parse_changes_no_parser() -> None:
+    """argparse changes its parser while it parses words in any order."""
+    steps = 0
+
+    def count(frame: Any, _event: str, _argument: object) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename == argparse.__file__:
+            steps -= 1
+            if steps == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return count
+
+    before, interrupted = sys.gettrace(), 0
+    for moment in range(1, 2000):
+        steps = moment
+        sys.settrace(count)
+        try:
+            parse("down", ["x"])
+            break
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        assert parse("down", ["x"]).names == ["x"]
+    assert interrupted > 100 and steps > 0, (interrupted, steps)

@@ -153,3 +153,25 @@ def test_spawn_warns_of_ignored_arguments(notebook: Notebook) -> None:
     assert "not used" not in notebook.run(cell.format(1)).ok().text
     assert "the arguments (5) are ignored" in notebook.run(cell.format(5)).ok().stream("stderr")
     notebook.run("kept.stop().get()").ok()
+
+
+STOP_DURING_THE_END = """
+import os, signal
+from monarch_kernel.meshes.mesh import Mesh
+usual = Mesh.end
+def end(mesh):
+    Mesh.end = usual
+    os.kill(os.getpid(), signal.SIGINT)
+    usual(mesh)
+Mesh.end = end
+"""
+
+
+def test_stop_during_mesh_down_ends_only_the_wait(notebook: Notebook) -> None:
+    notebook.run("%mesh up other 2").ok()
+    notebook.mesh("import atexit, time\natexit.register(time.sleep, 1)", "other").ok()
+    notebook.run(STOP_DURING_THE_END).ok()
+    cell = notebook.run("%mesh down other")
+    assert "KeyboardInterrupt: mesh 'other' is ending; its ranks may still run for some seconds" in cell.text
+    assert "no mesh named 'other'" in notebook.run("%mesh down other").text
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
