@@ -20,7 +20,7 @@ from monarch._kernel_api import (
     state_of,
     to_its_end,
 )
-from monarch.exceptions import MonarchError
+from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
@@ -95,6 +95,8 @@ class NotebookMeshes:
             outcome = _ended(name, mesh.end if mesh is not None else release)
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(outcome or _stopped(recipe, "its processes have been ended")) from None
+            if isinstance(error, DeviceMeshError) and error.advice:
+                _advise(error, outcome or _stopped(recipe, "its other processes have been ended"))
             raise
         self.add(mesh)
         return mesh
@@ -221,6 +223,12 @@ def _outcome(name: str, change: Future[Mesh]) -> str:
         if error is None
         else f"the restart of mesh {name!r} failed: {error}"
     )
+
+
+def _advise(error: DeviceMeshError, todo: str) -> None:
+    """Replace the advice of an error, which is for a mesh that goes on."""
+    error.message = error.message.removesuffix(error.advice) + todo
+    error.args, error.advice = (error.message,), todo
 
 
 def _ended(name: str, end: Callable[[], object]) -> str:

@@ -175,3 +175,31 @@ def test_stop_during_mesh_down_ends_only_the_wait(notebook: Notebook) -> None:
     assert "KeyboardInterrupt: mesh 'other' is ending; its ranks may still run for some seconds" in cell.text
     assert "no mesh named 'other'" in notebook.run("%mesh down other").text
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+DEATH_AT_THE_START = """
+import os, signal
+from monarch.actor import Actor, endpoint
+from monarch_kernel.meshes.recipe import Recipe
+class Pid(Actor):
+    @endpoint
+    def get(self): return os.getpid()
+usual = Recipe.spawn
+def spawn(recipe, hosts):
+    Recipe.spawn = usual
+    procs = usual(recipe, hosts)
+    os.kill(procs.spawn("pid", Pid).get.call().get().item(procs=1), signal.SIGKILL)
+    return procs
+Recipe.spawn = spawn
+"""
+
+
+def test_failed_start_advises_to_start_again(notebook: Notebook) -> None:
+    notebook.run(DEATH_AT_THE_START).ok()
+    cell = notebook.run("%mesh up other 2")
+    assert "rank 1 of other was killed by signal 9 (SIGKILL)\nmesh 'other' was not started" in cell.text, cell.text
+    assert (
+        "its other processes have been ended; run the line again to start it" in cell.text and "heal" not in cell.text
+    )
+    notebook.run("%mesh up other 2").ok()
+    notebook.run("%mesh down other").ok()
