@@ -14,16 +14,23 @@ import pytest
 
 from leaks import wait_until
 from monarch._meshes.procs.starting import ProcStarter
-from monarch.actor import this_host
+from monarch.actor import Actor, endpoint, this_host
 
 ROUNDS = 40
+
+
+class Answers(Actor):
+    @endpoint
+    def answer(self) -> int:
+        return 1
 
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
     """The session, of which alone a test would count as left behind."""
     mesh = this_host().spawn_procs(per_host={"gpus": 1})
-    mesh.initialized.get(60)
+    # An answer: ZeroMQ may connect to the rank some time after the first message to it.
+    mesh.spawn("answers", Answers).answer.call().get(60)
     yield
     mesh.stop().get(30)
 
