@@ -140,16 +140,17 @@ class Run(RunningCalls):
             outcomes = {rank: freed(result, sorted(dead)) for rank, result in outcomes.items()}
         return followed(outcomes)
 
-    def _advised(self, error: BaseException | None) -> str:
-        """Return the lines below a death; its advice, to replace the dead ranks, may have been followed since."""
+    def _below(self, error: BaseException | None) -> tuple[str, str]:
+        """Return the lines below a death, and its advice to replace the dead ranks, which may be followed by now."""
         lines = str(error).splitlines()[1:]
-        advice = error.advice.splitlines() if isinstance(error, DeviceMeshError) else []
+        advice = error.advice if isinstance(error, DeviceMeshError) else ""
+        lines = lines[: len(lines) - len(advice.splitlines())]
         procs = [peer.proc for future in self.futures for peer in future.targets if peer.dead is not None]
         ranks = sorted(rank for proc in procs for _, rank in [split_proc(proc)] if self._procs.proc(rank) != proc)
-        if lines and len(ranks) == len(procs):
+        if advice and len(ranks) == len(procs):
             have = "has a new process" if len(ranks) == 1 else "have new processes"
-            lines = [*lines[: len(lines) - len(advice)], f"{describe_ranks(ranks)} {have} now; run the cell again"]
-        return "\n".join(lines)
+            advice = f"{describe_ranks(ranks)} {have} now; run the cell again"
+        return "\n".join(lines), advice
 
     def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
         """Return the result of a rank without an answer: it died, or was interrupted because others died."""
@@ -164,7 +165,7 @@ class Run(RunningCalls):
         lines = self.source.typed.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         # Its last output, and the ranks that are alive.
-        more = self._advised(error)
+        more, advice = self._below(error)
         failed = CellError(
             type(error).__name__,
             f"the process {describe(dead.cause, None if here else dead.at)}",
@@ -173,5 +174,6 @@ class Run(RunningCalls):
             more,
             False,
             reached=line,
+            hint=advice,
         )
         return CellResult(None, None, failed, 0.0)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._kernel_api import Advice, describe_ranks, state_of
+from monarch._kernel_api import Advice, ProcMesh, describe_ranks, state_of
 from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
 from monarch_kernel.grammar.ranks import slice_text
@@ -46,6 +46,20 @@ class NotebookAdvice(Advice):
         # Their cell has ended too.
         left = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive"
         return f"{left}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
+
+    def after_failure_of(self, procs: ProcMesh, ranks: Sequence[int]) -> str:
+        """Return what to do after deaths while no cell waited for the ranks; empty if cells do not run on the mesh.
+
+        Args:
+            procs: the processes, all or some.
+            ranks: the dead ranks.
+        """
+        mesh = self._of(state_of(procs).procs.uid)
+        if mesh is None:
+            return ""
+        dead = sorted({*ranks, *mesh.dead()})
+        uid = state_of(procs).procs.uid
+        return self.after_deaths(uid, dead, [rank for rank in range(len(mesh.procs)) if rank not in dead])
 
     def after_failure(self, uid: str) -> str:
         """Return the magic that recreates failed actors."""

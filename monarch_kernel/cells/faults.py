@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import monarch.actor
-from monarch._kernel_api import describe_unhandled
+from monarch._kernel_api import ProcMesh, describe_unhandled, is_a
 from monarch.actor import MeshFailure, default_fault_hook
+from monarch_kernel.cells.advice import NotebookAdvice
 from monarch_kernel.output.streams import Streams
 
 
@@ -15,17 +17,27 @@ class CellHook:
 
     Args:
         streams: returns the streams of the notebook.
+        advice: the advice in the notebook.
     """
 
-    def __init__(self, streams: Callable[[], Streams]) -> None:
+    def __init__(self, streams: Callable[[], Streams], advice: NotebookAdvice) -> None:
         self._streams = streams
+        self._advice = advice
 
     def __call__(self, failure: MeshFailure) -> None:
-        self._streams().tell(f"{describe_unhandled(failure)}\n", failure.port)
+        todo = self._advice.after_failure_of(failure.mesh, failure.ranks) if is_a(failure.mesh, ProcMesh) else ""
+        self._streams().tell(f"{_died(failure, todo) if todo else describe_unhandled(failure)}\n", failure.port)
 
 
-def install(streams: Callable[[], Streams]) -> None:
+def _died(failure: MeshFailure, todo: str) -> str:
+    """Return the text for ranks of a mesh of cells that have died while no cell waited for them."""
+    at = time.strftime("%H:%M:%S ", time.localtime(failure.when)) if failure.when else ""
+    report = failure.report().replace(f" of {failure.mesh_name}:", f" of mesh {failure.mesh_name!r}:", 1)
+    return f"monarch: {at}{report}\n{todo}"
+
+
+def install(streams: Callable[[], Streams], advice: NotebookAdvice) -> None:
     """Install the hook, unless the user has set one."""
     now = monarch.actor.unhandled_fault_hook
     if now is default_fault_hook or isinstance(now, CellHook):
-        monarch.actor.unhandled_fault_hook = CellHook(streams)
+        monarch.actor.unhandled_fault_hook = CellHook(streams, advice)

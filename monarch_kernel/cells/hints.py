@@ -12,6 +12,7 @@ from monarch.exceptions import ActorError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
+from monarch_kernel.meshes.replaced import in_order
 from monarch_kernel.meshes.variable_errors import missing_name
 
 _LOST_GPU = re.compile(
@@ -25,9 +26,9 @@ _PORT = re.compile(r"\bport: (\d+)")
 _MP_SPAWN = "torch/multiprocessing/spawn.py"
 _INSTANCE = "context().actor_instance"
 _FOR_ACTORS = {
-    "rank": f"{_INSTANCE}.rank.rank is the rank of an actor",
-    "world_size": f"{_INSTANCE}.rank.extent.nelements is the number of actors",
-    "point": f"{_INSTANCE}.rank has the coordinates of an actor",
+    "rank": "current_rank().rank, of monarch.actor, is the rank of an actor",
+    "world_size": "current_rank().extent.nelements, of monarch.actor, is the number of actors",
+    "point": "current_rank(), of monarch.actor, has the coordinates of an actor",
     "mesh": f"{_INSTANCE}.proc_mesh is the mesh of an actor",
     "device": "torch.device('cuda' if torch.cuda.is_available() else 'cpu') is the device of an actor",
     "dist": "add 'import torch.distributed as dist' to the cell of the class",
@@ -114,15 +115,14 @@ class Hints:
         hints = dict.fromkeys(ranks, hint) if hint else {}
         if lost and (holders or (lost == ranks and not hint)):
             who = f"{describe_ranks(lost)} {'was' if len(lost) == 1 else 'were'} replaced{_after(replaced, lost)}"
-            hints.update(dict.fromkeys(lost, f"{who} and lost {name!r}; {self._again(mesh, name, holders)}"))
+            if holders:
+                copy = f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]} {name}"
+                lack = f"{who} and lost {name!r}; {copy} copies it from rank {holders[0]}"
+            else:
+                # It may never have been there.
+                lack = f"{who} and lost all variables; if an earlier cell defines {name!r}, run it again"
+            hints.update(dict.fromkeys(lost, lack))
         return hints
-
-    def _again(self, mesh: Mesh | None, name: str, holders: list[int]) -> str:
-        """Return how a replaced rank gets a variable again."""
-        if not holders:
-            return f"run the cell that defines {name!r} again"
-        heal = magic("heal", mesh, self._meshes)
-        return f"{heal} --copy-from {holders[0]} {name} copies it from rank {holders[0]}"
 
     def _push(self, mesh: Mesh | None, name: str) -> str:
         copies = f"%mesh push {name} copies it"
@@ -136,7 +136,7 @@ class Hints:
             return ""
         name = missing_name(error.exception)
         if name in _FOR_ACTORS:
-            return f"{name!r} exists only in %%mesh cells; {_FOR_ACTORS[name]}"
+            return f"actors do not have {name!r} of %%mesh cells; {_FOR_ACTORS[name]}"
         if name in self._variables:
             return (
                 f"the notebook defined {name!r} after the class was sent; run the class cell again, or pass {name!r} "
@@ -189,8 +189,7 @@ def _of_port(error: CellError) -> str:
 
 
 def _after(after: Mapping[int, str], ranks: list[int]) -> str:
-    cells = dict.fromkeys(after[rank] for rank in ranks if after.get(rank))
-    return f" after {', '.join(cells)}" if cells else ""
+    return f" after {in_order(after[rank] for rank in ranks)}" if any(after.get(rank) for rank in ranks) else ""
 
 
 def holders_of(mesh: Mesh, name: str) -> list[int]:

@@ -225,7 +225,7 @@ def _record(mesh: Mesh | None, header: Header, run: Run, results: dict[int, Cell
     reached = {
         rank: result.error.reached
         for rank, result in sorted(results.items())
-        if result.error is not None and result.error.reached and not result.error.file
+        if result.error is not None and result.error.reached and (result.error.called or not result.error.file)
     }
     if reached:
         mesh.definitions.record(run.name, run.source, list(reached), total, above=min(reached.values()))

@@ -250,7 +250,9 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
     lines: list[str] = []
     for count in sorted({count for _, count in new}):
         ranks = [rank for rank, each in new if each == count]
+        alone = len(ranks) == 1
         what = f"with the definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
-        process = "a new process" if len(ranks) == 1 else "new processes"
-        lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{others}")
+        left = others if count else others.replace("other", "its" if alone else "their")
+        process = "a new process" if alone else "new processes"
+        lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{left}")
     return lines

@@ -49,7 +49,9 @@ class Killing:
         for rank in ranks:
             doing.setdefault(busy[rank].text() if rank in busy else "idle", []).append(rank)
         lines = [f"killed {describe_ranks(group)} of mesh {mesh.name!r} ({text})" for text, group in doing.items()]
-        names = [name for name, holders in lost.items() if set(holders) & set(ranks)]
+        # New ranks have the definitions of cells.
+        kept = {name for name, holders in variables(mesh).items() if set(ranks) <= set(holders)}
+        names = [name for name, holders in lost.items() if name not in kept and set(holders) & set(ranks)]
         what = f"variables and actor state of {describe_ranks(ranks)}{': ' + _some(names) if names else ''}"
         return [*lines, f"lost: {what}", *new_lines(mesh, new, "")]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from threading import Lock
 
 from monarch._kernel_api import current_node, meshes_of
+
+_NUMBER = re.compile(r"\d+")
 
 OnReplaced = Callable[[int], object]
 
@@ -59,3 +62,9 @@ class Replaced:
                 self._members.discard(rank)
                 self.after.pop(rank, None)
                 self.counts.pop(rank, None)
+
+
+def in_order(cells: Iterable[str]) -> str:
+    """Return cells such as ``cell [7]``, each once, in the order of their numbers."""
+    numbers = {cell: int(found[0]) if (found := _NUMBER.search(cell)) else 0 for cell in cells if cell}
+    return ", ".join(sorted(numbers, key=lambda cell: numbers[cell]))

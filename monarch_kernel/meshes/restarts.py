@@ -9,6 +9,7 @@ from threading import Lock
 from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
+from monarch_kernel.meshes.replaced import in_order
 from monarch_kernel.meshes.variable_errors import variables
 
 
@@ -74,10 +75,11 @@ def sentence(mesh: Mesh, ranks: Collection[int], names: dict[str, list[int]]) ->
     """
     others = [name for name, holders in names.items() if not set(ranks) <= set(holders)]
     holders = sorted({rank for name in others for rank in names[name]}.difference(ranks))
-    cells = sorted({mesh.replaced.after[rank] for rank in ranks if mesh.replaced.after.get(rank)})
+    cells = in_order(mesh.replaced.after.get(rank, "") for rank in ranks)
+    but = " but the definitions of cells" if any(mesh.definitions.of(rank) for rank in ranks) else ""
     text = (
         f"{describe_ranks(ranks)} of mesh {mesh.name!r} {'was' if len(ranks) == 1 else 'were'} restarted"
-        f"{' after ' + ', '.join(cells) if cells else ''} and lost all variables"
+        f"{' after ' + cells if cells else ''} and lost all variables{but}"
     )
     if not holders:
         return text

@@ -66,7 +66,7 @@ class MeshCellError(Exception):
         rank = min(self.errors, key=lambda rank: (_follows(self.errors[rank]), rank))
         first = self.errors[rank]
         lines = [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
-        if first.trace.strip() == f"{first.kind}: {first.text}" and "\n" not in first.text:
+        if first.trace.strip() in ("", f"{first.kind}: {first.text}") and "\n" not in first.text:
             # Without frames, it has nothing that the line of the rank lacks.
             return lines
         heading = [f"Traceback of rank {rank}:"] if first.trace.startswith("Traceback") else []
@@ -118,16 +118,17 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     # Causes come before consequences.
     order = sorted(groups.items(), key=lambda each: (_follows(errors[each[1][0]]), each[0][0] != "SupervisionError"))
     for (kind, text, line), ranks in order:
-        where = f" at {errors[ranks[0]].file or name} line {line}" if line else ""
+        error = errors[ranks[0]]
         message = text.strip().splitlines()
         first = f"{kind}: {message[0]}" if message else kind
         if len(message) > 1 and message[0].rstrip().endswith(":"):
             # Such as "Process 0 terminated with the following error:", with a traceback below.
             first = f"{first.rstrip()} {message[-1].strip()}"
-        lines.append(f"  {describe_ranks(ranks)}: {first}{where}")
-        source = errors[ranks[0]].source
-        if source:
-            lines.append(f"      {source}")
+        lines.append(f"  {describe_ranks(ranks)}: {first}")
+        if line:
+            lines.append(f"      {error.file or name} line {line}{': ' if error.source else ''}{error.source}")
+        if error.called:
+            lines.append(f"      called at {error.called}")
     # One hint may be for several groups of ranks.
     hints = dict.fromkeys(each.hint for _, each in sorted(errors.items()) if each.hint)
     return lines + [f"  {hint}" for hint in hints]

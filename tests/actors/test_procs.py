@@ -325,3 +325,19 @@ def test_second_actor_is_made_after_the_bootstrap(procs: Any, tmp_path: Path) ->
         second.initialized.get(timeout=0.5)
     gate.touch()
     assert [each.what.call_one().get(timeout=20) for each in (first, second)] == ["done", "done"]
+
+
+class Draws(Actor):
+    @endpoint
+    def draw(self) -> tuple[int, float, float]:
+        import random
+
+        import torch
+
+        return torch.initial_seed(), torch.rand(()).item(), random.random()
+
+
+def test_each_rank_draws_random_numbers_of_its_own(procs: Any) -> None:
+    """As in processes that torchrun starts; code that wants equal ones sets a seed."""
+    drawn = [values for _ in range(2) for values in procs(3).spawn("draws", Draws).draw.call().get(60).values()]
+    assert all(len(set(column)) == 6 for column in zip(*drawn, strict=True)), drawn

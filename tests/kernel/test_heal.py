@@ -154,7 +154,7 @@ def test_heal_replaces_several_ranks_bare(mortal: Notebook) -> None:
     mortal.mesh("import math").ok()
     mortal.mesh(KILL.format(ranks=[0, 3]))
     healed = mortal.run("%mesh heal --bare").ok().stream()
-    assert "ranks 0,3 of mesh 'mesh': new processes, with an empty namespace; other variables are lost" in healed
+    assert "ranks 0,3 of mesh 'mesh': new processes, with an empty namespace; their variables are lost" in healed
     assert mortal.mesh("'math' in globals(), rank").ok().shown.splitlines() == [
         "[rank 0] (False, 0)",
         "[rank 1] (True, 1)",

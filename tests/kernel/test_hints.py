@@ -269,7 +269,10 @@ class Teacher(Actor):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("bad", "'rank' exists only in %%mesh cells; context().actor_instance.rank.rank is the rank of an actor"),
+        (
+            "bad",
+            "actors do not have 'rank' of %%mesh cells; current_rank().rank, of monarch.actor, is the rank of an actor",
+        ),
         ("late", "the notebook defined 'defined_later' after the class was sent; run the class cell again"),
         ("cells", "'of_cells' is a variable of %%mesh cells, which actor classes cannot see"),
         ("typo", "the notebook has no 'defined_latr' either; did you mean 'defined_later'?"),

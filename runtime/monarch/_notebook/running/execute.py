@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import linecache
 import os
+import re
 import time
 import traceback
 from collections.abc import Generator, Sequence
@@ -37,6 +38,9 @@ _Ended = TypeVar("_Ended")
 RESULT_LIMIT = 64 << 20
 """Bytes of a cell's value that come back; of a larger one only what it shows."""
 
+_CELL = re.compile(r"cell \[\d+\]")
+"""Names of cells, as tracebacks have them."""
+
 
 @dataclass
 class CellError:
@@ -62,7 +66,9 @@ class CellError:
     missing: str = ""
     """The name that is not defined, of a NameError."""
     file: str = ""
-    """The file that the line is in, of a program that the cell ran; empty for the cell itself."""
+    """The file that the line is in, of a program that the cell ran, or an earlier cell; empty for the cell itself."""
+    called: str = ""
+    """The place in the cell that called a function of an earlier cell, and its source; empty without such a call."""
     hint: str = ""
     """Advice, added by the notebook."""
     position: tuple[int, dict[str, int] | None] | None = None
@@ -338,7 +344,7 @@ def _described(error: BaseException) -> tuple[str, traceback.TracebackException]
 
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     program = program_of(error)
-    file, line, reached = name, 0, 0
+    file, line, reached, inner = name, 0, 0, (name, 0)
     if program is not None:
         error = error.with_traceback(program.frames)
         file, lines = program.file, linecache.getlines(program.file)
@@ -349,6 +355,8 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
             line = number
             if not reached and frame.f_code.co_name == "<module>":
                 reached = number
+        if program is None and _CELL.fullmatch(frame.f_code.co_filename):
+            inner = frame.f_code.co_filename, number
     text, shown = _described(error)
     fold_frames(shown)
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
@@ -359,4 +367,8 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     failed.missing = portable(error.name or "") if type(error) is NameError else ""
     failed.position = position() if interrupted else None
     failed.file = portable(os.path.basename(file)) if program is not None else ""
+    if line and inner[0] != name and inner[1]:
+        failed.called = f"{name} line {line}: {failed.source}"
+        failed.file, failed.line = inner
+        failed.source = portable(linecache.getline(*inner).strip())
     return failed

@@ -176,11 +176,14 @@ def _set_up(spec: RankSpec) -> None:
 
 
 def _reseed() -> None:
-    """Give this rank random numbers of its own; torch's seed is a constant in any fresh process, and stays."""
+    """Give this rank random numbers of its own, as in a fresh process; those of CUDA have a constant seed there."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
 
 
 def _set_threads(threads: int | None) -> None:
