@@ -67,6 +67,7 @@ class StopReport:
         self.died.update(other.died)
         self.left.update(other.left)
         self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
+        self.stuck = self.stuck or other.stuck
 
     def end_also(self, freed: list[int]) -> None:
         """Note that the cell has ended on all ranks since; these were freed from a collective because of others."""

@@ -23,6 +23,8 @@ from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.progress import ProgressLine
 from monarch_kernel.output.streams import Streams
 
+_UP = "is up"
+
 
 class StartCommands:
     """The commands that start, choose and show meshes.
@@ -55,7 +57,7 @@ class StartCommands:
         recipe = recipe_of([*up_words(self._meshes.settings, words), *words])
         self._meshes.check_free(recipe.name)
         check_rule(recipe.on_preempt, self._shell.user_ns)
-        self._up(recipe, "is up")
+        self._up(recipe, _UP)
 
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = ProgressLine(self._shell)
@@ -103,7 +105,10 @@ class StartCommands:
 
     def _ready(self, mesh: Mesh, what: str, progress: ProgressLine) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
+        others = "; cells now run on it" if len(self._meshes.by_name) > 1 and what == _UP else ""
+        progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s{others}")
+        if self._shell.user_ns.get(mesh.name) is not mesh.procs:
+            print(f"note: the notebook has a variable {mesh.name!r}, so the mesh has none; magics find it by its name")
         if isinstance(mesh.recipe, DetachedRecipe):
             print(mesh.recipe.says())
 
@@ -113,7 +118,7 @@ class StartCommands:
         for name in coming:
             print(f"mesh {name!r} is being restarted")
         held = tensors_bundle(self._shell.user_ns)
-        if not self._meshes.by_name and not coming and held is None:
+        if not self._meshes.by_name and not coming:
             print("no mesh is running; start one with %mesh up")
         if held is not None:
             display(held)
@@ -131,7 +136,9 @@ class StartCommands:
     def down(self, words: list[str]) -> None:
         """End meshes of this notebook; the command also ends detached ones."""
         for name in parse("down", words).names or [None]:
-            print(f"mesh {self._meshes.down(name).name!r} is down")
+            before = self._meshes.used
+            ended, used = self._meshes.down(name).name, self._meshes.used
+            print(f"mesh {ended!r} is down" + (f"; cells now run on mesh {used!r}" if used and used != before else ""))
 
     def restart(self, words: list[str]) -> None:
         """End a mesh and start it again, empty."""

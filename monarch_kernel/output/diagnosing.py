@@ -36,6 +36,8 @@ _SURE = 1.0
 """Seconds of an endless wait from which a Stop names its cause."""
 _LABEL = "when stopped"
 """Heading of the waits that a Stop ends."""
+_RESUMES = "'continue' at the prompt resumes it, or %mesh resume where there is none"
+"""What to do about paused ranks that others wait for in a running cell."""
 _SHOWN = 3
 """Most findings shown below a running cell."""
 
@@ -161,7 +163,10 @@ class _Look:
         return [each._replace(missing=tuple(map(self._named, each.missing))) for each in told], names
 
     def _named(self, missing: Standing) -> Standing:
-        """Tell idle ranks on which the call does not run from those that have ended it."""
+        """Tell idle ranks on which the call does not run from those that have ended it, and paused ones what resumes
+        them while the notebook is busy."""
+        if missing.kind is Kind.PAUSED and self._title == "this cell":
+            return missing._replace(advice=_RESUMES)
         targets = {split_proc(peer.proc) for peer in self._call.targets}
         outside = not any((missing.uid, rank) in targets for rank in missing.ranks)
         if missing.kind is not Kind.IDLE or not outside:

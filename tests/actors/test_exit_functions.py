@@ -217,3 +217,30 @@ with supervise(procs, on_failure=lambda failure: sys.exit(failure.reason)):
 """
     )
     assert done.code and done.err.rstrip().endswith("KeyboardInterrupt") and not done.left
+
+
+def test_calls_that_a_stop_has_ended_are_not_told(program: Any) -> None:
+    done = program(
+        """
+import gc, time
+from monarch.actor import Actor, endpoint, this_host
+from monarch.exceptions import CallTimeoutError
+
+class A(Actor):
+    @endpoint
+    def nap(self):
+        time.sleep(1000)
+
+procs = this_host().spawn_procs({"gpus": 2})
+future = procs.spawn("a", A).nap.call()
+try:
+    future.get(timeout=0.5)
+except CallTimeoutError:
+    procs.stop().get(timeout=50)
+while not future.done:
+    time.sleep(0.01)
+del future
+gc.collect()
+"""
+    )
+    assert done.ok() == "" and done.err == ""

@@ -98,6 +98,17 @@ def test_stop_names_the_wait_that_it_ends(notebook: Notebook) -> None:
     assert "call it on all ranks of the group" in text
 
 
+def test_interrupt_beside_a_cell_names_the_wait_that_it_ends(notebook: Notebook) -> None:
+    """As the button of a view sends it."""
+    subshell = notebook.control("create_subshell_request")["subshell_id"]
+    cell = notebook.send("%%mesh\nif rank == 0: dist.all_reduce(torch.ones(1))")
+    until_said(cell, "rank 0 waits for ranks 1-3")
+    notebook.run("%mesh interrupt", subshell=subshell)
+    text = cell.wait().stream("stderr")
+    notebook.control("delete_subshell_request", subshell_id=subshell)
+    assert "\nwhen stopped: rank 0 waits for ranks 1-3, which finished without calling all_reduce()\n" in text, text
+
+
 def test_timeout_names_the_wait_that_it_ends(notebook: Notebook) -> None:
     cell = notebook.mesh("import time\nif rank == 2: time.sleep(600)\ndist.barrier()", "--timeout 4")
     assert "\nwhen stopped: ranks 0-1,3 wait for rank 2, which is asleep\n" in cell.stream("stderr"), cell.text

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 from monarch._wire.messages import Dead, Failure
 from monarch._wire.receiving.aside import tell
+from monarch.exceptions import StoppedError
 
 _LONGEST = 500
 """Characters shown of an error."""
@@ -48,7 +49,9 @@ def of_endpoint(label: str, rank: int, failure: Failure) -> UnreadError:
     first = f"{failure.kind}: {failure.text}".partition("\n")[0][:_LONGEST]
     where = f" at {failure.where}" if failure.where else ""
     text = f"{label} failed on rank {rank}{where}: {first}"
-    return UnreadError(text, failure.freed or failure.kind in _STOPPED)
+    # An actor that ends because its mesh was stopped says so in an error of ours.
+    is_stopped = failure.kind in _STOPPED or (failure.own and failure.kind == StoppedError.__name__)
+    return UnreadError(text, failure.freed or is_stopped)
 
 
 def of_death(label: str, rank: int, dead: Dead) -> UnreadError:
