@@ -59,7 +59,7 @@ def test_death_quotes_no_stderr_of_earlier_cells(mortal: Notebook) -> None:
     assert "SIGKILL" in cell.text and "last lines" not in cell.text
     mortal.run("%mesh heal").ok()
     cell = mortal.mesh("import sys\nprint('new', file=sys.stderr)\nos.abort()", "[1]")
-    assert "last lines of stderr of rank 1:\n    new\n" in cell.text
+    assert "last lines of stderr of rank 1:\n    new" in cell.text
 
 
 def test_last_prints_of_a_dead_rank_are_in_its_cell(mortal: Notebook) -> None:

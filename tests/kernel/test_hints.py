@@ -216,7 +216,7 @@ def test_failed_script_names_its_own_line(
 ) -> None:
     (tmp_path / "prog.py").write_text(body)
     cell = notebook.run(f"%mesh run {tmp_path}/prog.py")
-    assert f"at prog.py line {line}\n      {source}" in cell.text
+    assert f"\n      prog.py line {line}: {source}" in cell.text
     assert "__import__" not in cell.text and "run_order" not in cell.text
 
 

@@ -295,7 +295,8 @@ def test_errors_of_statements_are_folded_and_end_nothing(notebook: Notebook, loo
     paused(notebook)
     cell = notebook.mesh("x = 1\nif rank:\n    raise ValueError('no')\nn", "--in-frame")
     assert cell.status == "error" and "[rank 0] 0" in cell.shown
-    assert re.search(r"cell \[\d+\] failed on ranks 1-3\n  ranks 1-3: ValueError: no at cell \[\d+\] line 4", cell.text)
+    failed = r"cell \[\d+\] failed on ranks 1-3\n  ranks 1-3: ValueError: no\n      cell \[\d+\] line 4: "
+    assert re.search(failed, cell.text)
     assert "SyntaxError" in notebook.mesh("x = = 1", "--in-frame").text
     assert "SystemExit" in notebook.mesh("raise SystemExit", "--in-frame").text
     assert said(notebook, "%mesh where").startswith("ranks 0-3:\n  paused")

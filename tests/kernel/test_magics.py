@@ -125,7 +125,7 @@ def test_time_around_mesh_times_the_notebook(notebook: Notebook) -> None:
 def test_errors_have_the_lines_as_typed(notebook: Notebook, body: str, line: int, source: str) -> None:
     cell = notebook.mesh(body)
     assert cell.status == "error"
-    assert re.search(rf"at cell \[\d+\] line {line + 1}\n      {re.escape(source)}", cell.reply["evalue"])
+    assert re.search(rf"\n      cell \[\d+\] line {line + 1}: {re.escape(source)}", cell.reply["evalue"])
     assert "get_ipython()" not in cell.text and "magics/" not in cell.text
 
 

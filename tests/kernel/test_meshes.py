@@ -28,7 +28,10 @@ def more(notebook: Notebook) -> Notebook:
 
 def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
     cell = more.run("%mesh up second --procs 2").ok()
-    assert re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", cell.shown) and not cell.stream()
+    assert (
+        re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s; cells now run on it", cell.shown)
+        and not cell.stream()
+    )
     updates = str(cell.contents("update_display_data"))
     assert re.search(r"starting ranks: \d of 2 \(", updates) and "initializing ranks: " in updates
     assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
@@ -104,7 +107,9 @@ def test_last_words_of_ranks_are_in_the_cell_that_ends_them(more: Notebook) -> N
     more.run("%mesh up brief --procs 2").ok()
     more.run("%%mesh brief\nimport atexit\n_ = atexit.register(print, 'bye')").ok()
     cell = more.run("%mesh down brief").ok()
-    assert cell.said() == {"bye": {0, 1}} and cell.stream().endswith("mesh 'brief' is down\n")
+    assert cell.said() == {"bye": {0, 1}} and cell.stream().endswith(
+        "mesh 'brief' is down; cells now run on mesh 'mesh'\n"
+    )
 
 
 def test_number_after_the_name_is_the_number_of_ranks(more: Notebook) -> None:

@@ -76,7 +76,7 @@ def test_lines_are_arranged_for_ipython(typed: str, read: str) -> None:
 def test_comments_end_lines_of_verbs_and_headers(notebook: Notebook) -> None:
     assert notebook.run("%mesh use mesh  # the first one").ok().stream() == "cells now run on mesh 'mesh'\n"
     cell = notebook.run("# on one rank\n%%mesh[2]  # the third\nprint(rank)\n1 / 0")
-    assert cell.said() == {"2": {2}} and re.search(r"at cell \[\d+\] line 4", cell.text)
+    assert cell.said() == {"2": {2}} and re.search(r"\n      cell \[\d+\] line 4: ", cell.text)
     assert without_comment("up 'a # b' c#d # e") == "up 'a # b' c#d "
 
 
