@@ -48,7 +48,7 @@ def parse(command: str, words: list[str]) -> argparse.Namespace:
         found, unknown = copy.deepcopy(parser).parse_known_intermixed_args(words)
     except (AttributeError, NameError) as error:
         if isinstance(error.__context__, KeyboardInterrupt):
-            # What it wanted to restore was not changed yet.
+            # It came before argparse had changed the attribute that it restores.
             raise error.__context__ from None
         raise
     if unknown:

@@ -37,7 +37,7 @@ _SURE = 1.0
 _LABEL = "when stopped"
 """Heading of the waits that a Stop ends."""
 _RESUMES = "'continue' at the prompt resumes it, or %mesh resume where there is none"
-"""What to do about paused ranks that others wait for in a running cell."""
+"""Advice about paused ranks that others wait for in a running cell."""
 _SHOWN = 3
 """Most findings shown below a running cell."""
 
