@@ -17,6 +17,9 @@ PATIENCE = 1.0
 MARK = "monarch_waiting"
 """Metadata of these displays, which are no results."""
 _STYLE = "font-size:85%;color:#888;white-space:pre-wrap"
+_WARNING = "color:var(--jp-warn-color0,var(--vscode-editorWarning-foreground,#b26a00))"
+_WARNED = ("stuck: ", "waiting: ")
+"""Beginnings of the lines that are about a wait and its cause."""
 
 Send = Callable[[str, dict[str, Any], Any], None]
 """Sends a display: the kind of the message, its content, the request of the cell."""
@@ -128,12 +131,21 @@ class WaitingLine:
         name = name or secrets.token_hex(8)
         self._shown[cell] = name, text
         # An empty bundle takes no room in JupyterLab, an empty text a line.
-        data = {"text/plain": text, "text/html": f"<span style='{_STYLE}'>{html.escape(text)}</span>"} if text else {}
+        data = {"text/plain": text, "text/html": f"<span style='{_STYLE}'>{_marked(text)}</span>"} if text else {}
         self._send(kind, {"data": data, "metadata": {MARK: True}, "transient": {"display_id": name}}, parent)
 
     def _wipe(self, cell: str, parent: Any) -> None:
         if cell in self._shown:
             self._show(cell, parent, "")
+
+
+def _marked(text: str) -> str:
+    """Return lines as HTML, in which those about a wait stand out."""
+    lines = [
+        f"<b style='{_WARNING}'>{html.escape(line)}</b>" if line.startswith(_WARNED) else html.escape(line)
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines)
 
 
 def _paused(procs: set[str]) -> set[str]:

@@ -262,7 +262,7 @@ describe('the view of a mesh', () => {
     for (const rank of [1, 3]) {
       tile(rank).dispatchEvent(new MouseEvent('click', { bubbles: true, shiftKey: true }));
     }
-    await seen(() => expect(button('Interrupt').getAttribute('aria-label')).toBe('Interrupt: ranks 1, 3'));
+    await seen(() => expect(button('Interrupt').getAttribute('aria-label')).toBe('Interrupt: ranks 1,3'));
     button('Interrupt').click();
     expect(channel.sent.at(-1)).toMatchObject({ ranks: [1, 3] });
   });
@@ -315,10 +315,10 @@ describe('the view of a mesh', () => {
     await seen(() => expect(place.textContent).not.toContain('done in 19 s'));
   });
 
-  test('says which ranks a call waits for, and where it failed', async () => {
+  test('says which ranks a call still runs on, and where it failed', async () => {
     const call = { call: 1, title: 'cell [4]', cell: 4, ranks: [0, 1, 2, 3], left: [2, 3], started: 1000 };
     await start(4, { calls: [call, { ...call, call: 2, ended: 1004, left: [], errors: { 1: 'ValueError: x' } }] });
-    await shows('waits for ranks 2-3; 2 of 4 finished');
+    await shows('running on ranks 2-3; 2 of 4 finished');
     await shows('failed on rank 1: ValueError: x');
   });
 
@@ -420,7 +420,7 @@ describe('the view of a slice', () => {
   });
 
   test('shows its ranks, and what runs on them', async () => {
-    await shows('ranks 1, 3 of 4');
+    await shows('ranks 1,3 of 4');
     await shows('cell [6]');
     expect([...place.querySelectorAll<HTMLElement>('.mk-tile')].map(each => each.dataset.rank)).toEqual(['1', '3']);
     expect(place.querySelector('.mk-legend')!.textContent).toMatch(/idle 1.*dead 1/);

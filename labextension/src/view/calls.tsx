@@ -34,7 +34,7 @@ function Call({ call, model, trans }: { call: Required<CallRow>; model: MeshMode
   const spent = duration((call.ended || model.now()) - call.started, trans);
   const finished = call.ranks.length - call.left.length;
   const waits = finished
-    ? trans.__('waits for %1; %2 of %3 finished', namedRanks(call.left, trans), finished, call.ranks.length)
+    ? trans.__('running on %1; %2 of %3 finished', namedRanks(call.left, trans), finished, call.ranks.length)
     : trans.__('on %1', namedRanks(call.ranks, trans));
   const end =
     errors.length || !call.stopped.length ? trans.__('ended after %1', spent) : trans.__('stopped after %1', spent);

@@ -41,7 +41,7 @@ describe('words', () => {
   });
 
   test('ranks are written as spans', () => {
-    expect(rankSet([7, 0, 1, 2, 3, 9, 10])).toBe('0-3, 7, 9-10');
+    expect(rankSet([7, 0, 1, 2, 3, 9, 10])).toBe('0-3,7,9-10');
   });
 
   test('a running rank is a sentence with line, time and load', () => {

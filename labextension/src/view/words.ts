@@ -42,7 +42,7 @@ export function figure(value: number | null | undefined): string {
   return String(Number(value.toPrecision(4)));
 }
 
-/** Return ranks in short, as in "0-3, 7". */
+/** Return ranks in short, as in "0-3,7". */
 export function rankSet(ranks: Iterable<number>): string {
   const sorted = [...ranks].sort((one, other) => one - other);
   const parts: string[] = [];
@@ -54,7 +54,7 @@ export function rankSet(ranks: Iterable<number>): string {
     parts.push(to === from ? `${sorted[from]}` : `${sorted[from]}-${sorted[to]}`);
     from = to + 1;
   }
-  return parts.join(', ');
+  return parts.join(',');
 }
 
 /** Return "rank 3" or "ranks 0-3". */

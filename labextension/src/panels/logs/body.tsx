@@ -35,7 +35,7 @@ export function LogsBody({ session, most, trans }: Props) {
             type="text"
             value={model.ranks}
             placeholder={trans.__('all')}
-            title={trans.__('Such as 0-3, 7')}
+            title={trans.__('Such as 0-3,7')}
             aria-invalid={bad}
             onInput={event => model.filter({ ranks: event.currentTarget.value })}
           />
@@ -57,7 +57,7 @@ export function LogsBody({ session, most, trans }: Props) {
           </select>
         </label>
       </div>
-      {bad && <p class="mk-bad">{trans.__('Enter ranks such as 0-3, 7.')}</p>}
+      {bad && <p class="mk-bad">{trans.__('Enter ranks such as 0-3,7.')}</p>}
       {model.more && (
         <button type="button" class="mk-button mk-small" onClick={() => model.filter({ most: model.most * 2 })}>
           {trans.__('Show older lines')}

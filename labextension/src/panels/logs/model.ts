@@ -41,7 +41,7 @@ export class LogsModel {
     this.read();
   }
 
-  /** Return the ranks that the filter names; null if it is not written as in "0-3, 7". */
+  /** Return the ranks that the filter names; null if it is not written as in "0-3,7". */
   get wanted(): number[] | null {
     return parseRanks(this.ranks);
   }
@@ -59,7 +59,7 @@ export class LogsModel {
   }
 }
 
-/** Return the ranks of "0-3, 7"; none for an empty text, null if it is written otherwise. */
+/** Return the ranks of "0-3,7"; none for an empty text, null if it is written otherwise. */
 export function parseRanks(text: string): number[] | null {
   const ranks = new Set<number>();
   for (const part of text.split(/[\s,]+/).filter(Boolean)) {
