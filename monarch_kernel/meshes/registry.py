@@ -177,6 +177,8 @@ class NotebookMeshes:
             known = actors()
             others = f"; actors: {', '.join(known)}" if known else ""
             guess = did_you_mean(wanted, [*self.by_name, *known])
+            if wanted == "spawn":
+                guess = "; to spawn actors, write %%mesh spawn NAME"
             raise NoMeshError(f"no mesh named {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
         return self.by_name[wanted]
 

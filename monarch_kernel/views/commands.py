@@ -89,5 +89,5 @@ def _in_cell(source: StateSource) -> None:
 def _printed(source: StateSource) -> None:
     """Print the picture over and over, for the terminal of a front end such as ``jupyter console``."""
     while True:
-        print(f"{_REDRAW}{text_of(state_of_source(source))}\n(Ctrl-C ends this)", flush=True)
+        print(f"{_REDRAW}{text_of(state_of_source(source))}\n(Ctrl-C or Stop ends this)", flush=True)
         time.sleep(_EVERY_S)

@@ -196,7 +196,7 @@ if rank == 1:
     asyncio.run(main())
 dist.barrier()""",
         (
-            "rank 1, which is awaiting: Event.wait",
+            "rank 1, which is at an await: Event.wait",
             "line 5 in main: await asyncio.Event().wait()",
         ),
     ),

@@ -232,7 +232,7 @@ async def sync():
     await asyncio.to_thread(dist.barrier)
 await sync()""",
         (
-            "ranks 0,2-3 wait for rank 1, which is awaiting: Event.wait",
+            "ranks 0,2-3 wait for rank 1, which is at an await: Event.wait",
             "ranks 0,2-3 in barrier",
             "at line 6 in sync: await asyncio.to_thread(dist.barrier)",
             "line 5 in sync",

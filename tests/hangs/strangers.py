@@ -452,7 +452,7 @@ async def main():
 asyncio.run(main())
 dist.barrier()""",
         (
-            "rank 1, which is awaiting",
+            "rank 1, which is at an await",
             "line 5 in fetch",
         ),
     ),

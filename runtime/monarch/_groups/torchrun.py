@@ -164,7 +164,8 @@ def run_script(script: Script, meeting: Meeting) -> None:
                 _run_source(script.path, script.source)
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise RuntimeError(f"{_title(script)} exited with code {end.code}") from None
+                how = f"exited with code {end.code}" if isinstance(end.code, int) else f"exited: {end.code}"
+                raise RuntimeError(f"{_title(script)} {how}") from None
         finally:
             restore()
 

@@ -287,7 +287,7 @@ class Future(Generic[R]):
         return ""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.label or 'a call'}: {'done' if self.done else 'pending'}>"
+        return f"<Future of {self.label or 'a call'}: {'done' if self.done else 'pending'}>"
 
 
 # The insides of futures, for other files: users see the other attributes when they press Tab.

@@ -33,6 +33,8 @@ def describe_difference(one: Digest, other: Digest) -> str:
     count = sum(size for size, _ in one.blocks)
     if one.raw and other.raw and one.width:
         starts = range(0, len(one.raw), one.width)
+        if count == 1:
+            return ""
         differing = sum(one.raw[at : at + one.width] != other.raw[at : at + one.width] for at in starts)
         return f"at {differing:,} of {count:,} elements"
     return _describe_blocks(one, other, count)

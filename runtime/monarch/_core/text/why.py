@@ -51,7 +51,7 @@ _STATES = {
     Kind.SOCKET: "waiting for a socket",
     Kind.PIPE: "waiting for a pipe",
     Kind.FILE: "waiting for a file",
-    Kind.ASYNC: "awaiting",
+    Kind.ASYNC: "at an await",
     Kind.FUTURE: "waiting for an answer",
 }
 _ADVICE = {

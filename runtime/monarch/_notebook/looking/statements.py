@@ -17,7 +17,7 @@ from monarch._notebook.running.marks import prepare
 from monarch._notebook.showing.display import Display
 from monarch._notebook.showing.streams import printing_for
 
-NOT_PAUSED = "not paused, so its frames cannot run statements; %mesh pause stops it"
+NOT_PAUSED = "not paused, so no statement can run in its frames; %mesh pause pauses it"
 _RESUMED = "resumed before it could run this"
 
 
