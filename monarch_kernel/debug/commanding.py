@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from monarch._kernel_api import HELP, Reader, split_proc, unknown
+from monarch._kernel_api import HELP, Reader, split_proc, stops, unknown
 from monarch.exceptions import MonarchError
 from monarch_kernel.debug.answering import MeshAnswering
 from monarch_kernel.grammar.header import HeaderError
@@ -17,6 +18,7 @@ _HELP = f"""{HELP}
 break PLACE, breaks, clear [N]
                   breakpoints, as for %mesh break
 quit              stop the cell; at %mesh debug, leave the prompt"""
+_CELL = re.compile(r"cell \[(\d+)\]")
 _VERBS = ("break", "breaks", "clear", "forget")
 
 
@@ -70,8 +72,20 @@ class Commands:
             return ""
         if word == "break" and not rest:
             word = "breaks"
+        if word == "break" and rest[:1].isdecimal() and ":" not in rest.partition(" ")[0]:
+            rest = _in_file(procs[0], rest)
         if word in _VERBS:
             self._mesh_command(f"{word} {rest}")
             return ""
         text = self._answering.answer(procs, word, rest)
         return unknown(word) if text is None else text
+
+
+def _in_file(proc: str, place: str) -> str:
+    """Return a place such as ``3:5`` for a line, as in pdb of the file or cell in which a rank has stopped."""
+    stopped = stops().now.get(proc)
+    if stopped is None or not stopped.position.frames:
+        return place
+    file = stopped.position.frames[0].file
+    cell = _CELL.fullmatch(file)
+    return f"{cell[1] if cell is not None else file}:{place}"

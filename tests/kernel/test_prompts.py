@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -95,6 +96,8 @@ def test_misspelt_commands_are_told(notebook: Notebook) -> None:
     assert "barrier would wait for other ranks" in dialog.ask("a = dist.barrier()")
     assert "Enter" in dialog.ask("help")
     assert "has no breakpoints" in dialog.ask("b")
+    # As in pdb: a line of the cell in which the rank has stopped.
+    assert re.search(r"breakpoint \d+: .*cell \[\d+\] line 7", dialog.ask("b 7"))
 
 
 def test_enter_repeats_steps_and_no_statements(notebook: Notebook) -> None:
