@@ -241,6 +241,9 @@ class Rendezvous:
             with self.lock:
                 # This rank waits on a socket of its own store as well; a cut must reach it.
                 self._sockets = open_sockets() - of_store
+            if reason := ended():
+                # There was nothing to cut yet, so this rank would wait for ranks that do not come.
+                raise GroupError(reason)
             place = self.place(address, port)
             if store is None:
                 store = rendezvous.find_store(address, port, place.size, ended)
