@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._kernel_api import Advice, ProcMesh, describe_ranks, state_of
+from monarch._kernel_api import Advice, ProcMesh, current_node, describe_ranks, state_of, verdicts_of
 from monarch_kernel.cells.hints import magic
 from monarch_kernel.compat import cell_number
 from monarch_kernel.grammar.ranks import slice_text
@@ -33,12 +33,19 @@ class NotebookAdvice(Advice):
         mesh = self._of(uid)
         if mesh is None:
             return super().after_deaths(uid, dead, alive)
+        # Until the verdict there may be a restart; one that is over may be read of later.
+        restarts = verdicts_of(current_node()).is_open(uid) or not set(dead) & set(mesh.dead())
+        return self._after_deaths(mesh, dead, alive, restarts)
+
+    def _after_deaths(self, mesh: Mesh, dead: Sequence[int], alive: Sequence[int], restarts: bool) -> str:
         them = "it" if len(dead) == 1 else "them"
         heal = f"{magic('heal', mesh, self._meshes)} replaces {describe_ranks(dead)}"
         name = mesh.name if mesh.name != self._meshes.used else ""
         fewer = mesh.hosts.instead_of_heal(name)
         if fewer:
             heal = f"no host is free for {describe_ranks(dead)}: {fewer}"
+        elif mesh.recipe.restart and not restarts:
+            heal += ", since --restart may replace no more ranks just now"
         elif mesh.recipe.restart and not mesh.hosts.lost():
             heal = f"--restart replaces {describe_ranks(dead)}, which lose{'s' if len(dead) == 1 else ''} all variables"
         if not alive:
@@ -48,7 +55,7 @@ class NotebookAdvice(Advice):
         return f"{left}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
 
     def after_failure_of(self, procs: ProcMesh, ranks: Sequence[int]) -> str:
-        """Return what to do after deaths while no cell waited for the ranks; empty if cells do not run on the mesh.
+        """Return what to do after deaths that no restart follows; empty if cells do not run on the mesh.
 
         Args:
             procs: the processes, all or some.
@@ -57,9 +64,9 @@ class NotebookAdvice(Advice):
         mesh = self._of(state_of(procs).procs.uid)
         if mesh is None:
             return ""
-        dead = sorted({*ranks, *mesh.dead()})
-        uid = state_of(procs).procs.uid
-        return self.after_deaths(uid, dead, [rank for rank in range(len(mesh.procs)) if rank not in dead])
+        dead = mesh.dead()
+        alive = [rank for rank in range(len(mesh.procs)) if rank not in dead]
+        return self._after_deaths(mesh, dead, alive, False) if set(ranks) <= set(dead) else ""
 
     def after_failure(self, uid: str) -> str:
         """Return the magic that recreates failed actors."""

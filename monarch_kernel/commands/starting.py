@@ -135,9 +135,14 @@ class StartCommands:
 
     def down(self, words: list[str]) -> None:
         """End meshes of this notebook; the command also ends detached ones."""
-        for name in parse("down", words).names or [None]:
+        names: list[str | None] = parse("down", words).names or [None]
+        for position, name in enumerate(names):
             before = self._meshes.used
-            ended, used = self._meshes.down(name).name, self._meshes.used
+            try:
+                ended, used = self._meshes.down(name, self._tell()).name, self._meshes.used
+            except KeyboardInterrupt as error:
+                others = "".join(f"; mesh {each!r} was not ended" for each in names[position + 1 :])
+                raise KeyboardInterrupt(f"{error}{others}") from None
             print(f"mesh {ended!r} is down" + (f"; cells now run on mesh {used!r}" if used and used != before else ""))
 
     def restart(self, words: list[str]) -> None:

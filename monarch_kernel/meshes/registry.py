@@ -43,6 +43,7 @@ class NotebookMeshes:
 
     def __init__(self, variables: dict[str, Any] | None = None) -> None:
         self.by_name: dict[str, Mesh] = {}
+        """The meshes. Single operations by the thread that runs cells, and by that of an end or restart."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process, in the thread that starts it."""
         self.silent: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -50,6 +51,7 @@ class NotebookMeshes:
         self.on_added: Callable[[Mesh], object] = lambda mesh: None
         """Called with each new mesh, in the thread that starts it."""
         self.used: str | None = None
+        """The name of the one in use. Written by the same threads."""
         self.settings: dict[str, str] = {}
         """Defaults of the notebook, by key of ``%mesh config``; thread that runs cells only."""
         self._variables = variables if variables is not None else {}
@@ -146,7 +148,7 @@ class NotebookMeshes:
 
     def _restart(self, mesh: Mesh, used: str | None, names: Mapping[str, Any]) -> Mesh:
         try:
-            self.down(mesh.name)
+            self._end(mesh)
             new = self.up(mesh.recipe, names, lambda _, future: (future.get(), None)[1])
             # The mesh in use stays the same.
             self.used = used if used in self.by_name else new.name
@@ -194,27 +196,50 @@ class NotebookMeshes:
         self._variables.setdefault(mesh.name, mesh.procs)
         return mesh
 
-    def down(self, name: str | None) -> Mesh:
+    def down(self, name: str | None, told: Callable[[str], object] = print) -> Mesh:
         """End a mesh; an interrupt ends only the wait for its end.
 
+        Args:
+            name: the name of the mesh; None for the one in use.
+            told: called with the error, if the wait was interrupted and the end fails.
+
         Raises:
-            KeyboardInterrupt: the wait was interrupted; the mesh ends.
+            KeyboardInterrupt: the wait was interrupted; the mesh ends, if that had begun.
         """
-        mesh = self.get(name)
+        mesh, node = self.get(name), current_node()
+        ended: Promise[None] = Promise(node, f"the end of mesh {mesh.name!r}")
+        begun = threading.Lock()
+
+        def work() -> None:
+            if not begun.acquire(blocking=False):
+                raise MonarchError(f"the end of mesh {mesh.name!r} was interrupted before it began")
+            self._end(mesh)
+
         try:
-            to_its_end(current_node(), f"end of {mesh.name}", lambda: self._end(mesh))
+            in_thread(node, f"end of {mesh.name}", work, ended).get()
         except KeyboardInterrupt:
+            if begun.acquire(blocking=False):
+                raise KeyboardInterrupt(f"mesh {mesh.name!r} was not ended, and keeps running") from None
+            ended.add_done_callback(lambda _: _tell_failed_end(mesh.name, ended, told))
             raise KeyboardInterrupt(f"mesh {mesh.name!r} is ending; its ranks may still run for some seconds") from None
         return mesh
 
     def _end(self, mesh: Mesh) -> None:
-        del self.by_name[mesh.name]
+        """End a mesh, in the thread of its end or restart; another one may end it at the same time."""
+        if self.by_name.pop(mesh.name, None) is None:
+            return
         if self.used == mesh.name:
             self.used = next(iter(self.by_name), None)
         if self._variables.get(mesh.name) is mesh.procs:
             del self._variables[mesh.name]
         current_node().part(CellVariables).by_uid.pop(state_of(mesh.procs).procs.uid, None)
         mesh.end()
+
+
+def _tell_failed_end(name: str, ended: Future[None], told: Callable[[str], object]) -> None:
+    error = ended.exception()
+    if error is not None:
+        told(f"the end of mesh {name!r} failed: {error}")
 
 
 def _outcome(name: str, change: Future[Mesh]) -> str:

@@ -90,7 +90,8 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
     places: dict[str, list[int]] = {}
     for rank, error in errors.items():
         source = f": {error.source}" if error.source else ""
-        where = f"at {error.file or name} line {error.line}{source}" if error.line else "stopped"
+        called = f", called at {error.called}" if error.called else ""
+        where = f"at {error.file or name} line {error.line}{source}{called}" if error.line else "stopped"
         places.setdefault(where, []).append(rank)
     for rank, text in left.items():
         places.setdefault(text, []).append(rank)
@@ -107,9 +108,9 @@ def _follows(error: CellError) -> bool:
 
 def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str]:
     """Describe how each rank failed, with one line for ranks that failed alike."""
-    groups: dict[tuple[str, str, str, int], list[int]] = {}
+    groups: dict[tuple[str, str, str, int, str], list[int]] = {}
     for rank, error in sorted(errors.items()):
-        groups.setdefault((error.kind, error.text, error.file, error.line), []).append(rank)
+        groups.setdefault((error.kind, error.text, error.file, error.line, error.called), []).append(rank)
     causes = [rank for rank, error in errors.items() if not _follows(error)] or list(errors)
     freed = {rank for rank, error in errors.items() if error.freed} - set(causes)
     lines = [f"{name} failed on {describe_ranks(causes, total)}"]
@@ -117,7 +118,7 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
         lines[0] += f"; {describe_ranks(freed)} waited for {'it' if len(causes) == 1 else 'them'} in a collective"
     # Causes come before consequences.
     order = sorted(groups.items(), key=lambda each: (_follows(errors[each[1][0]]), each[0][0] != "SupervisionError"))
-    for (kind, text, _, line), ranks in order:
+    for (kind, text, _, line, _), ranks in order:
         error = errors[ranks[0]]
         message = text.strip().splitlines()
         first = f"{kind}: {message[0]}" if message else kind

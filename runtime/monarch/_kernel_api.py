@@ -150,6 +150,7 @@ if TYPE_CHECKING:
     from monarch._meshes.procs.resize import resize as resize_procs
     from monarch._meshes.procs.variables import CellVariables as CellVariables
     from monarch._meshes.registry import meshes_of as meshes_of
+    from monarch._meshes.verdicts import verdicts_of as verdicts_of
     from monarch._node.current import current_node as current_node
     from monarch._node.current import has_node as has_node
     from monarch._node.current import open_node as open_node
@@ -374,6 +375,7 @@ _WHERE = {
     "monarch._meshes.procs.queries": "reaches",
     "monarch._meshes.procs.resize": "check_sizes resize_procs=resize",
     "monarch._meshes.registry": "meshes_of",
+    "monarch._meshes.verdicts": "verdicts_of",
     "monarch._node.current": "current_node has_node open_node",
     "monarch._node.future": "Future Promise in_thread to_its_end when_done",
     "monarch._node.replies.gather": "Gather is_gather",

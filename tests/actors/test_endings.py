@@ -239,7 +239,9 @@ def test_advice_for_a_mesh_of_an_actor_works(procs: Any, victim: str) -> None:
             nested.pid.call().get(timeout=60)
     assert "heal_mesh replaces" not in str(caught.value)
     if victim == "a rank":
-        assert str(caught.value).endswith("only the actor that spawned nested can replace its ranks, with heal_mesh")
+        assert str(caught.value).endswith(
+            "only the program or actor that spawned nested can replace its ranks, with heal_mesh"
+        )
     else:
         assert f"because its owner, rank 0 of {outer.name}, was killed by signal 9" in str(caught.value)
         assert str(caught.value).endswith("spawn nested again to continue")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import signal
 import subprocess
 import sys
 import tempfile
@@ -198,10 +199,14 @@ print("last line")
     assert done.err == "monarch: interrupted: killed the ranks that had not ended by themselves\n"
 
 
-def test_exit_in_a_handler_of_failures_ends_the_program(program: Any) -> None:
+@pytest.mark.parametrize("ignores", [False, True])
+def test_exit_in_a_handler_of_failures_ends_the_program(program: Any, ignores: bool) -> None:
+    """Also one that a script has started in the background, which ignores SIGINT."""
     done = program(
         """
 import os, signal, sys, time
+if sys.argv[1] == "True":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 from monarch.actor import Actor, endpoint, supervise, this_host
 
 class A(Actor):
@@ -210,13 +215,16 @@ class A(Actor):
         os._exit(3)
 
 procs = this_host().spawn_procs()
-with supervise(procs, on_failure=lambda failure: sys.exit(failure.reason)):
+with supervise(procs, on_failure=lambda failure: sys.exit("the end: " + failure.reason)):
     procs.spawn("a", A).end.broadcast()
     while True:
         time.sleep(0.1)
-"""
+""",
+        str(ignores),
     )
-    assert done.code and done.err.rstrip().endswith("KeyboardInterrupt") and not done.left
+    assert done.code == -(signal.SIGTERM if ignores else signal.SIGINT) and not done.left
+    assert "the end: exited with code 3" in done.err
+    assert done.err.rstrip().endswith("KeyboardInterrupt") is not ignores
 
 
 def test_calls_that_a_stop_has_ended_are_not_told(program: Any) -> None:

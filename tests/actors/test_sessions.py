@@ -47,6 +47,13 @@ def keep(future, queue):
     except Exception as error:
         queue.put(f"{type(error).__name__}: {error}")
 
+def leave(mesh, queue):
+    try:
+        with mesh:
+            raise LookupError("of the fork")
+    except Exception as error:
+        queue.put(f"{type(error).__name__}: {error}")
+
 def heal(procs, queue):
     try:
         queue.put(heal_mesh(procs))
@@ -75,6 +82,7 @@ if __name__ == "__main__":
     pending = mesh.nap.call(2)
     ask("fork", keep, pending)
     assert pending.get(timeout=30).values() == [2]
+    ask("fork", leave, procs)
     print(len(mesh.pid.call().get(timeout=30)))
 """
 
@@ -91,7 +99,7 @@ def test_reference_is_refused_at_once_outside_its_session(program: Any) -> None:
     refused = ["mesh cannot be stopped", "procs cannot be stopped", "procs cannot be healed"]
     for what, line in zip([*refused, "mesh.nap() cannot be waited for"], said[6:], strict=False):
         assert line.startswith(f"StoppedError: {what} here: this process is a fork of process")
-    assert said[10:] == ["1"]
+    assert said[10:] == ["LookupError: of the fork", "1"]
 
 
 SHUTDOWN = r"""

@@ -6,6 +6,8 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from monarch._node.current import is_fork
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -27,7 +29,9 @@ class AsyncResource:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop().get()
+        # A fork of the program leaves the block too, and must end as its code says.
+        if not is_fork():
+            self.stop().get()
 
     async def __aenter__(self) -> Self:
         return self
@@ -35,7 +39,8 @@ class AsyncResource:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.stop()
+        if not is_fork():
+            await self.stop()
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.initialized.__await__()

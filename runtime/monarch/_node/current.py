@@ -98,6 +98,11 @@ def has_node() -> bool:
     return _node is not None and not _node.closed
 
 
+def is_fork() -> bool:
+    """Return whether this process is a fork of one with a session, and has none of its own."""
+    return bool(_left_behind) and not has_node()
+
+
 def is_left_behind(node: Node) -> bool:
     """Return whether a node belongs to the process that this one is a fork of."""
     return node in _left_behind

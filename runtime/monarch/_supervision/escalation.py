@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -120,15 +122,19 @@ def call_hook(failure: MeshFailure) -> None:
     hook = getattr(module, "unhandled_fault_hook", None) or default_fault_hook
     try:
         hook(failure)
-    except SystemExit:
-        end_program()
+    except SystemExit as end:
+        end_program(end)
 
 
-def end_program() -> None:
-    """Interrupt the main thread, for a handler of failures that calls ``sys.exit``, which ends its own thread only."""
-    import _thread
+def end_program(end: SystemExit) -> None:
+    """Interrupt the main thread, for a handler of failures that calls ``sys.exit``, which ends its own thread only.
 
-    _thread.interrupt_main()
+    A program that ignores SIGINT, as one that a script has started in the background, gets SIGTERM.
+    """
+    if end.code and not isinstance(end.code, int):
+        print(end.code, file=sys.stderr)
+    ignored = not callable(signal.getsignal(signal.SIGINT))
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM if ignored else signal.SIGINT)
 
 
 def _pack(failure: MeshFailure) -> bytes:

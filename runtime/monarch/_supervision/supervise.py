@@ -39,7 +39,7 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
         on_failure: called with a MeshFailure for each dead rank, and for each actor that failed while nobody waited, in
             a separate thread; sync or async. If its result is false, others are asked: outer supervisors, then the
             actor that owns the mesh. Without it all failures count as handled. In a program, ``sys.exit`` in it
-            interrupts the main thread, which raises KeyboardInterrupt.
+            interrupts the main thread, which raises KeyboardInterrupt, or sends SIGTERM if that ignores SIGINT.
 
     Returns:
         A context manager, for ``with`` and ``async with``; its ``failures`` lists the failures so far.
@@ -91,7 +91,7 @@ class Supervisor:
                 handled = asyncio.run(_wait(handled))
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit) and self._node.config is None:
-                end_program()
+                end_program(error)
                 return False
             print(f"monarch: on_failure for {failure.mesh_name} raised:", file=sys.stderr)
             traceback.print_exc()

@@ -32,7 +32,7 @@ class Advice:
         """
         if owner_died:
             return f"spawn {mesh} again to continue"
-        heal = f"only the actor that spawned {mesh} can replace the others, with heal_mesh"
+        heal = f"only the program or actor that spawned {mesh} can replace the others, with heal_mesh"
         return f"{_living(alive)}; {heal}" if alive else heal.replace("the others", "its ranks")
 
     def after_failure(self, uid: str) -> str:
@@ -42,6 +42,14 @@ class Advice:
             uid: the uid of the process mesh.
         """
         return "heal_mesh recreates failed actors; their state is lost"
+
+    def after_failure_elsewhere(self, mesh: str) -> str:
+        """Return what to do after an actor has failed in a mesh that another process has spawned.
+
+        Args:
+            mesh: the name of the mesh.
+        """
+        return f"only the program or actor that spawned {mesh} can recreate failed actors, with heal_mesh"
 
     def after_stop(self) -> str:
         """Return what to do after a process mesh was stopped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -227,7 +227,11 @@ class Outcome(Future[R]):
     ) -> BaseException:
         if not lost:
             error = group(failures, self.extent, self.label, results, self._unanswered(), self._base())
-            return _with_advice(error, split_proc(self.targets[0].proc)[0], self._node.names)
+            uid = split_proc(self.targets[0].proc)[0]
+            here = uid in self._node.names
+            return _with_advice(
+                error, advice().after_failure(uid) if here else advice().after_failure_elsewhere(self.mesh)
+            )
         return died(self.label, self.mesh, lost, self._base(), results, self._node.names)
 
     def _values(self, values: list[Any]) -> ValueMesh[Any]:
@@ -239,12 +243,12 @@ class Outcome(Future[R]):
         return ranks_of_peers(self.targets)
 
 
-def _with_advice(error: BaseException, uid: str, names: Mapping[str, str]) -> BaseException:
+def _with_advice(error: BaseException, todo: str) -> BaseException:
     """Return an error, with what to do if it is of a failed actor."""
     if isinstance(error, SupervisionError) and error.actor_failed:
         text = advice().placed("\n".join(with_source(str(error))))
         error.args, error.message = (text,), text
-        add_note(error, advice().after_failure(uid) if uid in names else "only the actor that spawned it can heal it")
+        add_note(error, todo)
     return error
 
 
