@@ -94,7 +94,7 @@ def test_parametrized_tests_run_with_their_settings(tmp_path: Path) -> None:
     ("module", "hint"),
     [
         ("monarch._rust_bindings.monarch_hyperactor.supervision", "; SupervisionError is in monarch.exceptions; docs/"),
-        ("monarch.mesh_controller", "catch TensorError of monarch.exceptions, not RemoteException"),
+        ("monarch.mesh_controller", "catch monarch.exceptions.TensorError instead of RemoteException"),
         ("monarch.timer", "monarch.timer is a torchmonarch module that is missing here; docs/torchmonarch.md lists"),
     ],
 )

@@ -36,7 +36,7 @@ INSIDES = {
     "runtime/monarch/_meshes/actors/reply_stream.py": 2,
     "runtime/monarch/_meshes/actors/relay.py": 1,
     # Private names of Python and pyzmq.
-    "runtime/monarch/_python/frames.py": 3,
+    "runtime/monarch/_python/frames.py": 4,
     "runtime/monarch/_python/thread_trace.py": 1,
     "runtime/monarch/_wire/accepting.py": 1,
     "runtime/monarch/_wire/deferred_signals.py": 1,

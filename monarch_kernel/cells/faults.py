@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import monarch.actor
-from monarch._kernel_api import ProcMesh, describe_unhandled, is_a
+from monarch._kernel_api import ProcMesh, describe_unhandled, is_a, report_of
 from monarch.actor import MeshFailure, default_fault_hook
+from monarch.exceptions import MonarchError
 from monarch_kernel.cells.advice import NotebookAdvice
 from monarch_kernel.output.streams import Streams
 
@@ -25,15 +27,18 @@ class CellHook:
         self._advice = advice
 
     def __call__(self, failure: MeshFailure) -> None:
-        todo = self._advice.after_failure_of(failure.mesh, failure.ranks) if is_a(failure.mesh, ProcMesh) else ""
+        todo = ""
+        if is_a(failure.mesh, ProcMesh):
+            # The session may end just now.
+            with suppress(MonarchError):
+                todo = self._advice.after_failure_of(failure.mesh, failure.ranks)
         self._streams().tell(f"{_died(failure, todo) if todo else describe_unhandled(failure)}\n", failure.port)
 
 
 def _died(failure: MeshFailure, todo: str) -> str:
     """Return the text for ranks of a mesh of cells that have died while no cell waited for them."""
     at = time.strftime("%H:%M:%S ", time.localtime(failure.when)) if failure.when else ""
-    report = failure.report().replace(f" of {failure.mesh_name}:", f" of mesh {failure.mesh_name!r}:", 1)
-    return f"monarch: {at}{report}\n{todo}"
+    return f"monarch: {at}{report_of(failure, f'mesh {failure.mesh_name!r}')}\n{todo}"
 
 
 def install(streams: Callable[[], Streams], advice: NotebookAdvice) -> None:

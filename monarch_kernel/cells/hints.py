@@ -26,9 +26,9 @@ _PORT = re.compile(r"\bport: (\d+)")
 _MP_SPAWN = "torch/multiprocessing/spawn.py"
 _INSTANCE = "context().actor_instance"
 _FOR_ACTORS = {
-    "rank": "current_rank().rank, of monarch.actor, is the rank of an actor",
-    "world_size": "current_rank().extent.nelements, of monarch.actor, is the number of actors",
-    "point": "current_rank(), of monarch.actor, has the coordinates of an actor",
+    "rank": "monarch.actor.current_rank().rank is the rank of an actor",
+    "world_size": "monarch.actor.current_rank().extent.nelements is the number of actors",
+    "point": "monarch.actor.current_rank() has the coordinates of an actor",
     "mesh": f"{_INSTANCE}.proc_mesh is the mesh of an actor",
     "device": "torch.device('cuda' if torch.cuda.is_available() else 'cpu') is the device of an actor",
     "dist": "add 'import torch.distributed as dist' to the cell of the class",
@@ -136,7 +136,7 @@ class Hints:
             return ""
         name = missing_name(error.exception)
         if name in _FOR_ACTORS:
-            return f"actors do not have {name!r} of %%mesh cells; {_FOR_ACTORS[name]}"
+            return f"{name!r} is defined only for the code of %%mesh cells, not for actors; {_FOR_ACTORS[name]}"
         if name in self._variables:
             return (
                 f"the notebook defined {name!r} after the class was sent; run the class cell again, or pass {name!r} "

@@ -105,8 +105,9 @@ class Detaching:
                 f"{name} attaches it, %mesh down {name} ends it"
             ) from None
         self._meshes.add(mesh)
+        now = "; cells now run on it" if len(self._meshes.by_name) > 1 else ""
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(detached.seconds)}")
+        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(detached.seconds)}{now}")
         for actors in detached.actors:
             if actors != mesh.cells:
                 print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")

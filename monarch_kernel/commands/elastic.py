@@ -15,8 +15,6 @@ from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
-_LOST = "; other variables are lost"
-
 
 class Elastic:
     """The commands for ranks that change.
@@ -92,9 +90,9 @@ class Elastic:
         try:
             copied = self._copy(mesh, bare, source, variables) if copying else None
         except BaseException:
-            print_new(mesh, new, _LOST)
+            print_new(mesh, new, True)
             raise
-        print_new(mesh, new, "" if copying else _LOST)
+        print_new(mesh, new, not copying)
         if copied is not None:
             names, left, unwrapped = copied
             if not variables and not left:
@@ -229,30 +227,31 @@ def _heal_stopped(mesh: Mesh) -> str:
 def healed(mesh: Mesh) -> list[str]:
     """Replace dead ranks, with the definitions of cells, and describe it in lines."""
     new, again = _heal(mesh, True)
-    lines = [*filter(None, [again]), *new_lines(mesh, new, _LOST)]
+    lines = [*filter(None, [again]), *new_lines(mesh, new, True)]
     return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
 
 
-def print_new(mesh: Mesh, new: list[tuple[int, int]], others: str) -> None:
+def print_new(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> None:
     """Print which ranks are new."""
-    for line in new_lines(mesh, new, others):
+    for line in new_lines(mesh, new, are_lost):
         print(line)
 
 
-def new_lines(mesh: Mesh, new: list[tuple[int, int]], others: str) -> list[str]:
+def new_lines(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> list[str]:
     """Describe which ranks are new, in lines.
 
     Args:
         mesh: the mesh of the ranks.
         new: the ranks, each with the number of cells whose definitions it ran.
-        others: what became of the other variables.
+        are_lost: whether to say that the other variables are lost.
     """
     lines: list[str] = []
     for count in sorted({count for _, count in new}):
         ranks = [rank for rank, each in new if each == count]
         alone = len(ranks) == 1
         what = f"with the definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
-        left = others if count else others.replace("other", "its" if alone else "their")
+        whose = "other" if count else "its" if alone else "their"
+        left = f"; {whose} variables are lost" if are_lost else ""
         process = "a new process" if alone else "new processes"
         lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{left}")
     return lines

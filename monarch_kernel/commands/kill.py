@@ -53,7 +53,7 @@ class Killing:
         kept = {name for name, holders in variables(mesh).items() if set(ranks) <= set(holders)}
         names = [name for name, holders in lost.items() if name not in kept and set(holders) & set(ranks)]
         what = f"variables and actor state of {describe_ranks(ranks)}{': ' + _some(names) if names else ''}"
-        return [*lines, f"lost: {what}", *new_lines(mesh, new, "")]
+        return [*lines, f"lost: {what}", *new_lines(mesh, new, False)]
 
 
 def _some(names: list[str]) -> str:

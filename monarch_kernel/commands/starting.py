@@ -23,8 +23,6 @@ from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.progress import ProgressLine
 from monarch_kernel.output.streams import Streams
 
-_UP = "is up"
-
 
 class StartCommands:
     """The commands that start, choose and show meshes.
@@ -57,9 +55,9 @@ class StartCommands:
         recipe = recipe_of([*up_words(self._meshes.settings, words), *words])
         self._meshes.check_free(recipe.name)
         check_rule(recipe.on_preempt, self._shell.user_ns)
-        self._up(recipe, _UP)
+        self._up(recipe, "is up", begins=True)
 
-    def _up(self, recipe: Recipe, what: str) -> None:
+    def _up(self, recipe: Recipe, what: str, begins: bool = False) -> None:
         progress = ProgressLine(self._shell)
         progress.show(f"starting mesh {recipe.name!r}")
         tell = self._tell()
@@ -71,7 +69,7 @@ class StartCommands:
                 progress.show(f"starting mesh {recipe.name!r}: {line} ({progress.elapsed:.0f} s)")
 
         mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait, step)
-        self._ready(mesh, what, progress)
+        self._ready(mesh, what, progress, begins)
         try:
             self.sync_code(mesh)
         except KeyboardInterrupt:
@@ -103,12 +101,12 @@ class StartCommands:
                 self._told.add(told)
                 print(f"note: the Python files of this folder were not copied to the hosts: {error}")
 
-    def _ready(self, mesh: Mesh, what: str, progress: ProgressLine) -> None:
+    def _ready(self, mesh: Mesh, what: str, progress: ProgressLine, begins: bool = False) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        others = "; cells now run on it" if len(self._meshes.by_name) > 1 and what == _UP else ""
+        others = "; cells now run on it" if begins and len(self._meshes.by_name) > 1 else ""
         progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s{others}")
         if self._shell.user_ns.get(mesh.name) is not mesh.procs:
-            print(f"note: the notebook has a variable {mesh.name!r}, so the mesh has none; magics find it by its name")
+            print(f"note: the variable {mesh.name!r} was there before and stays; magics find the mesh by its name")
         if isinstance(mesh.recipe, DetachedRecipe):
             print(mesh.recipe.says())
 

@@ -157,7 +157,7 @@ class FrameRequests:
         if known is None:
             raise RequestError("the source of this file is no longer available; pause the rank again")
         if current_node().peers.get(known[0]).dead is not None:
-            raise RequestError(f"{title(known[0])}, which has the source of this file, is dead")
+            raise RequestError(f"cannot show the source of this file: {title(known[0])} is dead")
         text: str = await ask(known[0], request(source_here, known[1]))
         if not text:
             raise RequestError(f"{title(known[0])} cannot read the source of {known[1]}")

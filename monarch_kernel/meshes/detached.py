@@ -26,7 +26,7 @@ class DetachedRecipe(Recipe):
         """Return a new host on this machine or those of a launcher, and the function that ends them."""
         if self.hosts and not self.on:
             raise HeaderError(
-                f"%mesh up --keep: workers cannot be kept; omit --hosts {self.hosts}, or use a launcher, such as "
+                f"%mesh up: --keep cannot be combined with --hosts {self.hosts}; omit that, or use a launcher, such as "
                 f"--on ssh:HOSTS"
             )
         if self.at_least is not None:

@@ -104,7 +104,7 @@ class MeshHosts:
             return ""
         left = notice.seconds_left
         when = f"in {left:.0f} s" if left >= 0.5 else "at any moment"
-        return f"host is taken back {when} ({notice.reason})"
+        return f"host will be preempted {when} ({notice.reason})"
 
     def free(self, missing: int) -> HostMesh | None:
         """Return hosts that the mesh is not on; None if there are none.

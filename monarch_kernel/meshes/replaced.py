@@ -66,5 +66,5 @@ class Replaced:
 
 def in_order(cells: Iterable[str]) -> str:
     """Return cells such as ``cell [7]``, each once, in the order of their numbers."""
-    numbers = {cell: int(found[0]) if (found := _NUMBER.search(cell)) else 0 for cell in cells if cell}
+    numbers = {cell: int(digits[0]) if (digits := _NUMBER.search(cell)) else 0 for cell in cells if cell}
     return ", ".join(sorted(numbers, key=lambda cell: numbers[cell]))

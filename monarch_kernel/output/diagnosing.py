@@ -163,8 +163,7 @@ class _Look:
         return [each._replace(missing=tuple(map(self._named, each.missing))) for each in told], names
 
     def _named(self, missing: Standing) -> Standing:
-        """Tell idle ranks on which the call does not run from those that have ended it, and paused ones what resumes
-        them while the notebook is busy."""
+        """Tell idle ranks on which the call does not run from those that have ended it; advise about paused ones."""
         if missing.kind is Kind.PAUSED and self._title == "this cell":
             return missing._replace(advice=_RESUMES)
         targets = {split_proc(peer.proc) for peer in self._call.targets}

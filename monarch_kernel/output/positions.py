@@ -130,7 +130,8 @@ def left_behind(found: Mapping[int, Whereabouts], still: Collection[int]) -> lis
             continue
         later = [other for other, each in found.items() if _is_past(each, waits)]
         if later:
-            return [f"{describe_ranks(later)} left the {waits.operation} that rank {rank} is in: {_LEFT_BEHIND}"]
+            done = f"{describe_ranks(later)} finished the {waits.operation} that rank {rank} still waits in"
+            return [f"{done}: {_LEFT_BEHIND}"]
     return []
 
 

@@ -293,6 +293,7 @@ if TYPE_CHECKING:
     from monarch._supervision.fail_fast import CallGroup as CallGroup
     from monarch._supervision.freeing import free as free
     from monarch._supervision.healing import replace_procs as replace_procs
+    from monarch._supervision.mesh_failure import report_of as report_of
     from monarch._supervision.unjoined import UnjoinedCollectives as UnjoinedCollectives
     from monarch._supervision.unjoined import ranks_of as ranks_of
     from monarch._telemetry.collector import telemetry_of as telemetry_of
@@ -437,6 +438,7 @@ _WHERE = {
     "monarch._state.heal": "heal_mesh",
     "monarch._supervision.broken_groups": "meshes_of_calls spoil_groups",
     "monarch._supervision.escalation": "describe_unhandled",
+    "monarch._supervision.mesh_failure": "report_of",
     "monarch._supervision.fail_fast": "CallGroup",
     "monarch._supervision.freeing": "free",
     "monarch._supervision.healing": "replace_procs",

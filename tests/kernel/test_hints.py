@@ -271,7 +271,7 @@ class Teacher(Actor):
     [
         (
             "bad",
-            "actors do not have 'rank' of %%mesh cells; current_rank().rank, of monarch.actor, is the rank of an actor",
+            "not for actors; monarch.actor.current_rank().rank is the rank of an actor",
         ),
         ("late", "the notebook defined 'defined_later' after the class was sent; run the class cell again"),
         ("cells", "'of_cells' is a variable of %%mesh cells, which actor classes cannot see"),

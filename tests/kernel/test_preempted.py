@@ -111,7 +111,7 @@ def test_checkpoint_is_written_before_all_hosts_go(up: Up, notebook: Notebook, t
             "all hosts of mesh 'far' are being taken back; %mesh checkpoint PATH saves its variables" in again.stream()
         )
     )
-    assert re.search(r"idle, host is taken back in \d+ s \(SIGTERM\)", notebook.run("%mesh").text)
+    assert re.search(r"idle, host will be preempted in \d+ s \(SIGTERM\)", notebook.run("%mesh").text)
 
 
 def test_function_of_the_notebook_is_called(up: Up, notebook: Notebook, tmp_path: Path) -> None:

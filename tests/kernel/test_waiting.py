@@ -164,7 +164,7 @@ def at(operation: str, number: int, tensors: str = "") -> Whereabouts:
     [
         ({0: at("all_reduce", 3, "float32[2]"), 1: at("all_reduce", 3, "float32[3]")}, "these collectives differ"),
         ({0: at("all_reduce", 3, "float32[2]"), 1: at("all_reduce", 3, "float32[2]")}, ""),
-        ({0: at("all_reduce", 3), 1: at("barrier", 4)}, "rank 1 left the all_reduce that rank 0 is in"),
+        ({0: at("all_reduce", 3), 1: at("barrier", 4)}, "rank 1 finished the all_reduce that rank 0 still waits in"),
         ({0: at("broadcast", 3), 1: at("barrier", 4)}, ""),
         ({0: at("all_reduce", 3, "float32[2]"), 1: at("", 3)}, ""),
     ],

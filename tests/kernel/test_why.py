@@ -243,9 +243,18 @@ def test_training_with_checkpoints_and_compilers_raises_no_alarm(notebook: Noteb
     assert not (alarms := [alarm for each in shown if (alarm := script["alarms_in"](each))]), "\n".join(alarms)
 
 
-def test_late_rank_is_not_said_to_have_ended_without_the_others(notebook: Notebook) -> None:
-    cell = notebook.mesh("import ctypes\nif rank == 1: ctypes.PyDLL(None).sleep(6)\ndist.barrier()").ok()
-    said = explained(cell)
+def test_late_rank_is_not_said_to_have_ended_without_the_others(notebook: Notebook, tmp_path: Path) -> None:
+    # A read by C code that holds the GIL, until something is written.
+    os.mkfifo(pipe := str(tmp_path / "pipe"))
+    held = os.open(pipe, os.O_RDWR)
+    read = f"ctypes.PyDLL(None).read(os.open({pipe!r}, os.O_RDWR), ctypes.create_string_buffer(1), 1)"
+    cell = notebook.send(f"%%mesh\nimport ctypes, os\nif rank == 1: {read}\ndist.barrier()")
+    try:
+        until_said(cell, "holds the GIL")
+    finally:
+        os.write(held, b"x")
+        os.close(held)
+    said = explained(cell.wait().ok())
     assert any("holds the GIL" in text for text in said), said
     assert not [text for text in said if "stuck" in text], said
 

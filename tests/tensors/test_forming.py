@@ -9,7 +9,7 @@ import pytest
 from monarch._groups.rendezvous import Rendezvous
 
 
-def test_generation_that_ends_before_it_has_connections_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_that_ends_early_is_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to cut yet; the rank that serves the store would wait in it for the others."""
     own, formed, unformed = Rendezvous(), [], []
     monkeypatch.setattr(own, "_leave_formed", lambda: own.spoil("of a test", 1))

@@ -51,7 +51,7 @@ describe('words', () => {
 
   test('a dead rank says when and why', () => {
     const failed = row({ state: 'failed', reason: 'out of memory', since: 1000, restarts: 1 });
-    expect(sentence(failed, 1031, ENGLISH)).toBe('rank 3: died 31 s ago: out of memory, restarted once');
+    expect(sentence(failed, 1031, ENGLISH)).toBe('rank 3 died 31 s ago (out of memory), restarted once');
   });
 
   test('a rank in a collective names it', () => {

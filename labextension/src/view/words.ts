@@ -93,7 +93,7 @@ export function sentence(row: Required<RankRow>, now: number, trans: Trans): str
   const since = duration(now - row.since, trans);
   const first =
     row.state === 'failed' && row.reason
-      ? trans.__('rank %1: died %2 ago: %3', row.rank, since, row.reason)
+      ? trans.__('rank %1 died %2 ago (%3)', row.rank, since, row.reason)
       : trans.__('rank %1: %2 for %3', row.rank, doing(row, trans), since);
   const parts = [first];
   if (row.load > 0.005) {

@@ -380,7 +380,7 @@ class Mailbox:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
-                refuse(self.node, call, self.ending, "the call had begun and was cut short; it may be partly done")
+                refuse(self.node, call, self.ending, "the call was interrupted while it ran, and may be partly done")
         else:
             self._answer_error(call, error)
 

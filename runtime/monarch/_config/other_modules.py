@@ -9,7 +9,7 @@ _PAGE = "docs/torchmonarch.md lists the names that run here"
 _HERE = {
     "_rust_bindings": "SupervisionError is in monarch.exceptions",
     "_src": "the public names are in monarch.actor, monarch.config, monarch.job, monarch.rdma and monarch.spmd",
-    "mesh_controller": "catch TensorError of monarch.exceptions, not RemoteException; mesh.activate() needs no engine",
+    "mesh_controller": "catch monarch.exceptions.TensorError instead of RemoteException; activate() needs no engine",
     "profiler": "torch.profiler works in endpoints, and python -m monarch top shows the ranks",
     "tools": "monarch.job starts hosts, and python -m monarch has commands",
 }

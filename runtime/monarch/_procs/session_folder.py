@@ -217,14 +217,20 @@ def is_alive(pid: int, start: int) -> bool:
 
 def is_deserted(folder: str) -> bool:
     """Return whether no process listens at a socket in a folder, as when an ``exec`` has replaced its controller."""
-    for path in Path(folder).glob("*"):
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as trial:
-                trial.settimeout(0)
-                # EAGAIN is that of a listener with a full queue.
-                if trial.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT):
-                    return False
-    return True
+    try:
+        return not any(map(_is_listened_at, Path(folder).iterdir()))
+    except OSError:
+        # Somebody removes it just now, or connections cannot be tried.
+        return False
+
+
+def _is_listened_at(path: Path) -> bool:
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(0)
+        # EAGAIN is that of a listener with a full queue.
+        return trial.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def remove_folder(folder: str) -> None:

@@ -47,13 +47,23 @@ class MeshFailure:
 
     def report(self) -> str:
         """Return the failed ranks, the cause, and the running calls."""
-        head, newline, rest = f"{describe_ranks(self.ranks)} of {self.mesh_name}: {self.text}".partition("\n")
-        doing = f", in {', '.join(self.running)}" if self.running else ""
-        lost = f"; its actors: {', '.join(self.actors)}" if self.actors else ""
-        return f"{head}{doing}{lost}{newline}{rest}"
+        return report_of(self, self.mesh_name)
 
     def __str__(self) -> str:
         return f"MeshFailure(mesh_name={self.mesh_name!r}, crashed_ranks={list(self.ranks)}): {self.report()}"
 
     def __repr__(self) -> str:
         return f"<MeshFailure {self.mesh_name} {describe_ranks(self.ranks)}>"
+
+
+def report_of(failure: MeshFailure, mesh: str) -> str:
+    """Return the failed ranks of a failure, the cause, and the running calls.
+
+    Args:
+        failure: the failure.
+        mesh: what the text calls the mesh.
+    """
+    head, newline, rest = f"{describe_ranks(failure.ranks)} of {mesh}: {failure.text}".partition("\n")
+    doing = f", in {', '.join(failure.running)}" if failure.running else ""
+    lost = f"; its actors: {', '.join(failure.actors)}" if failure.actors else ""
+    return f"{head}{doing}{lost}{newline}{rest}"

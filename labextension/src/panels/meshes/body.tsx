@@ -46,7 +46,7 @@ export function MeshesBody({ model, settings, theme, trans }: Props) {
   return (
     <>
       <MeshList model={model} chosen={summary?.uid ?? ''} trans={trans} />
-      <div class="mk-tabs" role="tablist" aria-label={trans.__('Parts of the mesh')}>
+      <div class="mk-tabs" role="tablist" aria-label={trans.__('Mesh details')}>
         <Tab model={model} tab="view" label={trans.__('Ranks')} />
         <Tab model={model} tab="logs" label={trans.__('Logs')} />
       </div>

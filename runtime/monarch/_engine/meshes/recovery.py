@@ -166,7 +166,7 @@ class Recovery:
 
         def send() -> Any:
             future = view.look.call(number, what, *args)
-            future.rename("the read of a tensor")
+            future.rename("reading a tensor")
             return future.get()
 
         return [report.value for report in self.ask(send).values()]

@@ -176,7 +176,7 @@ def _set_up(spec: RankSpec) -> None:
 
 
 def _reseed() -> None:
-    """Give this rank random numbers of its own, as in a fresh process; those of CUDA have a constant seed there."""
+    """Give this rank random numbers of its own, as in a fresh process; CUDA seeds its generators at first use."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

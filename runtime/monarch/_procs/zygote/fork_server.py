@@ -293,7 +293,7 @@ class ForkServer:
 
     def _give_up(self, reason: str) -> None:
         """Running sessions continue; others must find another server."""
-        self._unfit = reason or "the fork server cannot be used"
+        self._unfit = reason or "the fork server has failed without a reason"
         self._last_call()
         for session in self._sessions:
             if not session.agent:

@@ -62,7 +62,7 @@ def keep(
     check_name(name)
     seconds = parse_duration(duration) if isinstance(duration, str) else float(duration)
     if not _LEAST <= seconds <= 366 * 86400:
-        raise ArgumentError(f"duration: expected at least {_LEAST:g} s and at most a year, got {duration!r}")
+        raise ArgumentError(f"duration: expected {_LEAST:g}s to 366d, got {duration!r}")
     node = need_program().node
     if silence is not None:
         node.hosts.lease = silence

@@ -125,6 +125,7 @@ class Leadership:
     """The leader, and the threads that wait for the lead."""
 
     def __init__(self, primitives: Primitives, mail: Mail, timers: Timers) -> None:
+        self._primitives = primitives
         self._ident = primitives.ident
         self._clock = primitives.clock
         self._gate = primitives.gate
@@ -154,6 +155,13 @@ class Leadership:
         self._left = 0.0
         self._over = primitives.gate()
         """Opens when the last leader has left after ``close``."""
+
+    def renew(self) -> None:
+        """Forget the threads of the process that this one is a fork of; one of them may have held the mutex."""
+        self._mutex = self._primitives.mutex()
+        self.is_interrupted = self._mutex._is_owned
+        self.leader, self.waiter, self.background = 0, None, False
+        self._turns.clear()
 
     def is_mine(self) -> bool:
         """Return whether this thread leads, or was interrupted in here: then nobody receives what it would wait for."""

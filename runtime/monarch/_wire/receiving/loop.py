@@ -14,7 +14,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from threading import main_thread
-from typing import Any
 
 import zmq
 
@@ -72,6 +71,8 @@ class ReceiveLoop:
         # Main thread only: deferred signals, and its wait without the lead.
         self._held = DeferredSignals(self._on_signal)
         self._main_turn: Turn | None = None
+        self._disowned = ""
+        """Why this process, a fork, does not receive; empty otherwise. Set while it has one thread."""
         self._thread = primitives.thread(self._background, "monarch-receive")
 
     def start(self) -> None:
@@ -92,6 +93,8 @@ class ReceiveLoop:
         """
         if waiter.done:
             return True
+        if self._disowned:
+            self._check_owned(waiter)
         deadline = None if timeout is None else self._clock() + timeout
         if self._ident() != _MAIN:
             return self._wait(waiter, deadline)
@@ -202,6 +205,7 @@ class ReceiveLoop:
 
     def background(self) -> None:
         """Make the background thread lead now, for a caller that does not wait, such as an event loop."""
+        self._check_owned()
         if not self._lead.leader:
             self._lead.hurry()
 
@@ -209,6 +213,8 @@ class ReceiveLoop:
 
     def post(self, action: Callable[[], None]) -> None:
         """Run something soon, in the leader."""
+        if self._disowned:
+            return
         self._timers.posted.append(action)
         self._inbox.wake()
         self.background()
@@ -225,6 +231,8 @@ class ReceiveLoop:
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         """Run something after some seconds, in the leader."""
+        if self._disowned:
+            return
         first = self._timers.add(seconds, action)
         leader = self._lead.leader
         if not first or leader == self._ident():
@@ -240,14 +248,13 @@ class ReceiveLoop:
         Args:
             why: the reason, for the errors of waits; what is done already may still be read.
         """
+        self._disowned = why
+        self._lead.renew()
 
-        def refuse(waiter: Waiter | None = None, *_: Any, **__: Any) -> bool:
-            if waiter is not None and waiter.done:
-                return True
+    def _check_owned(self, waiter: Waiter | None = None) -> None:
+        if self._disowned:
             what = getattr(waiter, "label", "") or "a message"
-            raise StoppedError(f"{what} cannot be waited for here: {why}")
-
-        vars(self).update(wait=refuse, background=refuse, post=_nothing, run_in_order=_nothing, call_later=_nothing)
+            raise StoppedError(f"{what} cannot be waited for here: {self._disowned}")
 
     def close(self) -> None:
         """End the background thread; afterwards nothing is received, and no other thread touches the inbox.
@@ -385,10 +392,6 @@ def _run(action: Callable[[], None]) -> None:
         action()
     except Exception as error:
         tell_recurring(error)
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 def _deadlock(waiter: Waiter) -> DeadlockError:

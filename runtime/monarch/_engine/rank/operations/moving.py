@@ -306,7 +306,7 @@ def _receive(mesh: Any, op: Any, tensors: Any, values: Any, args: Any, kwargs: A
 
 def _read(number: int, uid: str, mover: Any, value: torch.Tensor) -> torch.Tensor:
     if mover is None:
-        raise SourceFailedError(_lost("this rank has not sent the tensor to itself"))
+        raise SourceFailedError(_lost("this rank has no copy of the tensor, since its own send did not run"))
     try:
         answer = mover.want.call_one(number).get(_WAIT_S)
         if answer == _HALTED:
