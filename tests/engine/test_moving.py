@@ -328,7 +328,9 @@ def test_copy_cancelled_by_a_healing_is_told_to_a_slow_receiver(leaks: Any, tmp_
     with pytest.raises(
         DeviceMeshError, match=r"died before all of its ranks had (sent the tensor|read it); move it again"
     ):
-        moved.sum().item()
+        # A rank with a copy of its own may answer before the failure of the other one is known.
+        while True:
+            moved.sum().item()
     assert x.to_mesh(second).sum().item() == 2
     for mesh in (first, second):
         mesh.stop().get(30)
