@@ -48,6 +48,7 @@ metrics = st.builds(
 )
 events = st.one_of(
     st.builds(ev.CallStarted, _calls, st.just("cell [1]"), st.integers(0, 3), _some),
+    st.builds(ev.CallWaits, _calls, st.sampled_from(["", "stuck: rank 0 waits for rank 1"])),
     st.builds(ev.CallAnswered, _calls, _some, st.sampled_from(["", "ValueError: x"])),
     reports,
     metrics,

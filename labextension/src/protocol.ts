@@ -145,6 +145,8 @@ export interface CallRow {
    * had failed.
    */
   stopped?: number[];
+  /** Why its ranks wait, for long; empty if they do not, or it is not known. */
+  waits?: string;
 }
 
 /** Time that a rank spent in one state, for the timeline. */
@@ -502,7 +504,7 @@ export interface ReadOutputs {
 export const DEFAULTS = {
   MeshRow: { ended: 0.0, reason: '', actions: [] },
   RankRow: { call: '', place: '', reason: '', collective: '', queue: 0, pid: 0, device: '', restarts: 0, load: 0.0, rss: 0, gpu_memory: 0, tensors: {} },
-  CallRow: { ended: 0.0, errors: {}, stopped: [] },
+  CallRow: { ended: 0.0, errors: {}, stopped: [], waits: '' },
   SpanRow: { end: 0.0, title: '' },
   Points: { at: 0 },
   BarRow: { ended: 0.0, together: false },

@@ -138,6 +138,7 @@ class _Look:
         before, self._text = self._text, "\n".join(self._texts(found, names))
         if self._text != before:
             self._show()
+            self._node.events.call_waits.tell(self._call.port, advice().placed(self._text.partition("\n")[0]))
 
     def findings(self) -> dict[str, Finding]:
         """Return the findings to show, by their texts."""

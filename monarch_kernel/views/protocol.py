@@ -112,6 +112,8 @@ class CallRow(_Struct, frozen=True):
     """By rank, the first line of its error; those that were only stopped have none here."""
     stopped: list[int] = []
     """Ranks that were ended from outside: by an interrupt, or because other ranks had failed."""
+    waits: str = ""
+    """Why its ranks wait, for long; empty if they do not, or it is not known."""
 
 
 class SpanRow(_Struct, frozen=True):

@@ -65,7 +65,15 @@ def call_row(call: CallModel) -> CallRow:
     errors = {str(rank): text for rank, text in call.errors.items()}
     times = _time(call.started), _time(call.ended)
     return CallRow(
-        call.call, call.title, call.cell, [*call.ranks], sorted(call.left), *times, errors, sorted(call.stopped)
+        call.call,
+        call.title,
+        call.cell,
+        [*call.ranks],
+        sorted(call.left),
+        *times,
+        errors,
+        sorted(call.stopped),
+        "" if call.ended else call.waits,
     )
 
 

@@ -36,6 +36,7 @@ ANY_EVENT = st.one_of(
     st.builds(e.Diverged, TEXTS, RANKS, NUMBERS, TEXTS),
     st.builds(e.CallStarted, NUMBERS, TEXTS, NUMBERS, RANKS),
     st.builds(e.CallAnswered, NUMBERS, RANKS, TEXTS),
+    st.builds(e.CallWaits, NUMBERS, TEXTS),
     st.builds(e.CallsSkipped, NUMBERS),
     st.builds(e.RankReport, NUMBERS, STATES, TEXTS, FLOATS, NUMBERS, TEXTS, st.builds(e.ResourceUsage)),
     st.builds(e.Metrics, NUMBERS, TEXTS, st.lists(NUMBERS).map(tuple), st.lists(FLOATS).map(tuple)),

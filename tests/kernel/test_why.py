@@ -106,7 +106,11 @@ def test_interrupt_beside_a_cell_names_the_wait_that_it_ends(notebook: Notebook)
     notebook.run("%mesh interrupt", subshell=subshell)
     text = cell.wait().stream("stderr")
     notebook.control("delete_subshell_request", subshell_id=subshell)
-    assert "\nwhen stopped: rank 0 waits for ranks 1-3, which finished without calling all_reduce()\n" in text, text
+    reason = "rank 0 waits for ranks 1-3, which finished without calling all_reduce()"
+    assert f"\nwhen stopped: {reason}\n" in text, text
+    # Views show it too.
+    told = notebook.run("[entry.event.reason for entry in mesh.events().of_kind('call waits')]").ok().shown
+    assert f"stuck: {reason}" in told
 
 
 def test_timeout_names_the_wait_that_it_ends(notebook: Notebook) -> None:

@@ -56,6 +56,14 @@ def test_a_patch_has_only_the_rows_that_changed() -> None:
     assert changes.mesh is None and changes.points == [] and changes.bars == []
 
 
+def test_a_running_call_has_the_cause_of_its_wait() -> None:
+    reason = "stuck: rank 0 waits for rank 1, which finished without calling all_reduce()"
+    log = _log(ev.CallStarted(1, "cell [1]", 1, (0, 1)), ev.CallWaits(1, reason), ev.CallWaits(7, "of no call"))
+    assert snapshot(log.model, "uid", [], log.now)[0].calls[0].waits == reason
+    log.add(ev.CallAnswered(1, (0, 1), "", True))
+    assert snapshot(log.model, "uid", [], log.now)[0].calls[0].waits == ""
+
+
 def test_ranks_that_were_only_stopped_have_no_error() -> None:
     log = _log(
         ev.CallStarted(1, "cell [1]", 1, (0, 1, 2, 3)),

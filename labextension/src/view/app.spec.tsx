@@ -317,9 +317,15 @@ describe('the view of a mesh', () => {
 
   test('says which ranks a call still runs on, and where it failed', async () => {
     const call = { call: 1, title: 'cell [4]', cell: 4, ranks: [0, 1, 2, 3], left: [2, 3], started: 1000 };
-    await start(4, { calls: [call, { ...call, call: 2, ended: 1004, left: [], errors: { 1: 'ValueError: x' } }] });
+    await start(4, {
+      calls: [call, { ...call, call: 2, ended: 1004, left: [], errors: { 1: 'ValueError: x' } }]
+    });
     await shows('running on ranks 2-3; 2 of 4 finished');
     await shows('failed on rank 1: ValueError: x');
+    channel.tell(patchOf(1, { calls: [{ ...call, waits: 'stuck: rank 2 waits for rank 0' }] }));
+    await shows('2 of 4 finished · stuck: rank 2 waits for rank 0');
+    channel.tell(patchOf(2, { calls: [{ ...call, left: [], ended: 1004, stopped: [2] }] }));
+    await seen(() => expect(place.textContent).not.toContain('stuck'));
   });
 
   test('a call that was stopped has not failed, and ranks that were freed are no cause', async () => {

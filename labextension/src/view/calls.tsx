@@ -41,6 +41,12 @@ function Call({ call, model, trans }: { call: Required<CallRow>; model: MeshMode
   return (
     <>
       <b>{call.title}</b> {call.ended ? end : `${spent} · ${waits}`}
+      {call.waits && !call.ended && (
+        <>
+          {' · '}
+          <b class="mk-waits">{call.waits}</b>
+        </>
+      )}
       {errors.slice(0, 1).map(([rank, text]) => (
         <span class="mk-bad" key={rank}>
           {' · '}

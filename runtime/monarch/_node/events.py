@@ -34,6 +34,8 @@ class NodeEvents:
         self.call_failed: Event[[int, int, str, bool]] = Event(tell_error)
         """A rank answered a call with an error: port of the call, base rank, first line of the error, and whether the
         call was only ended from outside, by an interrupt or because of other ranks."""
+        self.call_waits: Event[[int, str]] = Event(tell_error)
+        """Why ranks of a call wait was found, or is over: port of the call, and the reason; in the receiving thread."""
         self.healed: Event[[str, list[int]]] = Event(tell_error)
         """Dead processes were replaced: uid of their mesh and base ranks; in the thread that heals."""
         self.replaced: Event[[str, list[int], bool]] = Event(tell_error)

@@ -16,7 +16,7 @@ from weakref import ref
 
 from monarch._core.roster import split_proc
 from monarch._core.telemetry.calling import calling
-from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStarted
+from monarch._core.telemetry.events import CallAnswered, CallsSkipped, CallStarted, CallWaits
 from monarch._telemetry.lives import Lives
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 
@@ -86,6 +86,8 @@ class ProcessCalls:
         """The targets of the other calls: nothing is made for them, and no result is kept."""
         # By the receiving thread, taken by the one that looks: port and rank of errors, and the errors.
         self._failed: deque[tuple[int, int, _Error]] = deque(maxlen=_WAITING)
+        # Likewise: port of the call, and the reason.
+        self._waits: deque[tuple[int, str]] = deque(maxlen=_WAITING)
         # By any thread: ports of written calls that have been closed, and when.
         self._closed: deque[tuple[int, float]] = deque(maxlen=_WAITING)
         # Looking thread only, like the next four.
@@ -135,6 +137,10 @@ class ProcessCalls:
         """Note that a rank answered a call with an error; in the receiving thread."""
         self._failed.append((port, rank, _Error(error, stopped)))
 
+    def waits(self, port: int, reason: str) -> None:
+        """Note why ranks of a call wait, or that they no longer do; in the receiving thread."""
+        self._waits.append((port, reason))
+
     def look(self, held: list[Any]) -> None:
         """Write what has happened since the last look.
 
@@ -155,6 +161,10 @@ class ProcessCalls:
             self._begin(sent)
             self._follow_port(sent.port)
         self._write_skipped()
+        for _ in range(len(self._waits)):
+            port, reason = self._waits.popleft()
+            if port in self._open:
+                self._open[port].log.add(CallWaits(self._open[port].number, reason))
         ends = dict(self._closed.popleft() for _ in range(len(self._closed)))
         for port in list(self._open):
             self._follow(port, ends.get(port, 0.0), held)

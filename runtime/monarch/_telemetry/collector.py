@@ -81,6 +81,7 @@ class Collector:
         node.events.ready.subscribe(self._ready)
         node.events.died.subscribe(self._died)
         node.events.call_failed.subscribe(self._calls.failed)
+        node.events.call_waits.subscribe(self._calls.waits)
         node.ports.closed.subscribe(self._calls.closed)
         node.events.closing.subscribe(self._close)
         node.dispatch.handle(m.Report, lambda report, _: self.note(self._report, report, time.time()))

@@ -103,6 +103,14 @@ class CallAnswered(_Event, frozen=True, tag="call answered"):
     """Whether they only were ended from outside: by an interrupt, or because of other ranks."""
 
 
+class CallWaits(_Event, frozen=True, tag="call waits"):
+    """Why ranks of a call wait has been found, or is over."""
+
+    call: int
+    reason: str
+    """As in ``stuck: rank 0 waits for ranks 1-3, ...``; empty if they no longer wait."""
+
+
 class CallsSkipped(_Event, frozen=True, tag="calls skipped"):
     """Short calls that the log does not list, because too many ended at once."""
 
@@ -195,6 +203,7 @@ Event: TypeAlias = (
     | RankSilent
     | CallStarted
     | CallAnswered
+    | CallWaits
     | CallsSkipped
     | RankReport
     | Metrics

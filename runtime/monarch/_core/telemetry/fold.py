@@ -10,6 +10,7 @@ from monarch._core.telemetry.events import (
     CallAnswered,
     CallsSkipped,
     CallStarted,
+    CallWaits,
     Diverged,
     Entry,
     MeshEnded,
@@ -253,6 +254,12 @@ def _forget_call(model: MeshModel, key: int, entry: Entry) -> None:
     del model.calls[key]
 
 
+def _call_waits(model: MeshModel, event: CallWaits, entry: Entry) -> None:
+    call = model.calls.get(event.call)
+    if call is not None:
+        call.waits, call.changed = event.reason, entry.number
+
+
 def _calls_skipped(model: MeshModel, event: CallsSkipped, _: Entry) -> None:
     model.skipped += event.count
 
@@ -299,6 +306,7 @@ _FOLDS: dict[type, Callable[[MeshModel, Any, Entry], None]] = {
     RankReport: _reported,
     CallStarted: _call_started,
     CallAnswered: _call_answered,
+    CallWaits: _call_waits,
     CallsSkipped: _calls_skipped,
     Metrics: _metrics,
     Progress: _progress,

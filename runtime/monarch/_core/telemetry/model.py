@@ -55,6 +55,8 @@ class CallModel:
     """By rank, the first line of its error; those that were only stopped have none here."""
     stopped: set[int] = field(default_factory=set[int])
     """Ranks that were ended from outside: by an interrupt, or because other ranks had failed."""
+    waits: str = ""
+    """Why its ranks wait, for long; empty if they do not, or it is not known."""
     changed: int = 0
 
 
