@@ -81,6 +81,22 @@ def test_panel_follows_a_running_cell_and_stops_it(quiet: Any) -> None:
     assert not errors
 
 
+def test_panel_says_why_a_cell_waits_and_interrupts_it(quiet: Any) -> None:
+    book, errors = quiet("%mesh up 4", "%%mesh\nif rank != 2: dist.all_reduce(torch.ones(1))")
+    start(book)
+    view = show_panel(book)
+    book.run(1)
+    cause = "ranks 0-1,3 wait for rank 2, which finished without calling all_reduce()"
+    book.wait(lambda: f"stuck: {cause}" in view.locator(".mk-calls").inner_text(), "the cause in the panel")
+    book.wait(lambda: f"stuck: {cause}" in book.said(1), "the cause below the cell")
+    book.shot("panel-stuck")
+    view.get_by_role("button", name="Interrupt: all ranks").click()
+    book.idle()
+    book.wait(lambda: f"when stopped: {cause}" in book.said(1), "the cause after the interrupt")
+    assert not view.locator(".mk-waits").count()
+    assert not errors
+
+
 def test_ranks_are_paused_and_resumed_by_buttons_and_commands(quiet: Any) -> None:
     book, errors = quiet("%mesh up 4", TRAIN)
     start(book)
