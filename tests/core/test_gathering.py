@@ -51,6 +51,7 @@ class Caller:
         self.closed: list[int] = []
         self.watch = NoWatch()
         self.host = "x"
+        self.names: dict[str, str] = {}
 
     def close(self, port: int) -> None:
         self.closed.append(port)

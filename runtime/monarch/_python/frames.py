@@ -38,7 +38,11 @@ def outward(frame: FrameType | None, most: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def has_room(calls: int) -> bool:
+_HANDLING = 200
+"""Nested calls that the handling of a message may take, with those of the finalizers that run in it."""
+
+
+def has_room(calls: int = _HANDLING) -> bool:
     """Return whether the stack of this thread has room for some nested calls.
 
     Args:

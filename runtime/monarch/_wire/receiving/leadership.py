@@ -32,8 +32,6 @@ TICK = 0.005
 """Seconds without a leader before the background thread leads, if there is something to receive."""
 _BUSY = TICK / 2
 """Seconds between two leaves below which the inbox is not checked and watched: ringing now and then costs less."""
-_HANDLING = 200
-"""Nested calls that the handling of a message may take, with those of the finalizers that run in it."""
 _BUSY_TICK = 4 * TICK
 """Seconds between those rings: the maximum time that a message waits while nobody leads."""
 
@@ -86,10 +84,6 @@ def _thread(work: Callable[[], None], name: str) -> threading.Thread:
     return new_thread(name, work)
 
 
-def _may_lead() -> bool:
-    return has_room(_HANDLING)
-
-
 @dataclass(frozen=True)
 class Primitives:
     """The operating system, as the receive loop uses it; tests replace it with simulations."""
@@ -101,7 +95,7 @@ class Primitives:
     ident: Callable[[], int] = threading.get_ident
     thread: Callable[[Callable[[], None], str], Any] = _thread
     """Create a thread without starting it."""
-    may_lead: Callable[[], bool] = _may_lead
+    may_lead: Callable[[], bool] = has_room
     """Whether the stack of this thread has room for the handling of messages."""
 
 

@@ -97,7 +97,7 @@ class ReceiveLoop:
             self._check_owned(waiter)
         deadline = None if timeout is None else self._clock() + timeout
         if self._ident() != _MAIN:
-            return self._wait(waiter, deadline)
+            return self._wait(waiter, deadline, self._may_lead())
         # An exception from a handler between receiving and handling would lose the message, and between taking the lead
         # and leaving it the lead. So handlers are deferred until that is done. They are restored each time: a missing
         # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
@@ -108,7 +108,8 @@ class ReceiveLoop:
                 raise _deadlock(waiter)
             held_handlers = held.begin(report is not None)
             try:
-                done = self._wait(waiter, deadline)
+                # The stack of a rank that waits for its next message is almost empty.
+                done = self._wait(waiter, deadline, report is not None or self._may_lead())
             finally:
                 # Most messages to a rank end such a wait, so this is no call if there is nothing to restore or run.
                 interrupted = bool(held_handlers or held.numbers) and held.end_and_run(held_handlers, report)
@@ -149,13 +150,13 @@ class ReceiveLoop:
                 # If the system starts no thread, the next message ends the wait.
                 spawn_thread("monarch-interrupt", self._inbox.wake)
 
-    def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
+    def _wait(self, waiter: Waiter, deadline: float | None, may_lead: bool) -> bool:
         """Wait without running signal handlers; return False early if one is deferred."""
         lead, ident = self._lead, self._ident()
         if lead.leader == ident or lead.is_interrupted():
             raise _deadlock(waiter)
         turn: Turn | None = None
-        extended, may_lead = False, self._may_lead()
+        extended = False
         try:
             while True:
                 if may_lead and lead.take(ident, waiter):
