@@ -13,6 +13,7 @@ from monarch._kernel_api import (
     calling,
     describe_ranks,
     is_actor_mesh,
+    is_fork,
     need_session,
     on_opened,
     open_node,
@@ -166,6 +167,7 @@ class MeshMagics(Magics):
     def line(self, line: str) -> Any:
         """Control meshes: ``%mesh help`` lists the commands. Other code runs on the ranks, as in ``%mesh x + 1``."""
         __tracebackhide__ = True
+        _check_process()
         self._attach_streams()
         is_assigned = line.startswith(VALUE)
         line = line.removeprefix(VALUE)
@@ -216,6 +218,7 @@ class MeshMagics(Magics):
         """Run the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; ``%%mesh spawn NAME`` makes actors of it."""
         # Errors here come from the user's code, so tracebacks hide this frame.
         __tracebackhide__ = True
+        _check_process()
         line = without_comment(line)
         order = parse_spawn(line)
         if order is not None:
@@ -384,6 +387,11 @@ class MeshMagics(Magics):
             node.events.tensors_failed.subscribe(self._failed.failed)
             self._announcing.attach()
         return self._streams
+
+
+def _check_process() -> None:
+    if is_fork():
+        raise HeaderError("%mesh and %%mesh work in the process of the kernel only, and this one is a fork of it")
 
 
 explain(MeshMagics.line, MeshMagics.cell)

@@ -20,7 +20,7 @@ from monarch._kernel_api import (
     state_of,
     to_its_end,
 )
-from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.exceptions import DeviceMeshError, MonarchError, SpawnError
 from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
@@ -98,7 +98,11 @@ class NotebookMeshes:
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(outcome or _stopped(recipe, "its processes have been ended")) from None
             if isinstance(error, DeviceMeshError) and error.advice:
-                _advise(error, outcome or _stopped(recipe, "its other processes have been ended"))
+                # A start that is refused will be refused again, unless something is changed.
+                again = not isinstance(error, SpawnError)
+                _advise(
+                    error, outcome or _stopped(recipe, "its other processes have been ended" if again else "", again)
+                )
             raise
         self.add(mesh)
         return mesh
@@ -269,7 +273,7 @@ def _ended(name: str, end: Callable[[], object]) -> str:
     return ""
 
 
-def _stopped(recipe: Recipe, more: str = "") -> str:
-    """Say that a start was interrupted, and what became of what it had asked for."""
+def _stopped(recipe: Recipe, more: str = "", again: bool = True) -> str:
+    """Say that a start has ended early, what became of what it had asked for, and how to start again."""
     parts = [f"mesh {recipe.name!r} was not started", more, recipe.given_back()]
-    return "; ".join(part for part in [*parts, "run the line again to start it"] if part)
+    return "; ".join(part for part in [*parts, "run the line again to start it" if again else ""] if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import linecache
 from typing import Any
 
 from monarch._kernel_api import CellError, advice, describe_ranks, with_source
@@ -127,9 +128,16 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
             first = f"{first.rstrip()} {message[-1].strip()}"
         lines.append(f"  {describe_ranks(ranks)}: {first}")
         if line:
-            lines.append(f"      {error.file or name} line {line}{': ' if error.source else ''}{error.source}")
+            source = error.source or linecache.getline(error.file, line).strip()
+            lines.append(f"      {_place(error.file or name, line)}{': ' if source else ''}{source}")
         if error.called:
             lines.append(f"      called at {error.called}")
     # One hint may be for several groups of ranks.
     hints = dict.fromkeys(each.hint for _, each in sorted(errors.items()) if each.hint)
     return lines + [f"  {hint}" for hint in hints]
+
+
+def _place(file: str, line: int) -> str:
+    """Return a line of a cell or program; classes that the notebook has sent have the file of its code."""
+    placed = advice().placed(known := f"{file}:{line}")
+    return placed if placed != known else f"{file} line {line}"

@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from monarch._meshes.verdicts import verdicts_of as verdicts_of
     from monarch._node.current import current_node as current_node
     from monarch._node.current import has_node as has_node
+    from monarch._node.current import is_fork as is_fork
     from monarch._node.current import open_node as open_node
     from monarch._node.future import Future as Future
     from monarch._node.future import Promise as Promise
@@ -248,7 +249,9 @@ if TYPE_CHECKING:
     from monarch._procs.session_folder import host_of as host_of
     from monarch._procs.zygote.user_forks import leave_if_forked as leave_if_forked
     from monarch._procs.zygote.user_forks import watch_forks as watch_forks
+    from monarch._python.frames import caller as caller
     from monarch._python.frames import frame_of as frame_of
+    from monarch._python.frames import outward as outward
     from monarch._python.threads import new_thread as new_thread
     from monarch._python.threads import spawn_thread as spawn_thread
     from monarch._session.code import code_files as code_files
@@ -314,7 +317,7 @@ _WHERE = {
     "monarch._actors.ports": "Channel",
     "monarch._core.diagnosis.findings": "diagnose",
     "monarch._core.digests.digest": "DIGEST Digest describe_difference",
-    "monarch._python.frames": "frame_of",
+    "monarch._python.frames": "caller frame_of outward",
     "monarch._python.threads": "new_thread spawn_thread",
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.position": "Frame Position RUNNING ThreadPosition",
@@ -377,7 +380,7 @@ _WHERE = {
     "monarch._meshes.procs.resize": "check_sizes resize_procs=resize",
     "monarch._meshes.registry": "meshes_of",
     "monarch._meshes.verdicts": "verdicts_of",
-    "monarch._node.current": "current_node has_node open_node",
+    "monarch._node.current": "current_node has_node is_fork open_node",
     "monarch._node.future": "Future Promise in_thread to_its_end when_done",
     "monarch._node.replies.gather": "Gather is_gather",
     "monarch._node.liveness": "Liveness",

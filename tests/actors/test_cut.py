@@ -283,7 +283,8 @@ def test_stop_interrupts_code_of_values_and_errors(procs: Any, tmp_path: Path, c
         # Python reports what a __del__ raises, and continues.
         assert call.get(20) is None
     else:
-        with pytest.raises((StoppedError, ActorError), match=r"interrupted while it ran|its str\(\) raised KeyboardInterrupt"):
+        ended = r"interrupted while it ran|its str\(\) raised KeyboardInterrupt"
+        with pytest.raises((StoppedError, ActorError), match=ended):
             call.get(20)
 
 

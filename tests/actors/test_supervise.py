@@ -304,13 +304,20 @@ def test_inner_supervisors_come_first_once_per_rank(procs: Callable[..., Any], t
     assert sorted(rank for failure in told for rank in failure.ranks) == [0, 2]
 
 
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, asyncio.CancelledError])
 def test_a_supervisor_that_raises_handles_nothing(
-    procs: Callable[..., Any], told: list[MeshFailure], capsys: pytest.CaptureFixture[str]
+    procs: Callable[..., Any], told: list[MeshFailure], capsys: pytest.CaptureFixture[str], kind: type[BaseException]
 ) -> None:
-    mesh, _, pids = spawned(procs, 1)
-    with supervise(mesh, lambda failure: 1 / 0):
+    mesh, workers, pids = spawned(procs, 2)
+
+    def raises(failure: MeshFailure) -> None:
+        raise kind
+
+    with supervise(mesh, raises):
         kill(pids[0])
         assert wait_until(lambda: bool(told))
+        with pytest.raises(SupervisionError):
+            workers.add.call().get(30)
     assert "on_failure for mesh raised" in capsys.readouterr().err
 
 

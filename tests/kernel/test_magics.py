@@ -120,6 +120,7 @@ def test_time_around_mesh_times_the_notebook(notebook: Notebook) -> None:
         ("%%capture\n%%time\n1 / 0", 3, "1 / 0"),
         ("def f():\n    !true\n    1 / 0\nf()", 3, "1 / 0"),
         ("x = 1\n%cd /nowhere/at/all", 2, "%cd /nowhere/at/all"),
+        ("x = 1\n%timeit -n1 -r1 int('x')", 2, "%timeit -n1 -r1 int('x')"),
     ],
 )
 def test_errors_have_the_lines_as_typed(notebook: Notebook, body: str, line: int, source: str) -> None:
@@ -335,3 +336,39 @@ def test_magics_show_their_body_in_a_form(notebook: Notebook, magic: str, mime: 
 def test_wrong_options_of_prun_are_named(notebook: Notebook) -> None:
     assert "%prun: -s: expected a key of pstats such as" in notebook.mesh("%prun -s zork 1").text
     assert "%prun: -l: expected a number, got 'x'" in notebook.mesh("%prun -l x 1").text
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"), [("x = 1\n\n\n%mesh 1 / 0", 4), ("for i in [0]:\n    v = %mesh 1 / 0", 2), ("%mesh 1 / 0", 1)]
+)
+def test_error_of_a_line_on_the_ranks_has_its_line(notebook: Notebook, cell: str, line: int) -> None:
+    failed = notebook.run(cell)
+    assert re.search(rf"ZeroDivisionError: division by zero\n      cell \[\d+\] line {line}: 1 / 0", failed.text)
+
+
+def test_error_of_timed_code_is_that_of_the_code(notebook: Notebook) -> None:
+    assert "ranks 0-3: ValueError: invalid literal" in notebook.mesh("%timeit -n1 -r1 int('x')").text
+    assert "UsageError: %timeit: unknown option -x" in notebook.mesh("%timeit -x 1").text
+
+
+IN_A_FORK = """
+import os
+r, w = os.pipe()
+if not os.fork():
+    try:
+        get_ipython().run_line_magic("mesh", "rank")
+    except BaseException as error:
+        os.write(w, f"{type(error).__name__}: {error}".encode())
+    os._exit(0)
+os.wait()
+print(os.read(r, 1000).decode())
+os.close(r), os.close(w)
+"""
+
+
+def test_magics_are_refused_in_a_fork_of_the_kernel(notebook: Notebook) -> None:
+    said = notebook.run(IN_A_FORK).ok().stream()
+    assert (
+        said == "HeaderError: %mesh and %%mesh work in the process of the kernel only, and this one is a fork of it\n"
+    )
+    assert notebook.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"

@@ -263,6 +263,14 @@ def test_late_rank_is_not_said_to_have_ended_without_the_others(notebook: Notebo
     assert not [text for text in said if "stuck" in text], said
 
 
+def test_rank_that_runs_another_program_is_named(notebook: Notebook, leaks: Kit) -> None:
+    cell = notebook.send("%%mesh\nimport os\nif rank == 1: os.execv('/bin/sleep', ['sleep', '600'])\ndist.barrier()")
+    until_said(cell, "wait for rank 1, which now runs sleep (os.exec)")
+    ended(notebook, cell)
+    notebook.run("%mesh heal").ok()
+    leaks.rebase()
+
+
 def test_suspended_rank_is_named(notebook: Notebook) -> None:
     pids = notebook.mesh("import os\nos.getpid()").ok().shown
     pid = int(re.findall(r"\[rank 1\] (\d+)", pids)[0])

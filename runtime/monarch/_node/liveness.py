@@ -14,7 +14,7 @@ from monarch._node.node_like import NodeLike
 from monarch._node.peers.peer import Peer, RemotePeer
 from monarch._node.services.frame import ask_frame, ask_ranks
 from monarch._node.services.registry import request, service
-from monarch._procs.os.blocked import cpu_shares, process_state
+from monarch._procs.os.blocked import cpu_shares, other_program, process_state
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell, tell_error
@@ -297,6 +297,8 @@ class Liveness:
 
     def _why_busy(self, proc: str, pid: int, now: float) -> str:
         """Describe why a process that is not suspended does not answer."""
+        if program := other_program(pid):
+            return f"an exec has replaced it by {program}, so it will not answer; kill -9 {pid} ends it"
         begun, ran, waited = self._shares.get(proc, (now, math.inf, math.inf))
         has_run, has_waited = cpu_shares(pid)
         most = _MOST * (now - begun)

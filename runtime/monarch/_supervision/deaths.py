@@ -222,7 +222,9 @@ class Deaths:
             else f"the process of {describe_ranks(ranks)} of {name} {describe(cause, at)}"
             for (cause, at), ranks in kinds.items()
         )
-        why = f"{what}, and {name} has no supervisor, so all of its calls fail"
+        asked = any(supervisors_of(self._node).asked_of(uid, "", rank) for rank in fail.ranks)
+        lacks = f"no supervisor of {name} has handled it" if asked else f"{name} has no supervisor"
+        why = f"{what}, and {lacks}, so all of its calls fail"
         if not self._node.ports.fail_calls(uid, "", why, latest) and not waited:
             for ranks in kinds.values():
                 self._escalation.up(self._failure(uid, tuple(ranks)), owner)

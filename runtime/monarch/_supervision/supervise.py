@@ -89,7 +89,8 @@ class Supervisor:
             # A mesh can be awaited too, but its other actors may still be under construction, or have just failed.
             if inspect.isawaitable(handled) and not isinstance(handled, AsyncResource):
                 handled = asyncio.run(_wait(handled))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            # Whatever it is, the thread of the verdict goes on, and the failure is not handled.
             if isinstance(error, SystemExit) and self._node.config is None:
                 end_program(error)
                 return False

@@ -19,7 +19,7 @@ from monarch._debug.why.probing import facts
 from monarch._node.node import Node
 from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
-from monarch._procs.os.blocked import process_state
+from monarch._procs.os.blocked import other_program, process_state
 from monarch._procs.os.children import process_runs
 from monarch._procs.rank.cell_marker import read_mark
 
@@ -134,6 +134,8 @@ class Inquiry:
         state = process_state(pid)
         if state in ("T", "t"):
             return Doing(Kind.SUSPENDED, f"pid {pid}", (), seconds, 0.0, advice=f"resume it with kill -CONT {pid}")
+        if program := other_program(pid):
+            return Doing(Kind.DEAD, f"now runs {program} (os.exec)", (), seconds, 0.0)
         known = self._known.get(proc)
         frames = known.doings[0].frames if known is not None and known.doings else ()
         # One that computes, or gets no CPU on an overloaded machine, continues.

@@ -29,8 +29,9 @@ def check_session() -> None:
     limit, free = limit_of(), reserve.free()
     if limit < _SESSION or free < _SESSION // 2:
         raise LimitError(
-            f"cannot start a session: it takes at least {_SESSION // 2} file descriptors; only {max(0, free)} of the "
-            f"{limit} of this process are free. Raise the limit: {remedy(limit - free + _SESSION)}",
+            f"cannot start a session: it takes a limit of at least {_SESSION} file descriptors, and {_SESSION // 2} "
+            f"that are free; this process has a limit of {limit}, and {max(0, free)} free. Raise the limit: "
+            f"{remedy(limit - free + _SESSION)}",
             limit=limit,
             need=_SESSION // 2,
             free=free,

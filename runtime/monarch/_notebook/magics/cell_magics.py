@@ -9,11 +9,11 @@ from typing import Any
 
 from monarch._notebook.magics.captured import capturing
 from monarch._notebook.magics.commands import run_command
-from monarch._notebook.magics.line_magics import BadLine
 from monarch._notebook.magics.names import RICH
 from monarch._notebook.magics.nested import run_nested, this_cell
 from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
+from monarch._notebook.magics.words import BadLine
 from monarch._notebook.showing.display import current_display
 
 _PYTHON: dict[str, str] = dict.fromkeys(("python", "python3"), sys.executable)
@@ -41,7 +41,7 @@ def run(name: str, line: str, body: str, above: int) -> Any:
         if name in RICH:
             return current_display().publish({RICH[name]: body, "text/plain": body.rstrip("\n")})
         return _write(line, body) if name == "writefile" else _script(name, line, body)
-    except ValueError as error:
+    except BadLine as error:
         raise BadLine(f"%%{name}: {error}") from None
 
 
@@ -53,7 +53,7 @@ def _capture(line: str, body: str, above: int) -> None:
         elif word.isidentifier():
             names.append(word)
         else:
-            raise ValueError(f"expected a name, --no-stdout, --no-stderr or --no-display, got {word!r}")
+            raise BadLine(f"expected a name, --no-stdout, --no-stderr or --no-display, got {word!r}")
     cell = this_cell()
     with capturing(cell.display, parts) as captured:
         if names:
@@ -66,7 +66,7 @@ def _capture(line: str, body: str, above: int) -> None:
 def _script(name: str, line: str, body: str) -> None:
     words = shlex.split(line) if name == "script" else [_PYTHON.get(name, name), *shlex.split(line)]
     if not words:
-        raise ValueError("%%script: expected a program, as in %%script python3")
+        raise BadLine("%%script: expected a program, as in %%script python3")
 
     def write(text: str) -> None:
         sys.stdout.write(text)
@@ -83,7 +83,7 @@ def _write(line: str, body: str) -> None:
     words = shlex.split(line)
     append = bool(words) and words[0] in ("-a", "--append")
     if len(words) != 1 + append:
-        raise ValueError(f"expected [-a] FILE, got {line!r}")
+        raise BadLine(f"expected [-a] FILE, got {line!r}")
     with open(words[-1], "a" if append else "w", encoding="utf-8") as file:
         file.write(body)
     print(f"wrote {words[-1]}")

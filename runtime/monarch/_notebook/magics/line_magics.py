@@ -18,6 +18,7 @@ from monarch._notebook.magics.names import ALIASES, RICH
 from monarch._notebook.magics.nested import this_cell
 from monarch._notebook.magics.profiling import profile_code
 from monarch._notebook.magics.timing import time_code, time_loops
+from monarch._notebook.magics.words import BadLine
 from monarch._notebook.names.user_names import user_names
 from monarch._notebook.who.complete import inspect_name, value_of
 
@@ -27,10 +28,6 @@ SHELL = "!"
 """The name of shell commands among the magics."""
 _came_from: list[str] = []
 """Earlier working directories of this process; single operations by any thread."""
-
-
-class BadLine(ValueError):
-    """The line of a magic is wrong; the text says how."""
 
 
 def run(name: str, line: str, above: int) -> Any:
@@ -180,10 +177,7 @@ def _pinfo2(line: str) -> None:
 
 
 def _prun(line: str, above: int) -> Any:
-    try:
-        return profile_code(line, above)
-    except ValueError as error:
-        raise BadLine(str(error)) from None
+    return profile_code(line, above)
 
 
 def _psearch(line: str) -> None:
@@ -202,10 +196,7 @@ def _psearch(line: str) -> None:
 
 
 def _timeit(line: str) -> Any:
-    try:
-        return time_loops(line)
-    except ValueError as error:
-        raise BadLine(str(error)) from None
+    return time_loops(line)
 
 
 _MAGICS: dict[str, Callable[[str], Any]] = {

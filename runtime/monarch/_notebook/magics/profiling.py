@@ -8,7 +8,7 @@ import pstats
 from typing import Any
 
 from monarch._notebook.magics.nested import names_of, this_cell
-from monarch._notebook.magics.words import options_of
+from monarch._notebook.magics.words import BadLine, options_of
 
 _LINES = 20
 
@@ -26,7 +26,7 @@ def profile_code(line: str, above: int, body: str = "") -> Any:
     limit = int(options.get("l", _LINES))
     key = options.get("s", "tottime")
     if key not in pstats.Stats.sort_arg_dict_default:
-        raise ValueError(f"-s: expected a key of pstats such as cumulative or tottime, got {key!r}")
+        raise BadLine(f"-s: expected a key of pstats such as cumulative or tottime, got {key!r}")
     cell = this_cell()
     code = compile("\n" * above + (body or rest), cell.name, "exec", dont_inherit=True)
     names, profile = names_of(cell), cProfile.Profile()

@@ -13,6 +13,7 @@ from monarch._notebook.magics.commands import run_command, shell_command
 from monarch._notebook.magics.expand import expand
 from monarch._notebook.magics.names import why_missing
 from monarch._notebook.magics.nested import caller, names_of, this_cell
+from monarch._notebook.magics.words import BadLine
 
 
 class UsageError(Exception):
@@ -100,7 +101,7 @@ class RankShell:
     def _call(self, function: Any, name: str, *args: Any) -> Any:
         try:
             return function(name, *args)
-        except line_magics.BadLine as error:
+        except BadLine as error:
             raise UsageError(str(error)) from None
 
 

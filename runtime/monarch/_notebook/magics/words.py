@@ -7,6 +7,10 @@ import re
 _MARKS = str.maketrans("", "", ":=")
 
 
+class BadLine(ValueError):
+    """The line of a magic is wrong; the text says how."""
+
+
 def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
     """Return the leading options of a line, and the rest as typed.
 
@@ -15,18 +19,18 @@ def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
         known: letters of the options; a colon follows those with a number, an equals sign those with a word.
 
     Raises:
-        ValueError: an option is unknown, or lacks its value.
+        BadLine: an option is unknown, or lacks its value.
     """
     options: dict[str, str] = {}
     rest = line.strip()
     while match := re.match(r"-(\w)\s*", rest):
         letter, rest = match[1], rest[match.end() :]
         if letter not in known:
-            raise ValueError(f"unknown option -{letter}; expected one of -{', -'.join(known.translate(_MARKS))}")
+            raise BadLine(f"unknown option -{letter}; expected one of -{', -'.join(known.translate(_MARKS))}")
         options[letter] = ""
         if f"{letter}:" in known or f"{letter}=" in known:
             value, _, rest = rest.partition(" ")
             if f"{letter}:" in known and not value.isdigit():
-                raise ValueError(f"-{letter}: expected a number, got {value!r}")
+                raise BadLine(f"-{letter}: expected a number, got {value!r}")
             options[letter], rest = value, rest.strip()
     return options, rest

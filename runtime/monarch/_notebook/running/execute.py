@@ -38,8 +38,8 @@ _Ended = TypeVar("_Ended")
 RESULT_LIMIT = 64 << 20
 """Bytes of a cell's value that come back; of a larger one only what it shows."""
 
-_CELL = re.compile(r"cell \[\d+\]")
-"""Names of cells, as tracebacks have them."""
+_CELL = re.compile(r"cell \[\d+\]|.*[/\\]ipykernel_\d+[/\\]\d+\.py|<ipython-input-.*>")
+"""Files of code from cells: of ``%%mesh`` cells, and of functions and classes that the notebook has sent."""
 
 
 @dataclass

@@ -286,3 +286,16 @@ def children_of(pid: int) -> list[int]:
     except (OSError, ValueError):
         pass
     return found
+
+
+def other_program(pid: int) -> str:
+    """Return the name of the program that has replaced Python in a rank of this host by ``exec``; empty if none has.
+
+    Args:
+        pid: of the rank; its program was that of this process.
+    """
+    try:
+        own, now = os.path.realpath("/proc/self/exe"), os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+    return "" if os.path.basename(now).startswith("python") or now == own else os.path.basename(now)

@@ -153,8 +153,10 @@ def command_of(pid: int) -> str:
 
 
 def suspended_zygotes(agent: int) -> list[int]:
-    """Return the pids of an agent's zygotes that are suspended by a signal or a debugger."""
-    return [pid for pid in children_of(agent) if process_state(pid) in ("T", "t") and _is_zygote(pid)]
+    """Return the pids of an agent's zygotes, and of their forks that begin, if a signal or a debugger suspends them."""
+    known = [pid for pid in children_of(agent) if _is_zygote(pid)]
+    forks = [pid for zygote in known for pid in children_of(zygote) if _is_zygote(pid)]
+    return [pid for pid in [*known, *forks] if process_state(pid) in ("T", "t")]
 
 
 def _is_zygote(pid: int) -> bool:
