@@ -227,6 +227,27 @@ with supervise(procs, on_failure=lambda failure: sys.exit("the end: " + failure.
     assert done.err.rstrip().endswith("KeyboardInterrupt") is not ignores
 
 
+def test_ctrl_c_in_a_program_shows_where_it_waits(program: Any) -> None:
+    done = program(
+        """
+import os, signal, time
+from monarch.actor import Actor, endpoint, this_host
+
+class A(Actor):
+    @endpoint
+    def serve(self, program):
+        os.kill(program, signal.SIGINT)
+        time.sleep(1000)
+
+this_host().spawn_procs().spawn("a", A).serve.call(os.getpid()).get()
+"""
+    )
+    lines = done.err.splitlines()
+    assert lines[-1] == "KeyboardInterrupt" and any("serve.call(os.getpid()).get()" in line for line in lines)
+    # Python 3.10 keeps the frames that it has seen.
+    assert done.err.count("  File ") == 1 or sys.version_info < (3, 11), done.err
+
+
 def test_calls_that_a_stop_has_ended_are_not_told(program: Any) -> None:
     done = program(
         """

@@ -13,6 +13,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._node.node_like import NodeLike
+from monarch._node.remote_errors import drop_own_frames
 from monarch._python.later import asyncio
 from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.aside import tell_error
@@ -95,8 +96,9 @@ class Future(Generic[R]):
             self.wanted = True
             try:
                 is_over = self._node.waits.wait(self, timeout)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 self._node.events.interrupted.tell(self)
+                drop_own_frames(error)
                 raise
             if not is_over and timeout is not None:
                 self.wanted = False

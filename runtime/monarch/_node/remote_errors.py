@@ -133,6 +133,12 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
+def drop_own_frames(error: KeyboardInterrupt) -> None:
+    """Drop the frames of the wait that an interrupt has ended, unless code of the user has raised it."""
+    if all(is_ours(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        error.__traceback__ = None
+
+
 def trace(error: BaseException) -> tuple[str, str]:
     """Return the traceback of an exception as text, without frames of this package, and the last line of user code."""
     where = ""
