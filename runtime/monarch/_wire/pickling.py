@@ -42,7 +42,8 @@ ATOMS: set[type] = {int, float, complex, bool, str, type(None)}
 are added as they are defined."""
 
 plain_classes: set[type] = set()
-"""Classes of this package, without code for pickling, which the receiver has too. Added to as they are defined."""
+"""Classes of this package which the receiver has too: named tuples, and those whose pickled form is their attributes,
+or made of them. Added to as they are defined."""
 
 
 def dumps(
@@ -176,7 +177,7 @@ def _plainness(obj: Any) -> object:
             if len(node) >= THRESHOLD:
                 plainness = LARGE
         elif kind in plain_classes:
-            nodes += node.__dict__.values()
+            nodes += node if issubclass(kind, tuple) else node.__dict__.values()
         else:
             size = size_of(node, kind, THRESHOLD, storages)
             if size is None:

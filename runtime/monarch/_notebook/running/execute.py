@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 from monarch._actors.pausing.failed import failed as last_error
+from monarch._core.digests.digest import Digest
 from monarch._groups.breaking import position
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
@@ -112,8 +113,8 @@ class CellResult(TellsFailure):
         return self.error is not None and (self.error.interrupted or self.error.freed or self.error.broken)
 
 
-# Most cells show nothing and raise nothing; then their result needs no more.
-plain_classes.add(CellResult)
+# Most results are made of these, and of text and numbers.
+plain_classes.update((CellResult, LazyPickle, Digest))
 
 
 class StoppedIteration(BaseException):

@@ -27,6 +27,10 @@ _METHODS = {
     "text/latex": "_repr_latex_",
     "application/json": "_repr_json_",
 }
+_NUMBERS = (int, float, bool)
+"""Types whose values are shown by their repr."""
+_BITS = 64
+"""Of an integer that needs no cut: the repr of a huge one is refused."""
 _TEXT_LIMIT = 20_000
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
@@ -40,6 +44,9 @@ def bundle_of(value: object) -> Bundle:
 
     Arrays and tensors show what they are and their statistics, not their elements; data frames show a table.
     """
+    if type(value) in _NUMBERS and (type(value) is not int or value.bit_length() < _BITS):
+        # The most frequent values need none of the questions below.
+        return {"text/plain": repr(value), DIGEST: digest_of(value)}
     if is_array(value) and not _is_table(value):
         return {"text/plain": value_text(value, 200), DIGEST: digest_of(value)}
     bundle = _rich_of(value)
