@@ -8,6 +8,7 @@ import functools
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +142,13 @@ def test_every_option_of_cells_is_read_outside_its_parser(option: str) -> None:
 
 def test_interrupted_parse_changes_no_parser() -> None:
     """argparse changes its parser while it parses words in any order."""
+    # In a thread of its own: in Python 3.11 an error of a trace function can leave another one as handled there.
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(interrupt_parses).result() > 100
+
+
+def interrupt_parses() -> int:
+    """Interrupt a parse at each step; return at how many."""
     steps = 0
 
     def count(frame: Any, _event: str, _argument: object) -> Any:
@@ -152,16 +160,16 @@ def test_interrupted_parse_changes_no_parser() -> None:
                 raise KeyboardInterrupt
         return count
 
-    before, interrupted = sys.gettrace(), 0
+    interrupted = 0
     for moment in range(1, 2000):
         steps = moment
         sys.settrace(count)
         try:
             parse("down", ["x"])
-            break
+            return interrupted
         except KeyboardInterrupt:
             interrupted += 1
         finally:
-            sys.settrace(before)
+            sys.settrace(None)
         assert parse("down", ["x"]).names == ["x"]
-    assert interrupted > 100 and steps > 0, (interrupted, steps)
+    raise AssertionError("the parse has not ended")
