@@ -7,8 +7,8 @@ from collections.abc import Collection
 from monarch._kernel_api import Activity, CellError, Ending, Freed, ThreadState, describe_ranks
 
 _IN_COLLECTIVE = (
-    "was waiting in a collective (connections closed)",
-    "were waiting in a collective (connections closed)",
+    "was waiting in a collective (aborted; its tensors may be incomplete)",
+    "were waiting in a collective (aborted; its tensors may be incomplete)",
 )
 _CONNECTING = "was waiting for a connection (connection closed)", "were waiting for a connection (connection closed)"
 _REPLACED = (
