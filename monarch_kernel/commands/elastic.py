@@ -103,7 +103,7 @@ class Elastic:
                 print(f"not copied: {name} ({why})")
             for name in unwrapped:
                 print(
-                    f"{name}: copied without DistributedDataParallel; wrap it again on all ranks: "
+                    f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all ranks: "
                     f"{name} = DDP(getattr({name}, 'module', {name}))"
                 )
 
