@@ -103,8 +103,8 @@ class Elastic:
                 print(f"not copied: {name} ({why})")
             for name in unwrapped:
                 print(
-                    f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all ranks: "
-                    f"{name} = DDP(getattr({name}, 'module', {name}))"
+                    f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all "
+                    f"ranks: {name} = DDP(getattr({name}, 'module', {name}))"
                 )
 
     def _copy(

@@ -366,7 +366,7 @@ def test_model_in_ddp_is_copied_with_its_optimizer(mortal: Notebook) -> None:
     mortal.mesh(WRAPPED).ok()
     mortal.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
-    advice = re.search(r"model: copied without DistributedDataParallel; before the next step, wrap it again on all ranks: (.*)", text)
+    advice = re.search(r"model: copied without DistributedDataParallel; .*, wrap it again on all ranks: (.*)", text)
     assert advice and "optimizer" in text and "not copied: model" not in text, text
     first = mortal.mesh(f"{advice[1]}\ntrain()").ok().shown
     assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
