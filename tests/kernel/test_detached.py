@@ -318,5 +318,6 @@ def test_hosts_of_a_launcher_outlive_a_killed_kernel(books: Callable[[], Noteboo
     second.run("%mesh heal m").ok()
     assert second.mesh("world_size").ok().shown == "[rank 0] 1"
     second.run("%mesh down").ok()
-    for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", "--keep cannot be combined with --hosts 2")):
+    refused = "--keep cannot be combined with --hosts 2"
+    for options, problem in (("--on process:2 --at-least 1", "omit --at-least"), ("--hosts 2", refused)):
         assert problem in second.run(f"%mesh up m {options} --procs 1 --keep 1h").text
