@@ -36,7 +36,7 @@ _SURE = 1.0
 """Seconds of an endless wait from which a Stop names its cause."""
 _LABEL = "when stopped"
 """Heading of the waits that a Stop ends."""
-_RESUMES = "'continue' at the prompt resumes it, or %mesh resume where there is none"
+_RESUMES = "'continue' at the prompt resumes it, or %mesh resume if no prompt is open"
 """Advice about paused ranks that others wait for in a running cell."""
 _SHOWN = 3
 """Most findings shown below a running cell."""

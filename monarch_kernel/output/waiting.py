@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from monarch._kernel_api import Gather, describe_ranks, duration_text, split_proc, stops
+from monarch.debug import Level
 from monarch_kernel.calls.record import CallRecord
 
 PATIENCE = 1.0
@@ -18,7 +19,7 @@ MARK = "monarch_waiting"
 """Metadata of these displays, which are no results."""
 _STYLE = "font-size:85%;color:#888;white-space:pre-wrap"
 _WARNING = "color:var(--jp-warn-color0,var(--vscode-editorWarning-foreground,#b26a00))"
-_WARNED = ("stuck: ", "waiting: ")
+_WARNED = tuple(f"{level.value}: " for level in (Level.STUCK, Level.WAITING))
 """Beginnings of the lines that are about a wait and its cause."""
 
 Send = Callable[[str, dict[str, Any], Any], None]

@@ -267,7 +267,8 @@ def test_rank_that_runs_another_program_is_named(notebook: Notebook, leaks: Kit)
     cell = notebook.send("%%mesh\nimport os\nif rank == 1: os.execv('/bin/sleep', ['sleep', '600'])\ndist.barrier()")
     until_said(cell, "wait for rank 1, which now runs sleep (os.exec)")
     ended(notebook, cell)
-    notebook.run("%mesh heal").ok()
+    assert "rank 1 of mesh 'mesh': a new process" in notebook.run("%mesh heal").ok().stream()
+    assert notebook.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"
     leaks.rebase()
 
 

@@ -1,14 +1,12 @@
-"""Pickling with separate buffers: what round-trips, what leaves the body, and what errors say."""
+"""Pickling with separate buffers: what round-trips, and what leaves the body."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import types
 import warnings
 import weakref
@@ -26,7 +24,6 @@ from monarch._wire import pickler, pickling
 from monarch._wire.pickle_sink import THRESHOLD
 from monarch._wire.pickling import dumps, dumps_call, dumps_whole, loads
 from monarch._wire.plain import loads_plain
-from monarch.exceptions import SerializationError
 
 LARGE = 2 * THRESHOLD
 
@@ -481,107 +478,6 @@ def test_pickling_keeps_no_references() -> None:
 # Errors
 
 
-class Guarded:
-    def __init__(self) -> None:
-        self.name = "x"
-        self.lock = threading.Lock()
-
-
-class Slotted:
-    __slots__ = ("lock",)
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-@dataclasses.dataclass
-class Config:
-    items: list[Any]
-
-
-class Careful(Guarded):
-    """Has a lock, which is not the part that cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = (x for x in ())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"other": self.other}
-
-
-LOCK = threading.Lock()
-
-
-def closure() -> Any:
-    lock = LOCK
-    return lambda: lock.acquire()
-
-
-@pytest.mark.parametrize(
-    ("obj", "path"),
-    [
-        (((Guarded(),), {}), "args[0].lock: cannot pickle '_thread.lock' object"),
-        (((1, [2, Slotted()]), {}), "args[1][1].lock: "),
-        (((), {"model": Guarded()}), "kwargs['model'].lock: "),
-        (Config([1, {"a": LOCK}]), "value.items[1]['a']: "),
-        (closure(), "value (uses 'lock'): "),
-        (Careful(), "value.other: cannot pickle 'generator' object"),
-        ([np.zeros(3), {"x": sys._getframe()}], "value[1]['x']: "),
-        ({Box}, None),
-    ],
-    ids=["argument", "slot", "keyword", "field", "closure", "careful", "frame", "set"],
-)
-def test_error_names_the_part(obj: Any, path: str | None) -> None:
-    if path is None:
-        assert sent(obj) == obj
-        return
-    with pytest.raises(SerializationError) as caught:
-        dumps(obj)
-    assert str(caught.value).startswith(path)
-    assert type(caught.value.__cause__) is TypeError
-
-
-def test_caller_may_name_the_value() -> None:
-    with pytest.raises(SerializationError, match=r"^the result\[0\].lock: "):
-        dumps([Guarded()], "the result")
-
-
-def test_error_survives_repr_that_raises() -> None:
-    class Bad:
-        def __repr__(self) -> str:
-            raise RuntimeError
-
-    with pytest.raises(SerializationError, match="cannot pickle"):
-        dumps({Bad(): LOCK})
-
-
-def test_too_deep_nesting_is_an_error() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(SerializationError, match=r"^args: nested too deeply"):
-        dumps(((deep,), {}))
-
-
-@pytest.mark.parametrize("body", [b"cnosuchmodule\nname\n.", b"cos\nnosuch\n.", b"", b"\x80\x05\x97."])
-def test_failed_unpickling_is_an_error(body: bytes) -> None:
-    with pytest.raises(SerializationError, match="cannot be unpickled here") as caught:
-        loads(body)
-    assert caught.value.__cause__ is not None
-    if b"module" in body:
-        assert "install the module" in str(caught.value)
-
-
-def test_stop_is_not_error_of_pickling() -> None:
-    class Stopped:
-        def __reduce__(self) -> Any:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        dumps(Stopped())
-
-
 def test_code_keeps_the_name_of_its_file() -> None:
     """By it frames, breakpoints and errors find their cell: also in methods and in functions inside of others."""
     scope: dict[str, Any] = {"__name__": "__main__"}
@@ -595,35 +491,3 @@ def test_code_keeps_the_name_of_its_file() -> None:
             assert code.co_filename == "a file of this test"
     assert function.__code__.co_firstlineno == 4
     assert dumps(scope["g"])[0] == dumps(scope["g"])[0]
-
-
-class _Rings:
-    """Lets a signal arrive while it is pickled, or unpickled."""
-
-    def __reduce__(self) -> Any:
-        signal.raise_signal(signal.SIGUSR1)
-        return _ring, ()
-
-
-def _ring() -> int:
-    signal.raise_signal(signal.SIGUSR1)
-    return 0
-
-
-class _Limit(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("kind", [_Limit, TimeoutError])
-def test_error_of_a_signal_handler_is_raised_as_it_is(kind: type[BaseException]) -> None:
-    def handler(*_: Any) -> None:
-        raise kind("time limit of the program")
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(kind, match="time limit of the program"):
-            dumps([_Rings()], "value")
-        with pytest.raises(kind, match="time limit of the program"):
-            loads(b"c" + f"{__name__}\n_ring\n".encode() + b"(tR.")
-    finally:
-        signal.signal(signal.SIGUSR1, before)

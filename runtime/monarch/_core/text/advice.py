@@ -32,8 +32,9 @@ class Advice:
         """
         if owner_died:
             return f"spawn {mesh} again to continue"
-        heal = f"only the program or actor that spawned {mesh} can replace the others, with heal_mesh"
-        return f"{_living(alive)}; {heal}" if alive else heal.replace("the others", "its ranks")
+        others = "the others" if alive else "its ranks"
+        heal = f"only the program or actor that spawned {mesh} can replace {others}, with heal_mesh"
+        return f"{_living(alive)}; {heal}" if alive else heal
 
     def after_failure(self, uid: str) -> str:
         """Return what to do after an actor has failed in a living process.

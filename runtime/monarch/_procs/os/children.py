@@ -115,7 +115,7 @@ def child_named(pid: int) -> str:
 
 
 def at_other_end(pipe: str) -> tuple[int, str] | None:
-    """Return the pid and command of a descendant that has a pipe open; None if there is none.
+    """Return the pid and command of a descendant that has a pipe open; None if no descendant has.
 
     Args:
         pipe: its link in /proc, as in ``pipe:[123]``.

@@ -112,7 +112,7 @@ class _Exports:
             port.send(buffer)
 
     def want(self, number: int, port: Any) -> None:
-        """Send the buffer of a value to a port, now or later; or why there is none."""
+        """Send the buffer of a value to a port, now or later, or the reason that the value has no buffer."""
         with self._lock:
             found = self._ready.get(number)
             failure = self._refusal(number) or self.failed.get(number)
