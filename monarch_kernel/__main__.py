@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+_STREAM = "monarch_kernel.output.notebook_stream.NotebookStream"
 _HELP = """\
 usage: python -m monarch_kernel install [--user | --sys-prefix | --prefix PREFIX] [--name NAME] [--display-name TEXT]
        python -m monarch_kernel -f CONNECTION_FILE
@@ -39,7 +40,7 @@ def main() -> None:
 
     from monarch_kernel.kernel import MonarchKernel
 
-    IPKernelApp.launch_instance(kernel_class=MonarchKernel)
+    IPKernelApp.launch_instance(kernel_class=MonarchKernel, outstream_class=_STREAM)
 
 
 def install(words: list[str]) -> None:

@@ -77,6 +77,9 @@ class MonarchKernel(IPythonKernel):
     """Whether a Ctrl-C stopped the last cell at an await."""
     serves_terminal = False
     """Whether a front end asked when input is complete, as those with a prompt do; set by the thread of the shell."""
+    _execute_sleep = 0.0
+    # ipykernel's pause before each reply gives output a head start to front ends, which wait for the idle status
+    # anyway.
 
     @property
     def banner(self) -> str:
@@ -85,6 +88,8 @@ class MonarchKernel(IPythonKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        kernel: Any = self
+        _skip_unwritten(kernel.log)
         self._session: DebugSession | None = None
         """The debugger of the front end. Control thread only."""
         self.lane = Lane(self)
@@ -328,6 +333,12 @@ def _shell(kernel: MonarchKernel) -> Any:
 def _magics(kernel: MonarchKernel) -> Any:
     """Return the magics; None if they were unloaded."""
     return _shell(kernel).magics_manager.registry.get("MeshMagics")
+
+
+def _skip_unwritten(log: Any) -> None:
+    """Let a logger make no records that none of its handlers would write: ipykernel logs each message for debugging."""
+    if log.handlers and not log.propagate:
+        log.setLevel(max(log.level, min(handler.level for handler in log.handlers)))
 
 
 def _warm_up() -> None:

@@ -39,6 +39,8 @@ class Auto:
         """The first line that plain cells get; None while it is off."""
         self._marks = False
         """Whether the next ``%%mesh`` cell was a plain one."""
+        self._once: tuple[object, str, str] | None = None
+        """The request, text and code of a cell that was transformed once; IPython then asks a second time."""
         shell.transform_cell = self._transform
 
     def close(self) -> None:
@@ -103,14 +105,20 @@ class Auto:
         if runs_cell(currentframe()):
             # Code that a running cell runs, such as the body of %%time, goes where the cell does.
             return self._before(raw_cell if local is None else local)
+        request, once = request_of(kernel_of(self._shell)), self._once
+        self._once = None
+        if once is not None and once[0] is request and once[1] == raw_cell:
+            return once[2]
         self._marks = False
-        if local is not None:
-            return self._before(local)
+        code = self._before(self._with_header(raw_cell) if local is None else local)
+        self._once = request, raw_cell, code
+        return code
+
+    def _with_header(self, raw_cell: str) -> str:
+        """Return a cell, with the header if it is a plain one in automatic mode."""
         header = self.header_of(raw_cell)
-        if header is not None and not self._is_hidden():
-            self._marks = True
-            return self._before(f"%%mesh {header}\n{raw_cell}")
-        return self._before(raw_cell)
+        self._marks = header is not None and not self._is_hidden()
+        return f"%%mesh {header}\n{raw_cell}" if self._marks else raw_cell
 
     def _is_hidden(self) -> bool:
         """Return whether the front end runs code of its own, such as that of a list of variables.

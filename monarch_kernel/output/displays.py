@@ -78,8 +78,9 @@ class Displays:
         self._page: Page | None = streams.open_page(self._parent) if not quiet else None
         if self._page is not None:
             self._page.on_cleared = lambda rank, number: _post(lambda: self._remove(rank, number))
-        self._id = secrets.token_hex(8)
         # From here on, used by the lane only.
+        self._id = ""
+        """Begins the names of the displays without an id; made for the first one, since it costs a system call."""
         self._so_far: dict[int, int] = {}
         """The number of displays of each rank since it cleared them."""
         self._turns: OrderedDict[int, SharedOutput] = OrderedDict()
@@ -151,6 +152,7 @@ class Displays:
         self._so_far[rank] = turn + 1
         output = self._turns.get(turn)
         if output is None:
+            self._id = self._id or secrets.token_hex(8)
             output = self._turns[turn] = SharedOutput(f"{self._id}-{turn}")
             if len(self._turns) > _KEPT:
                 self._turns.popitem(last=False)

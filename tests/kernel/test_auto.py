@@ -143,3 +143,25 @@ def test_here_works_in_automatic_mode(auto: Notebook) -> None:
     auto.run("%%mesh --here\nboth = 7").ok()
     assert auto.run("%%here\nboth").ok().shown == "7"
     assert "[ranks 0-3] 7" in auto.run("both").ok().shown
+
+
+def test_cells_are_transformed_once_by_what_is_set_then(notebook: Notebook) -> None:
+    notebook.run(
+        "seen = []\n"
+        "def note(lines): seen.append(''.join(lines)); return lines\n"
+        "get_ipython().input_transformers_cleanup.append(note)"
+    ).ok()
+    try:
+        notebook.run("%%mesh\n1 + 1").ok()
+        notebook.run("2 + 2").ok()
+        assert notebook.run("seen[:2]").ok().shown == "['%%mesh\\n1 + 1\\n', '2 + 2\\n']"
+        # The same text again, by another transformer.
+        notebook.run(
+            "def three(lines): return ['3 + 3\\n'] if lines[0] == '2 + 2\\n' else lines\n"
+            "get_ipython().input_transformers_post.append(three)"
+        ).ok()
+        assert notebook.run("2 + 2").ok().shown == "6"
+        assert notebook.run("get_ipython().input_transformers_post.remove(three)\n2 + 2").ok().shown == "4"
+        assert notebook.run("2 + 2").ok().shown == "4"
+    finally:
+        notebook.run("get_ipython().input_transformers_cleanup.remove(note)").ok()

@@ -188,14 +188,17 @@ usual = Recipe.spawn
 def spawn(recipe, hosts):
     Recipe.spawn = usual
     procs = usual(recipe, hosts)
-    os.kill(procs.spawn("pid", Pid).get.call().get().item(procs=1), signal.SIGKILL)
+    pids = procs.spawn("pid", Pid).get.call().get()
+    if silent: os.kill(pids.item(procs=0), signal.SIGSTOP)
+    os.kill(pids.item(procs=1), signal.SIGKILL)
     return procs
 Recipe.spawn = spawn
 """
 
 
-def test_failed_start_advises_to_start_again(notebook: Notebook) -> None:
-    notebook.run(DEATH_AT_THE_START).ok()
+@pytest.mark.parametrize("silent", [False, True])
+def test_failed_start_advises_to_start_again(notebook: Notebook, silent: bool) -> None:
+    notebook.run(f"silent = {silent}{DEATH_AT_THE_START}").ok()
     cell = notebook.run("%mesh up other 2")
     assert "rank 1 of other was killed by signal 9 (SIGKILL)\nmesh 'other' was not started" in cell.text, cell.text
     assert (
