@@ -12,6 +12,8 @@ TORCH = (
     "monarch._tensors.collectives.waiting",
     "monarch._tensors.collectives.world",
     "monarch._tensors.own_gpu",
+    "monarch._tensors.collectives.recorded",
+    "monarch._tensors.collectives.timeouts",
 )
 LIGHT = f"""
 import monarch._session.local_agent as _client

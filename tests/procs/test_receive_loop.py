@@ -594,3 +594,17 @@ def test_wait_receives_what_has_arrived_for_a_moment(seconds: float, left: Seque
     receive_loop = ReceiveLoop(mail, lambda _: setattr(box, "done", True), primitives)
     assert receive_loop.wait(box, 10)
     assert len(mail.frames) in left
+
+
+def test_catching_up_ends_when_nothing_is_left() -> None:
+    mail: Any = ArrivedMail(3, 1e-3)
+
+    def clock() -> float:
+        mail.now += 1e-4
+        return mail.now
+
+    seen: list[bytes] = []
+    receive_loop = ReceiveLoop(mail, seen.append, replace(SYSTEM, clock=clock, alarm=lambda _: SilentAlarm()))
+    receive_loop.catch_up(10.0, lambda: None)
+    assert len(seen) == 3
+    assert mail.now < 1.0

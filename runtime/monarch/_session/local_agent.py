@@ -36,6 +36,10 @@ PRELOAD = [
     "monarch._tensors.collectives.waiting",
     "monarch._tensors.collectives.world",
     "monarch._tensors.own_gpu",
+    # For the first process group: a few ms here instead of in each rank.
+    "encodings.idna",
+    "monarch._tensors.collectives.recorded",
+    "monarch._tensors.collectives.timeouts",
 ]
 """Modules that the zygote imports before it forks."""
 LATER = [
@@ -44,13 +48,10 @@ LATER = [
     "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
-    "encodings.idna",
     "monarch._state.rdma.plane",
-    "monarch._tensors.collectives.recorded",
-    "monarch._tensors.collectives.timeouts",
 ]
 """Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second, and a
-rank that replaces another one needs those of groups and transfers at once."""
+rank that replaces another one needs those of transfers at once."""
 
 
 class LocalAgent:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from stat import S_ISSOCK
 
 _MOMENT_S = 0.2
 """Seconds between the two ends of a connection that is shut down."""
@@ -29,14 +30,14 @@ _cut: dict[int, float] = {}
 def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process, of any kind: checking the kind takes longer."""
     sockets: set[tuple[int, int]] = set()
-    for name in os.listdir("/proc/self/fd"):
+    for number in map(int, os.listdir("/proc/self/fd")):
         try:
-            about = os.readlink(f"/proc/self/fd/{name}")
+            about = os.fstat(number)
         except OSError:
             # Closed meanwhile.
             continue
-        if about.startswith("socket:["):
-            sockets.add((int(name), int(about[8:-1])))
+        if S_ISSOCK(about.st_mode):
+            sockets.add((number, about.st_ino))
     return sockets
 
 
