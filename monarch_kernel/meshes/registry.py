@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,7 +15,6 @@ from monarch._kernel_api import (
     ProcMesh,
     Promise,
     current_node,
-    in_thread,
     state_of,
     to_its_end,
 )
@@ -25,6 +23,7 @@ from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe, Step
+from monarch_kernel.meshes.unstopped import NotBegun, unstopped
 
 Stage = Callable[[str, Any], None]
 """Called with the name of each stage and the future that ends it."""
@@ -127,24 +126,16 @@ class NotebookMeshes:
         Raises:
             KeyboardInterrupt: the wait was interrupted; the restart continues, if it had begun.
         """
-        mesh = self.get(name)
-        used, node = self.used, current_node()
+        mesh, used = self.get(name), self.used
         # An interrupt may come at any point: known before it begins, the restart can be waited for in any case.
-        change: Promise[Mesh] = Promise(node, f"the restart of mesh {mesh.name!r}")
-        begun = threading.Lock()
-
-        def work() -> Mesh:
-            if not begun.acquire(blocking=False):
-                raise MonarchError(f"the restart of mesh {mesh.name!r} was interrupted before it began")
-            return self._restart(mesh, used, names)
-
+        change: Promise[Mesh] = Promise(current_node(), f"the restart of mesh {mesh.name!r}")
         try:
             self._changing[mesh.name] = change
-            return in_thread(node, f"restart of {mesh.name}", work, change).get()
+            return unstopped(f"restart of {mesh.name}", lambda: self._restart(mesh, used, names), change)
+        except NotBegun:
+            self._changing.pop(mesh.name, None)
+            raise KeyboardInterrupt(f"mesh {mesh.name!r} was not restarted; its variables are unchanged") from None
         except KeyboardInterrupt:
-            if begun.acquire(blocking=False):
-                self._changing.pop(mesh.name, None)
-                raise KeyboardInterrupt(f"mesh {mesh.name!r} was not restarted; its variables are unchanged") from None
             change.add_done_callback(lambda _: told(_outcome(mesh.name, change)))
             raise KeyboardInterrupt(
                 f"the restart of mesh {mesh.name!r} continues; its variables are lost, and cells wait until it is up"
@@ -210,20 +201,13 @@ class NotebookMeshes:
         Raises:
             KeyboardInterrupt: the wait was interrupted; the mesh ends, if that had begun.
         """
-        mesh, node = self.get(name), current_node()
-        ended: Promise[None] = Promise(node, f"the end of mesh {mesh.name!r}")
-        begun = threading.Lock()
-
-        def work() -> None:
-            if not begun.acquire(blocking=False):
-                raise MonarchError(f"the end of mesh {mesh.name!r} was interrupted before it began")
-            self._end(mesh)
-
+        mesh = self.get(name)
+        ended: Promise[None] = Promise(current_node(), f"the end of mesh {mesh.name!r}")
         try:
-            in_thread(node, f"end of {mesh.name}", work, ended).get()
+            unstopped(f"end of {mesh.name}", lambda: self._end(mesh), ended)
+        except NotBegun:
+            raise KeyboardInterrupt(f"mesh {mesh.name!r} was not ended, and keeps running") from None
         except KeyboardInterrupt:
-            if begun.acquire(blocking=False):
-                raise KeyboardInterrupt(f"mesh {mesh.name!r} was not ended, and keeps running") from None
             ended.add_done_callback(lambda _: _tell_failed_end(mesh.name, ended, told))
             raise KeyboardInterrupt(f"mesh {mesh.name!r} is ending; its ranks may still run for some seconds") from None
         return mesh

@@ -19,20 +19,24 @@ class NotebookStream(OutStream):
     itself: its flush returns once that thread knows what to send.
     """
 
+    _sending: _Sending | None = None
+    """None while it is being constructed, when ipykernel's thread that watches the descriptor may already use it."""
+
     def __init__(self, session: Any, pub_thread: Any, name: str, **others: Any) -> None:
         base: Any = super()
         base.__init__(session, pub_thread, name, **others)
-        self._sending = _sending_of(pub_thread)
+        self._sending = _sending_of(self.pub_thread)
 
     def flush(self) -> None:
         """Return once all that was written has been sent, and the messages to front ends before it."""
         own: Any = self
         thread: Any = self.pub_thread and own.pub_thread.thread
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+        sending = self._sending
+        if sending is None or thread is None or not thread.is_alive() or thread is threading.current_thread():
             # Closed, or in a fork, or called by the thread that sends.
             super().flush()
             return
-        if (self._sending.is_over() and not own._buffers) or self._sending.ends(self._flush, self.flush_timeout):
+        if (sending.is_over() and not own._buffers) or sending.ends(self._flush, self.flush_timeout):
             return
         # stderr itself may be what cannot be sent.
         print(f"the notebook's {self.name} was not sent within {self.flush_timeout:g} s", file=sys.__stderr__)
