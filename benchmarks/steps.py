@@ -24,7 +24,7 @@ class Way(NamedTuple):
     least: float = 0.0
     """Target, as a factor of torchrun's steps a second."""
     least_small: float = 0.0
-    """The same for small steps, if that is more: bound cores are worth something only there."""
+    """Target of small steps, if higher: binding to cores speeds up only those."""
 
 
 WAYS = (
@@ -62,17 +62,17 @@ def _train(options: Options, model: str) -> list[Measure]:
 def _ways(options: Options, entered: Race, model: str, ways: list[Way], notes: list[str]) -> list[Measure]:
     """Measure the modes that share a process group, in turn."""
     entered.each("open", what="training", model=model, hand=ways[0].hand)
-    bars = [max(way.least, way.least_small if model == "small" else 0.0) for way in ways]
+    targets = [max(way.least, way.least_small if model == "small" else 0.0) for way in ways]
     measures = [
         Measure(
             "steps",
             f"{model} step, {way.name}",
             "/s",
             "more",
-            target=Target(f"≥ {bar:g}x floor", bar, FLOOR) if bar else None,
+            target=Target(f"≥ {target:g}x floor", target, FLOOR) if target else None,
             notes=notes,
         )
-        for way, bar in zip(ways, bars, strict=True)
+        for way, target in zip(ways, targets, strict=True)
     ]
     count = STEPS[model]
     entered.each("run", count=count)

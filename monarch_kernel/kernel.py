@@ -14,6 +14,7 @@ from contextvars import copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from traitlets import default
 from zmq import ZMQError
 
 import monarch_kernel
@@ -77,9 +78,11 @@ class MonarchKernel(IPythonKernel):
     """Whether a Ctrl-C stopped the last cell at an await."""
     serves_terminal = False
     """Whether a front end asked when input is complete, as those with a prompt do; set by the thread of the shell."""
-    _execute_sleep = 0.0
-    # ipykernel's pause before each reply gives output a head start to front ends, which wait for the idle status
-    # anyway.
+
+    @default("_execute_sleep")
+    def _no_pause(self) -> float:
+        # ipykernel pauses before each reply so that output arrives first: its flush does not wait for that, ours does.
+        return 0.0
 
     @property
     def banner(self) -> str:
@@ -336,9 +339,12 @@ def _magics(kernel: MonarchKernel) -> Any:
 
 
 def _skip_unwritten(log: Any) -> None:
-    """Let a logger make no records that none of its handlers would write: ipykernel logs each message for debugging."""
-    if log.handlers and not log.propagate:
-        log.setLevel(max(log.level, min(handler.level for handler in log.handlers)))
+    """Raise the level of a logger to the lowest one that a handler writes: ipykernel logs each message for debugging.
+
+    A handler added later must set the level of the logger again.
+    """
+    if getattr(log, "handlers", ()) and not log.propagate:
+        log.setLevel(max(log.getEffectiveLevel(), min(handler.level for handler in log.handlers)))
 
 
 def _warm_up() -> None:

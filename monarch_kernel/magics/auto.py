@@ -39,8 +39,8 @@ class Auto:
         """The first line that plain cells get; None while it is off."""
         self._marks = False
         """Whether the next ``%%mesh`` cell was a plain one."""
-        self._once: tuple[object, str, str] | None = None
-        """The request, text and code of a cell that was transformed once; IPython then asks a second time."""
+        self._transformed: tuple[object, str, str] | None = None
+        """Request, text and code of the last cell: IPython transforms most cells twice."""
         shell.transform_cell = self._transform
 
     def close(self) -> None:
@@ -105,17 +105,17 @@ class Auto:
         if runs_cell(currentframe()):
             # Code that a running cell runs, such as the body of %%time, goes where the cell does.
             return self._before(raw_cell if local is None else local)
-        request, once = request_of(kernel_of(self._shell)), self._once
-        self._once = None
-        if once is not None and once[0] is request and once[1] == raw_cell:
-            return once[2]
+        request, before = request_of(kernel_of(self._shell)), self._transformed
+        self._transformed = None
+        if before is not None and before[0] is request and before[1] == raw_cell:
+            return before[2]
         self._marks = False
         code = self._before(self._with_header(raw_cell) if local is None else local)
-        self._once = request, raw_cell, code
+        self._transformed = request, raw_cell, code
         return code
 
     def _with_header(self, raw_cell: str) -> str:
-        """Return a cell, with the header if it is a plain one in automatic mode."""
+        """Return a cell with the header, if it is a plain one in automatic mode."""
         header = self.header_of(raw_cell)
         self._marks = header is not None and not self._is_hidden()
         return f"%%mesh {header}\n{raw_cell}" if self._marks else raw_cell

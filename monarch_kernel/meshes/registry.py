@@ -241,9 +241,9 @@ def _outcome(name: str, change: Future[Mesh]) -> str:
 
 
 def _advise(error: DeviceMeshError, todo: str) -> None:
-    """Replace the advice of an error, and the notes below it, which are for a mesh that goes on."""
-    before, found, _ = error.message.rpartition(error.advice)
-    error.message = (before if found else f"{error.message}\n") + todo
+    """Replace the advice of an error and drop the notes below it: both are for a mesh that goes on."""
+    before, match, _ = error.message.rpartition(error.advice)
+    error.message = (before if match else f"{error.message}\n") + todo
     error.args, error.advice = (error.message,), todo
 
 

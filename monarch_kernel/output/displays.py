@@ -80,7 +80,7 @@ class Displays:
             self._page.on_cleared = lambda rank, number: _post(lambda: self._remove(rank, number))
         # From here on, used by the lane only.
         self._id = ""
-        """Begins the names of the displays without an id; made for the first one, since it costs a system call."""
+        """Prefix of the ids of unnamed displays; made with the first one, since it costs a system call."""
         self._so_far: dict[int, int] = {}
         """The number of displays of each rank since it cleared them."""
         self._turns: OrderedDict[int, SharedOutput] = OrderedDict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import threading
@@ -13,11 +14,12 @@ import zmq
 from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session
 
+from kernels import Notebook
 from monarch_kernel.output.notebook_stream import NotebookStream
 
 
 class FrontEnd:
-    """What a front end gets of two streams, and what their thread was given to do."""
+    """The receiving end of two streams, and the number of tasks that this thread has scheduled."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
@@ -31,6 +33,7 @@ class FrontEnd:
         self.out = NotebookStream(self.session, self.thread, "stdout", watchfd=False)
         self.err = NotebookStream(self.session, self.thread, "stderr", watchfd=False)
         self.tasks = 0
+        # The pipe of this thread only.
         wake = self.thread._event_pipe.send
 
         def counted(*args: Any) -> None:
@@ -41,14 +44,14 @@ class FrontEnd:
 
     def texts(self) -> list[str]:
         """Return the text that has arrived, without waiting."""
-        found: list[str] = []
+        texts: list[str] = []
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return found
+                return texts
             message = self.session.deserialize(self.session.feed_identities(frames)[1])
-            found.append(message["content"].get("text", ""))
+            texts.append(message["content"].get("text", ""))
 
     def close(self) -> None:
         self.thread.stop()
@@ -59,9 +62,9 @@ class FrontEnd:
 
 @pytest.fixture
 def front_end() -> Iterator[FrontEnd]:
-    made = FrontEnd()
-    yield made
-    made.close()
+    front_end = FrontEnd()
+    yield front_end
+    front_end.close()
 
 
 @pytest.fixture
@@ -84,6 +87,7 @@ def test_flush_without_output_asks_nothing_of_the_thread(front_end: FrontEnd) ->
     front_end.out.write("once\n")
     front_end.out.flush()
     before = front_end.tasks
+    assert before
     for stream in (front_end.err, front_end.out, front_end.err):
         stream.flush()
     assert front_end.tasks == before
@@ -106,6 +110,64 @@ def test_flush_waits_for_messages_that_are_no_text(front_end: FrontEnd) -> None:
         front_end.session.send(front_end.thread, "display_data", {"text": f"figure {number}"})
         front_end.err.flush()
         assert front_end.texts() == [f"figure {number}"]
+
+
+def test_flush_waits_for_text_that_is_being_sent(front_end: FrontEnd) -> None:
+    """ipykernel's timer has emptied the buffer, and the message of the text is not made yet."""
+    front_end.out.write("late\n")
+    front_end.err.write("other\n")
+    front_end.err.flush()
+    assert front_end.texts() == ["other\n"]
+    making, goes_on, message = threading.Event(), threading.Event(), front_end.session.msg
+
+    def slow(*args: Any, **named: Any) -> Any:
+        making.set()
+        assert goes_on.wait(30)
+        return message(*args, **named)
+
+    front_end.session.msg = slow
+    assert making.wait(30)
+    seen: list[list[str]] = []
+    flushing = threading.Thread(target=lambda: (front_end.out.flush(), seen.append(front_end.texts())))
+    flushing.start()
+    flushing.join(0.2)
+    assert flushing.is_alive() and not seen
+    goes_on.set()
+    flushing.join(30)
+    assert seen == [["late\n"]]
+
+
+def test_flush_without_the_io_thread_sends_by_itself(front_end: FrontEnd) -> None:
+    front_end.out.write("before\n")
+    front_end.thread.stop()
+    front_end.out.write("after\n")
+    front_end.out.flush()
+    assert "".join(front_end.texts()) == "before\nafter\n"
+
+
+def test_flush_that_takes_too_long_is_told(front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "__stderr__", told)
+    goes_on = threading.Event()
+    front_end.thread.schedule(lambda: goes_on.wait(30))
+    stream: Any = front_end.out
+    stream.flush_timeout = 0.05
+    front_end.out.write("text\n")
+    front_end.out.flush()
+    assert told.getvalue() == "the notebook's stdout was not sent within 0.05 s\n"
+    goes_on.set()
+    stream.flush_timeout = 30
+    front_end.out.flush()
+    assert front_end.texts() == ["text\n"]
+
+
+@pytest.mark.slow
+def test_kernel_has_these_streams_and_makes_no_unwritten_records(notebook: Notebook) -> None:
+    assert notebook.run("import sys\ntype(sys.stdout).__name__").ok().shown == "'NotebookStream'"
+    cell = notebook.run(
+        "log = get_ipython().kernel.log\nlog.isEnabledFor(10), any(h.level <= 10 for h in log.handlers)"
+    ).ok()
+    assert cell.shown == "(False, False)"
 
 
 @pytest.mark.usefixtures("busy_threads")

@@ -36,7 +36,7 @@ PRELOAD = [
     "monarch._tensors.collectives.waiting",
     "monarch._tensors.collectives.world",
     "monarch._tensors.own_gpu",
-    # For the first process group: a few ms here instead of in each rank.
+    # Of the first process group: imported once here, not for some ms in each rank.
     "encodings.idna",
     "monarch._tensors.collectives.recorded",
     "monarch._tensors.collectives.timeouts",
@@ -51,7 +51,7 @@ LATER = [
     "monarch._state.rdma.plane",
 ]
 """Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second, and a
-rank that replaces another one needs those of transfers at once."""
+rank that replaces another one needs that of transfers at once."""
 
 
 class LocalAgent:

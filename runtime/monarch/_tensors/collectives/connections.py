@@ -6,6 +6,7 @@ group does, within milliseconds. They are found by comparing the open sockets be
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -13,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from stat import S_ISSOCK
 
 _MOMENT_S = 0.2
 """Seconds between the two ends of a connection that is shut down."""
@@ -25,19 +25,22 @@ _NOTICED_S = 5.0
 """Seconds within which torch notices that a connection was cut; later, its descriptor may be another one."""
 _cut: dict[int, float] = {}
 """When connections were last cut, by descriptor. Any thread, in single operations."""
+# It keeps the GIL, so threads share the memory for its result.
+_getsockopt = ctypes.PyDLL(None).getsockopt
+_getsockopt.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+_kind, _size = ctypes.c_int(), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
+_kind_at, _size_at = ctypes.addressof(_kind), ctypes.addressof(_size)
 
 
 def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process, of any kind: checking the kind takes longer."""
     sockets: set[tuple[int, int]] = set()
     for number in map(int, os.listdir("/proc/self/fd")):
-        try:
-            about = os.fstat(number)
-        except OSError:
-            # Closed meanwhile.
-            continue
-        if S_ISSOCK(about.st_mode):
-            sockets.add((number, about.st_ino))
+        # Not fstat for all: of a file, it may ask a file server, and wait for one that is down.
+        if _getsockopt(number, socket.SOL_SOCKET, socket.SO_TYPE, _kind_at, _size_at) == 0:
+            # Unless it was closed meanwhile.
+            with suppress(OSError):
+                sockets.add((number, os.fstat(number).st_ino))
     return sockets
 
 

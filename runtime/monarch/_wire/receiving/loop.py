@@ -376,19 +376,20 @@ class ReceiveLoop:
 
 
 class _Empty:
-    """Waits until nothing is left to receive, which only the receiving thread can tell; it stays done after that."""
+    """Waits until nothing is left to receive, which only the leader can tell; stays done from then on."""
 
     def __init__(self, receives_here: Callable[[], bool], inbox: Inbox) -> None:
         self._receives_here = receives_here
         self._inbox = inbox
-        self._was = False
+        self._was_empty = False
         """Written by the leader: the waiting thread looks again once it leads no more."""
         self.thread: Turn | None = None
 
     @property
     def done(self) -> bool:
-        self._was = self._was or (self._receives_here() and not self._inbox.pending())
-        return self._was
+        if not self._was_empty and self._receives_here() and not self._inbox.pending():
+            self._was_empty = True
+        return self._was_empty
 
 
 def _run(action: Callable[[], None]) -> None:
