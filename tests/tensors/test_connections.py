@@ -170,3 +170,43 @@ def test_connections_to_a_server_are_those_of_its_clients() -> None:
             for address in ("127.0.0.1", "localhost"):
                 assert [number for number, _ in connected_to(address, port)] == [client.fileno()]
             assert not connected_to("127.0.0.2", port)
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, socket, time
+from monarch._tensors.collectives import connections
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+served, _ = server.accept()
+near, far = socket.socketpair()
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+ended = []
+connections.later = lambda seconds, action: ended.append(action)
+found = connections.open_sockets()
+mine = {each.fileno() for each in (server, client, served, near, far)}
+print(sorted(number for number, _ in found) == sorted(mine), connections.shut_down(found))
+print(served.recv(1), client.recv(1))
+served.send(b"x")
+for action in ended:
+    action()
+try:
+    served.send(b"x")
+except BrokenPipeError as error:
+    print(type(error).__name__)
+near.send(b"y")
+print(far.recv(1))
+os.close(held.pop())
+socket.create_connection(server.getsockname())
+print("the server listens")
+"""
+
+
+def test_connections_are_cut_without_a_free_descriptor() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["True 2", "b'' b''", "BrokenPipeError", "b'y'", "the server listens"], done

@@ -33,8 +33,12 @@ def end_shell() -> bool:
 
     Meanwhile the C library makes this process ignore SIGINT, and Python does not hear of it.
     """
-    with open("/proc/self/status", "rb") as file:
-        ignored = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:"))
+    try:
+        with open("/proc/self/status", "rb") as file:
+            ignored = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:"))
+    except OSError:
+        # No descriptor is free. The end of the wait goes on without this.
+        return False
     if not ignored >> (signal.SIGINT - 1) & 1 or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return False
     _thread.interrupt_main(signal.SIGINT)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from errno import EMFILE
 
 _MOMENT_S = 0.2
 """Seconds between the two ends of a connection that is shut down."""
@@ -26,8 +28,10 @@ _NOTICED_S = 5.0
 _cut: dict[int, float] = {}
 """When connections were last cut, by descriptor. Any thread, in single operations."""
 # It keeps the GIL, so threads share the memory for its result.
-_getsockopt = ctypes.PyDLL(None).getsockopt
-_getsockopt.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+_c_getsockopt = ctypes.PyDLL(None).getsockopt
+_c_shutdown = ctypes.PyDLL(None).shutdown
+_c_shutdown.argtypes = [ctypes.c_int, ctypes.c_int]
+_c_getsockopt.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 _kind, _size = ctypes.c_int(), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
 _kind_at, _size_at = ctypes.addressof(_kind), ctypes.addressof(_size)
 
@@ -35,9 +39,9 @@ _kind_at, _size_at = ctypes.addressof(_kind), ctypes.addressof(_size)
 def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process, of any kind: checking the kind takes longer."""
     sockets: set[tuple[int, int]] = set()
-    for number in map(int, os.listdir("/proc/self/fd")):
+    for number in _descriptors():
         # Not fstat for all: of a file, it may ask a file server, and wait for one that is down.
-        if _getsockopt(number, socket.SOL_SOCKET, socket.SO_TYPE, _kind_at, _size_at) == 0:
+        if _c_getsockopt(number, socket.SOL_SOCKET, socket.SO_TYPE, _kind_at, _size_at) == 0:
             # Unless it was closed meanwhile.
             with suppress(OSError):
                 sockets.add((number, os.fstat(number).st_ino))
@@ -59,12 +63,15 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
         The number of connections.
     """
     ending: dict[int, socket.socket] = {}
+    uncopied: list[tuple[int, int]] = []
     for number, inode in sockets:
         try:
             # Its number may be another file's by now; the copy is of the file being checked. It also keeps the
             # connection when gloo closes the descriptor.
             copy = os.dup(number)
-        except OSError:
+        except OSError as error:
+            if error.errno == EMFILE and _shut_down_itself(number, inode, socket.SHUT_RD):
+                uncopied.append((number, inode))
             continue
         connection: socket.socket | None = None
         try:
@@ -86,7 +93,38 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
     if ending:
         _ending.update(ending)
         later(_MOMENT_S, lambda: _end(ending))
-    return len(ending)
+    if uncopied:
+        later(_MOMENT_S, lambda: _end_uncopied(uncopied))
+    return len(ending) + len(uncopied)
+
+
+def _descriptors() -> Iterable[int]:
+    """Return the descriptors of this process; all that it may have if none is free to look them up."""
+    try:
+        return map(int, os.listdir("/proc/self/fd"))
+    except OSError as error:
+        if error.errno != EMFILE:
+            raise
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _shut_down_itself(number: int, inode: int, how: int) -> bool:
+    """Shut down a TCP connection without a copy, for which no descriptor is free; return whether it was one."""
+
+    def option(name: int) -> int:
+        value, size = ctypes.c_int(-1), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
+        _c_getsockopt(number, socket.SOL_SOCKET, name, ctypes.addressof(value), ctypes.addressof(size))
+        return value.value
+
+    if option(socket.SO_TYPE) != socket.SOCK_STREAM or option(socket.SO_ACCEPTCONN):
+        return False
+    if option(socket.SO_DOMAIN) not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    with suppress(OSError):
+        if os.fstat(number).st_ino == inode:
+            _cut[number] = time.monotonic()
+            return _c_shutdown(number, how) == 0
+    return False
 
 
 def was_cut(number: int) -> bool:
@@ -158,6 +196,11 @@ def _end(connections: dict[int, socket.socket]) -> None:
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
         _ending.pop(inode, None)
+
+
+def _end_uncopied(connections: list[tuple[int, int]]) -> None:
+    for number, inode in connections:
+        _shut_down_itself(number, inode, socket.SHUT_RDWR)
 
 
 def _is_tcp(any_socket: socket.socket) -> bool:
