@@ -33,6 +33,8 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in <module>)?')
 _MISTAKES = (HeaderError, NoMeshError, ArgumentError, AxisError, PointError, ShapeError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STREAM = os.path.join(_HERE, "output", "notebook_stream.py")
+"""Part of ``print()`` for the person."""
 
 
 # HeaderError is a ValueError, like the other errors about invalid lines.
@@ -212,10 +214,11 @@ def _without_hidden(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:
-    """Return the traceback up to the interrupted frame."""
+    """Return the traceback up to the interrupted frame, or up to the line that prints."""
     last = tb
     while last is not None and last.tb_next is not None:
-        if last.tb_next.tb_next is None and last.tb_next.tb_frame.f_code.co_filename.startswith(_HERE):
+        name = last.tb_next.tb_frame.f_code.co_filename
+        if name == _STREAM or (last.tb_next.tb_next is None and name.startswith(_HERE)):
             last.tb_next = None
             break
         last = last.tb_next
@@ -245,7 +248,7 @@ def _is_of_cell(frame: FrameType) -> bool:
 
 
 def _is_internal(name: str) -> bool:
-    return is_ours(name) or name.startswith(_HERE)
+    return is_ours(name) or (name.startswith(_HERE) and name != _STREAM)
 
 
 def stop_calls(notebook: Notebook, shell: Any) -> StopReport | None:

@@ -178,12 +178,30 @@ def test_stop_ends_only_calls_of_the_cell(book: Notebook, tmp_path: object) -> N
     assert book.run("set(before.get().values())").ok().shown == "{None}"
 
 
+STOP_IN_A_FLUSH = """
+import os, signal, sys, threading, time, traceback
+main, over = threading.main_thread().ident, threading.Event()
+def stop():
+    while "notebook_stream" not in str(traceback.extract_stack(sys._current_frames()[main])): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+    over.set()
+threading.Thread(target=stop).start()
+# Nothing is sent meanwhile.
+get_ipython().kernel.iopub_thread.schedule(lambda: over.wait(30))
+print('more', flush=True)
+"""
+
+
 def test_stop_of_notebook_code_works_as_usual(book: Notebook) -> None:
     cell = book.send("print('begun', flush=True)\nwhile True: pass")
     cell.until(lambda: "begun" in cell.stream())
     book.interrupt()
     assert cell.wait().reply["ename"] == "KeyboardInterrupt" and "Traceback (most recent call last)" in cell.text
     assert "kernel.py" not in cell.text
+    cell = book.run(STOP_IN_A_FLUSH)
+    assert cell.reply["ename"] == "KeyboardInterrupt" and "Traceback (most recent call last)" in cell.text
+    assert "flush=" in cell.reply["traceback"][-2] and "notebook_stream" not in cell.text, cell.text
     # Printed by the loop, so that the cell awaits by then.
     cell = book.send("import asyncio\nasyncio.get_running_loop().call_soon(print, 'begun')\nawait asyncio.sleep(60)")
     cell.until(lambda: "begun" in cell.stream())
