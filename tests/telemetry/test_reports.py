@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -363,3 +364,32 @@ def test_metric_before_a_crash_is_kept(procs: Callable[..., Any]) -> None:
     with pytest.raises(MonarchError):
         workers.log.call("loss", ["x"]).get(30)
     assert state_of(mesh).series["loss", 0].values == [1.0, 2.0]
+
+
+BESIDE_TRAINING = """
+import sys, threading, time, torch
+from torch import nn
+from monarch._telemetry.tensors import bytes_by_owner
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-6)
+model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(20)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, end, sizes = torch.randn(4, 16), time.monotonic() + 8, set()
+def look():
+    while time.monotonic() < end:
+        sizes.add(bytes_by_owner({"model": model, "optimizer": optimizer})["model"])
+thread = threading.Thread(target=look)
+thread.start()
+while time.monotonic() < end:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    model(x).sum().backward()
+thread.join()
+print(sizes)
+"""
+
+
+def test_sizes_are_looked_at_beside_a_backward_pass() -> None:
+    """Gradients are replaced there without the GIL: reading them crashed the process."""
+    done = subprocess.run([sys.executable, "-c", BESIDE_TRAINING], capture_output=True, text=True, timeout=90)
+    assert done.stdout == f"{{{20 * (16 * 16 + 16) * 4}}}\n", done

@@ -16,9 +16,10 @@ _ITEMS = 2000
 
 
 def bytes_by_owner(variables: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of storages by the name of the variable that holds them, largest first.
+    """Return the bytes of storages by the name of the variable that holds them, largest first; without gradients.
 
-    A storage counts once: for a module before an optimizer, and for that before other variables. Runs no user code.
+    A storage counts once: for a module before an optimizer, and for that before other variables. Runs no user code, and
+    may run beside any.
 
     Args:
         variables: by name; may change meanwhile.
@@ -55,10 +56,8 @@ def _tensors(torch: Any, value: Any) -> Iterator[Any]:
         each = waiting.pop()
         cls, count = class_of(each), count + 1
         if cls is torch.Tensor or cls is torch.nn.Parameter:
+            # Not its gradient: a backward pass replaces that without the GIL, and to read it then can crash.
             yield each
-            grad = each.grad if each.is_leaf else None
-            if grad is not None:
-                waiting.append(grad)
         elif issubclass(cls, torch.Tensor):
             # A DTensor; other subclasses may run code of the user.
             waiting.extend(part for name, part in _attributes(each).items() if name == "_local_tensor")

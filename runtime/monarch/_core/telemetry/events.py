@@ -155,7 +155,7 @@ class RankReport(_Event, frozen=True, tag="rank report"):
     usage: ResourceUsage
     collective: Collective | None = None
     tensors: dict[str, int] = {}
-    """Bytes of tensors by owner: ``model``, ``optimizer``, or the name of another variable."""
+    """Bytes of tensors by owner: ``model`` (without gradients), ``optimizer``, or the name of another variable."""
 
 
 class Metrics(_Event, frozen=True, tag="metrics"):
