@@ -97,3 +97,14 @@ class Background:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+class SilentAlarm:
+    """The time that was set, and nothing else."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.set = self.seconds.append
+
+    def watch(self) -> None: ...
+    def unwatch(self) -> None: ...

@@ -162,7 +162,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
         when: seconds since the epoch at which the first of them died; 0 if unknown, or if none has.
         reason: why a call failed whose own ranks are alive; empty otherwise.
-        advice: what to do; in the text, only notes follow it. Empty if there is none.
+        advice: what to do; in the text, only notes follow it. May be empty.
     """
 
     def __init__(

@@ -7,20 +7,18 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from leaks import wait_until
 from monarch._wire.receiving.leadership import SYSTEM, Leadership
-from monarch._wire.receiving.loop import ReceiveLoop
 from monarch._wire.receiving.timers import Timers, until_next
 from monarch.exceptions import DeadlockError
-from receive_loops import GUARD, Background, Box, Rig
+from receive_loops import GUARD, Background, Box, Rig, SilentAlarm
 
 
 @pytest.fixture
@@ -275,17 +273,6 @@ def test_background_releases_lead_after_timer(rig: Rig) -> None:
     rig.send("message that nobody awaits")
     assert wait_until(lambda: len(rig.seen) == 2)
     assert rig.by[-1] == ran[0] == rig.receive_loop._thread.ident
-
-
-class SilentAlarm:
-    """The time that was set, and nothing else."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.set = self.seconds.append
-
-    def watch(self) -> None: ...
-    def unwatch(self) -> None: ...
 
 
 def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
@@ -558,53 +545,3 @@ def test_periodic_timers_meet_in_one_wake_up() -> None:
         for now in nows:
             left = until_next(period, now)
             assert 0 < left <= period and (now + left) / period == pytest.approx(round((now + left) / period))
-
-
-class ArrivedMail:
-    """An inbox with messages that have arrived; receiving and handling one takes some time of its clock."""
-
-    def __init__(self, frames: int, seconds: float) -> None:
-        self.frames = [b"frame"] * frames
-        self.seconds = seconds
-        self.now = 0.0
-        self.socket = self
-
-    def clock(self) -> float:
-        return self.now
-
-    def recv(self) -> bytes:
-        self.now += self.seconds
-        return self.frames.pop()
-
-    def pending(self) -> bool:
-        return bool(self.frames)
-
-    def limit(self, milliseconds: int) -> None: ...
-
-    def fileno(self) -> int:
-        return 0
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(1e-6, [0]), (5e-6, range(940, 960)), (1e-3, [999])])
-def test_wait_receives_what_has_arrived_for_a_moment(seconds: float, left: Sequence[int]) -> None:
-    """All that has arrived, at most for a moment, and nothing more if messages arrive one by one."""
-    mail: Any = ArrivedMail(100 if 0 in left else 1000, seconds)
-    box = Box()
-    primitives = replace(SYSTEM, clock=mail.clock, alarm=lambda _: SilentAlarm())
-    receive_loop = ReceiveLoop(mail, lambda _: setattr(box, "done", True), primitives)
-    assert receive_loop.wait(box, 10)
-    assert len(mail.frames) in left
-
-
-def test_catching_up_ends_when_nothing_is_left() -> None:
-    mail: Any = ArrivedMail(3, 1e-3)
-
-    def clock() -> float:
-        mail.now += 1e-4
-        return mail.now
-
-    seen: list[bytes] = []
-    receive_loop = ReceiveLoop(mail, seen.append, replace(SYSTEM, clock=clock, alarm=lambda _: SilentAlarm()))
-    receive_loop.catch_up(10.0, lambda: None)
-    assert len(seen) == 3
-    assert mail.now < 1.0
