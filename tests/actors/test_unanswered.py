@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors.executors import MainExecutor
+from monarch._actors.table import actors_of
+from monarch._node.current import current_node
 from monarch._wire.receiving.aside import tell_error
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, StoppedError
@@ -40,13 +41,14 @@ class Sync(Actor):
     @endpoint
     def break_wait(self) -> None:
         """Raise between two messages, once, as a signal handler may."""
-        wait = MainExecutor._wait
+        executor: Any = next(iter(actors_of(current_node()).here.values())).executor
+        wait = executor._wait
 
-        def fail(self: MainExecutor) -> None:
-            MainExecutor._wait = wait
+        def fail() -> None:
+            executor._wait = wait
             raise LateAlarm("between messages")
 
-        MainExecutor._wait = fail
+        executor._wait = fail
 
     @endpoint
     def break_threads(self) -> None:
@@ -61,9 +63,8 @@ class Sync(Actor):
 
     @endpoint
     def break_output(self) -> None:
-        from monarch._session.rank.outbox import Outbox
-
-        Outbox.flush = fail_call  # pyright: ignore[reportAttributeAccessIssue]
+        outbox: Any = current_node().output.idle.__self__
+        outbox._capture = None
 
 
 class Async(Actor):

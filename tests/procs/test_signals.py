@@ -75,6 +75,22 @@ def test_no_message_is_lost_when_handler_raises(rig: Rig, alarm: None) -> None:
     assert rig.seen == [*(b"say %d" % number for number in range(MESSAGES)), str(MESSAGES).encode()]
 
 
+def test_hold_defers_after_a_wait_without_handlers(rig: Rig) -> None:
+    """As a rank waits for its next call, and then runs one that sends calls itself."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    old = {number: signal.signal(number, signal.SIG_IGN) for number, each in handlers.items() if callable(each)}
+    try:
+        rig.receive_loop.wait(rig.box(1), 0.01)
+        old.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, ring))
+        held = rig.receive_loop.hold()
+        assert signal.getsignal(signal.SIGALRM) is not ring
+        rig.receive_loop.let_go(held)
+        assert signal.getsignal(signal.SIGALRM) is ring
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
 def test_handlers_are_back_after_wait(rig: Rig, alarm: None) -> None:
     rig.receive_loop.wait(rig.box(1), 0.01)
     assert signal.getsignal(signal.SIGALRM) is ring

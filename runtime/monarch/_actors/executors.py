@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from threading import get_ident, main_thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -59,6 +60,9 @@ class MessageReceiver(Protocol):
 class ActionExecutor:
     """Runs actions one by one in the order posted; on an event loop once it has an async actor."""
 
+    _wait: Callable[[], object]
+    """Waits until an item is queued, or less. Set by each subclass."""
+
     def __init__(self, node: Node) -> None:
         self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -93,6 +97,9 @@ class ActionExecutor:
         """Whether the event loop must end; read and written by the executor's thread."""
         self._released: Action | None = None
         """Actions to run after the event loop has ended; likewise."""
+        self.done = False
+        """Whether an item was queued since the thread has last looked for one. Set by any thread after it has queued
+        one, cleared by the executor's thread."""
 
     def post(self, action: Action) -> None:
         """Queue an action, from any thread."""
@@ -264,6 +271,7 @@ class ActionExecutor:
             # If the last call kept the GIL, a Stop of the next one is among the messages that nobody has read.
             self._was_long = False
             self.node.receive_loop.catch_up(_CATCH_UP_S, traceback.print_exc)
+        self.done = False
         if not self._items and not self._urgent:
             self._wait()
             if not self._items and not self._urgent:
@@ -338,9 +346,6 @@ class ActionExecutor:
     def _notify(self) -> None:
         raise NotImplementedError
 
-    def _wait(self) -> None:
-        raise NotImplementedError
-
 
 class MainExecutor(ActionExecutor):
     """The main thread of a rank: while nothing is posted, it receives messages itself."""
@@ -350,9 +355,8 @@ class MainExecutor(ActionExecutor):
         self.thread: Turn | None = None
         self.busy = False
         """Whether an actor lives here; further actors get separate threads."""
-        self.done = False
-        """Whether an item was queued, which the thread waits for. Set by any thread after it has queued one; cleared by
-        the main thread before it looks for one."""
+        # No user code waits here, so exceptions of signal handlers have no receiver. No function: one runs per message.
+        self._wait = partial(node.receive_loop.wait, self, None, traceback.print_exc)
 
     def run(self) -> None:
         while not self._ended:
@@ -367,13 +371,6 @@ class MainExecutor(ActionExecutor):
     def _notify(self) -> None:
         self.done = True
         self.node.receive_loop.notify(self)
-
-    def _wait(self) -> None:
-        self.done = False
-        if self._items or self._urgent:
-            return
-        # No user code waits here, so exceptions of signal handlers have no receiver.
-        self.node.receive_loop.wait(self, report=traceback.print_exc)
 
     def deliver(self, mailbox: MessageReceiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
@@ -422,6 +419,7 @@ class ThreadExecutor(ActionExecutor):
         """Called in this thread before it runs actions. Written once; the first actions may run before that."""
         # Not a semaphore: a __del__ that delivers while it is locked would deadlock.
         self._gate = Gate()
+        self._wait = self._sleep
         self._thread = new_thread(name, self._live)
         self._thread.start()
 
@@ -440,7 +438,7 @@ class ThreadExecutor(ActionExecutor):
     def _notify(self) -> None:
         self._gate.open()
 
-    def _wait(self) -> None:
+    def _sleep(self) -> None:
         self._gate.wait(None)
         self.awake()
 

@@ -70,7 +70,8 @@ class DeferredSignals:
             self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
             self._handlers = handlers
         held = self._held_idle if idle else self._held
-        self.holds, self._deferred = True, held
+        # With nothing to restore, no end may follow.
+        self.holds, self._deferred = bool(held), held
         try:
             for number, _ in held:
                 _set(number, self._note)

@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
@@ -29,6 +29,7 @@ from monarch._procs.rank.text_streams import RankText, set_pace
 from monarch._python.locks import is_owned
 from monarch._python.threads import new_thread
 from monarch._wire import messages as m
+from monarch._wire.receiving.aside import tell_recurring
 from monarch._wire.receiving.leadership import Gate
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ _lseek, _SEEK_END = os.lseek, os.SEEK_END
 def window_of(ranks: int) -> int:
     """Return the bytes of output that each rank of a mesh of a size may have in flight."""
     return max(_LEAST, min(_MOST, WINDOW // max(1, ranks)))
+
+
+class RankReports(Protocol):
+    """Reports what this rank does; see ``monarch._telemetry.reporter``."""
+
+    measuring: bool
+    values: Sized
+    bars: Sized
+
+    def tick(self) -> bool: ...
+    def flush(self) -> None: ...
 
 
 class Outbox:
@@ -80,6 +92,8 @@ class Outbox:
         self._credits: deque[int] = deque()
         # How often that was; written by the receiving thread only.
         self._received = 0
+        self.reports: RankReports | None = None
+        """The reports to flush after the output; set by the main thread, once the rank is set up."""
         # Interrupts of this process at the last answer: a call that is being stopped does not wait.
         self._interrupts = 0
         self._shows_all = os.environ.get("TORCH_SHOW_CPP_STACKTRACES", "0") == "1"
@@ -101,26 +115,35 @@ class Outbox:
         return bool(self._credits)
 
     def flush(self) -> None:
-        """Send new output; for a thread that is about to answer or to wait."""
-        # Before each answer, so the usual case makes no call in Python.
-        stdout, stderr = sys.stdout, sys.stderr
-        if not (type(stdout) is RankText and type(stderr) is RankText) or (
-            stdout.unflushed or stdout.taken or stderr.unflushed or stderr.taken
-        ):
-            flush_streams()
-        for source in self._capture.sources:
-            if _lseek(source.fd, 0, _SEEK_END) != source.taken:
-                break
-        else:
-            if not self._sending:
-                self._interrupts = self._actors.interrupts
-                return
-        # Output that another thread has just taken may be this call's, so it goes before the answer.
+        """Send what was printed and logged; for a thread that is about to answer or to wait. It raises no errors."""
+        try:
+            # Before each answer, so the usual case makes no call in Python.
+            stdout, stderr = sys.stdout, sys.stderr
+            if not (type(stdout) is RankText and type(stderr) is RankText) or (
+                stdout.unflushed or stdout.taken or stderr.unflushed or stderr.taken
+            ):
+                flush_streams()
+            for source in self._capture.sources:
+                if _lseek(source.fd, 0, _SEEK_END) != source.taken:
+                    self._send_new()
+                    break
+            else:
+                if self._sending:
+                    # Output that another thread has just taken may be this call's, so it goes before the answer.
+                    self._send_new()
+            self._interrupts = self._actors.interrupts
+            reports = self.reports
+            if reports is not None and (not reports.measuring or reports.values or reports.bars):
+                reports.flush()
+        except Exception as error:
+            # User code may have closed descriptors, for example; the answer must go out all the same.
+            tell_recurring(error)
+
+    def _send_new(self) -> None:
         with self.lock:
             self._send()
         if self._capture.left:
             self._catch_up()
-        self._interrupts = self._actors.interrupts
 
     def tick(self) -> bool:
         """Send output in the middle of a call, in the receiving thread; return whether there was any.

@@ -11,10 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from monarch._actors import interruptible
 from monarch._actors.construction import construct
@@ -49,7 +49,7 @@ from monarch._procs.session_folder import TEND
 from monarch._procs.zygote.user_forks import watch_forks
 from monarch._python.threads import spawn_thread
 from monarch._session.rank.last_steps import LastSteps
-from monarch._session.rank.outbox import Outbox
+from monarch._session.rank.outbox import Outbox, RankReports
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.made_groups import begin_observing
@@ -65,23 +65,14 @@ _T = TypeVar("_T")
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 4.0
+_EARLY = 0.25
+"""Share of the pause before a look by which it may come early, with a message."""
 _WATCH_MOST = 0.5
 """Seconds for which short calls may put off the look for output in their middle."""
 _LAST_WORDS = 2.0
 """Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
 """Seconds after which a thread releases the GIL, so that actors answer while another one computes."""
-
-
-class RankReports(Protocol):
-    """Reports what this rank does; see ``monarch._telemetry.reporter``."""
-
-    measuring: bool
-    values: Sized
-    bars: Sized
-
-    def tick(self) -> bool: ...
-    def flush(self) -> None: ...
 
 
 @declared("reporter.begin")
@@ -147,7 +138,7 @@ class Rank:
         self._log_level = logging.NOTSET
         node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
         self._reports = begin_reports(node, self._busy_mailbox)
-        node.output.idle = self._flush
+        node.output.idle = self.outbox.flush
         node.output.send_printed = self.outbox.send_printed
         node.output.taking = self.outbox.lock
         node.output.watch = self._watch
@@ -176,6 +167,7 @@ class Rank:
             status, body = m.ERROR, pack_failure(error)
             self._broken = in_bootstrap(body)
         self.outbox.flush()
+        self.outbox.reports = self._reports
         with self._ready_lock:
             self._set_up = status, body
             self._tell_owner()
@@ -183,7 +175,7 @@ class Rank:
         self._tick()
         self.main.run()
         flush_told(_LAST_WORDS)
-        self._flush()
+        self.outbox.flush()
         node.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
@@ -256,7 +248,7 @@ class Rank:
                 _tried(self.node.tend)
         finally:
             self._next_tick = time.monotonic() + self._pause
-            self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
+            self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick), self._pause * _EARLY)
 
     def _tick_at(self, when: float) -> Callable[[], None]:
         """Return a tick that does nothing if another has taken its place."""
@@ -283,18 +275,6 @@ class Rank:
         self._watching = False
         self._pause = _FLUSH_EVERY
         self._tick()
-
-    def _flush(self) -> None:
-        """Send what was printed and logged; for a thread that is about to answer or to wait."""
-        try:
-            self.outbox.flush()
-            reports = self._reports
-            # Before each answer, so the usual case is no call.
-            if not reports.measuring or reports.values or reports.bars:
-                reports.flush()
-        except Exception as error:
-            # User code may have closed descriptors, for example; the answer must go out all the same.
-            tell_recurring(error)
 
     def is_busy(self) -> bool:
         """Return whether an actor runs a call."""
@@ -397,7 +377,7 @@ class Rank:
     def _lose_message(self, _: BaseException) -> None:
         """End the process: who waits for its answer to a message that it cannot receive must hear that."""
         with contextlib.suppress(Exception):
-            self._flush()
+            self.outbox.flush()
         os.write(2, b"monarch: this rank has no memory left for a message, so it ends\n")
         os._exit(1)
 
@@ -418,7 +398,7 @@ class Rank:
             print(text, file=sys.stderr)
         else:
             exit_functions.run_functions()
-        self._flush()
+        self.outbox.flush()
         self.node.close(linger_ms=1000)
         self._exit_stopped()
 

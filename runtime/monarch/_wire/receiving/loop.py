@@ -230,11 +230,17 @@ class ReceiveLoop:
         else:
             self.post(action)
 
-    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run something after some seconds, in the leader."""
+    def call_later(self, seconds: float, action: Callable[[], None], early: float = 0.0) -> None:
+        """Run something after some seconds, in the leader.
+
+        Args:
+            seconds: until then.
+            action: what to run.
+            early: seconds by which it may run before that, between two messages: it then needs no wake-up of its own.
+        """
         if self._disowned:
             return
-        first = self._timers.add(seconds, action)
+        first = self._timers.add(seconds, action, early)
         leader = self._lead.leader
         if not first or leader == self._ident():
             return
@@ -290,9 +296,10 @@ class ReceiveLoop:
         while True:
             now = clock()
             if timers.entries:
-                left = (timers.entries[0][0] - now) * 1000
-                if left <= 0:
-                    for action in timers.due():
+                due, _, _, early = timers.entries[0]
+                left = (due - now) * 1000
+                if left <= 0 or (early and not in_vain and due - early <= now):
+                    for action in timers.due(awake=left > 0):
                         self._run(action)
                     if waiter is None:
                         if not self._inbox.pending():
@@ -301,6 +308,8 @@ class ReceiveLoop:
                     elif waiter.done:
                         return
                     lead.timers_ran()
+                    # Without messages, one that is too short for the next timer would wake this thread in vain.
+                    in_vain = True
                     continue
                 # Usually the present timeout will do, so this is no call. One that is too short for the timer costs
                 # something only if nothing comes before it, and a distant timer may be late.

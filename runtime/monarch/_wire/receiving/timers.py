@@ -24,16 +24,23 @@ class Timers:
         self._clock = clock
         # Guards the two below. Only the leader removes entries, so it may read the first one without it.
         self._lock = mutex
-        self.entries: list[tuple[float, int, Action]] = []
+        self.entries: list[tuple[float, int, Action, float]] = []
+        """When each is due, its number, the action, and the seconds by which it may run early."""
         self._count = 0
         self.posted: deque[Action] = deque()
         """Due actions. Appended to by any thread, taken by the leader."""
 
-    def add(self, seconds: float, action: Action) -> bool:
-        """Add an action that is due in some seconds; return whether it is the first one."""
+    def add(self, seconds: float, action: Action, early: float = 0.0) -> bool:
+        """Add an action that is due in some seconds; return whether it is the first one.
+
+        Args:
+            seconds: until it is due.
+            action: what to run.
+            early: seconds by which it may run before that, if a message has woken the process.
+        """
         with self._lock:
             self._count += 1
-            entry = (self._clock() + seconds, self._count, action)
+            entry = (self._clock() + seconds, self._count, action, early)
             heapq.heappush(self.entries, entry)
             return self.entries[0] is entry
 
@@ -44,12 +51,16 @@ class Timers:
         except IndexError:
             return math.inf
 
-    def due(self) -> Iterator[Action]:
-        """Remove and yield the actions that are due; for the leader."""
+    def due(self, awake: bool = False) -> Iterator[Action]:
+        """Remove and yield the actions that are due; for the leader.
+
+        Args:
+            awake: whether a message has woken the process, so that actions run that may be early.
+        """
         now = self._clock()
         while True:
             with self._lock:
-                if not self.entries or self.entries[0][0] > now:
+                if not self.entries or self.entries[0][0] - (self.entries[0][3] if awake else 0.0) > now:
                     return
                 action = heapq.heappop(self.entries)[2]
             yield action
