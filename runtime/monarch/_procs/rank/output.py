@@ -297,7 +297,12 @@ def flush_own() -> None:
 
 def own_may_hold() -> bool:
     """Return whether one of those may have buffered output. Takes no lock of a stream, and runs no user code."""
-    return any(stream.may_hold for stream in _own_streams()) or posix.c_stdio_holds()
+    # An idle rank looks now and then, so this makes few calls of Python: their code is cold then.
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        # Not isinstance, which asks a user's object for its class.
+        if issubclass(type(stream), RankText) and cast("RankText", stream).may_hold:
+            return True
+    return posix.c_stdio_holds()
 
 
 def _own_streams() -> list[RankText]:
