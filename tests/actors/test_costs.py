@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch.actor import Actor, endpoint
 
-_MOST_IN_RANK = 23
+_MOST_IN_RANK = 19
 """Python functions that a rank may run for a message. There were 44; each takes 2 to 7 us when calls are rare."""
 
 _MOST_IN_PROGRAM = 58

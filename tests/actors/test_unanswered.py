@@ -64,7 +64,8 @@ class Sync(Actor):
     @endpoint
     def break_output(self) -> None:
         outbox: Any = current_node().output.idle.__self__
-        outbox._capture = None
+        outbox._send = fail_call
+        print("lost")
 
 
 class Async(Actor):

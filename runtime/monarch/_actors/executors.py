@@ -61,7 +61,7 @@ class ActionExecutor:
     """Runs actions one by one in the order posted; on an event loop once it has an async actor."""
 
     _wait: Callable[[], object]
-    """Waits until an item is queued, or less. Set by each subclass."""
+    """Waits until an item is queued; may return early. Set by each subclass."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -98,8 +98,10 @@ class ActionExecutor:
         self._released: Action | None = None
         """Actions to run after the event loop has ended; likewise."""
         self.done = False
-        """Whether an item was queued since the thread has last looked for one. Set by any thread after it has queued
-        one, cleared by the executor's thread."""
+        """Whether an item was queued since the thread last looked for one. In MainExecutor, any thread sets it after it
+        has queued one; the executor's thread clears it."""
+        self.seconds = 0.0
+        """Seconds of all messages so far, without those on an event loop. Written by the executor's thread."""
 
     def post(self, action: Action) -> None:
         """Queue an action, from any thread."""
@@ -295,7 +297,10 @@ class ActionExecutor:
             if not mailbox.answer_broken(item[1], error):
                 raise
         # A message that was refused has not run: the time is that of the one before.
-        self._was_long = mailbox.since != before and monotonic() - mailbox.since > _LONG_S
+        if mailbox.since != before:
+            took = monotonic() - mailbox.since
+            self.seconds += took
+            self._was_long = took > _LONG_S
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -355,7 +360,8 @@ class MainExecutor(ActionExecutor):
         self.thread: Turn | None = None
         self.busy = False
         """Whether an actor lives here; further actors get separate threads."""
-        # No user code waits here, so exceptions of signal handlers have no receiver. No function: one runs per message.
+        # No user code waits here, so exceptions of signal handlers have no receiver. Not a method, as it runs for each
+        # message.
         self._wait = partial(node.receive_loop.wait, self, None, traceback.print_exc)
 
     def run(self) -> None:

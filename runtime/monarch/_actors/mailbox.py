@@ -430,6 +430,7 @@ class Mailbox:
         node.output.idle()
         if node.bulk.deferred or node.bulk.releases:
             node.bulk.settle()
+        # The same as _is_abandoned(), which would be one more call for each message.
         if self._odd and id(call) in self._abandoned:
             return
         if call.port and not method.explicit:

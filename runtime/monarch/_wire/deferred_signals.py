@@ -70,7 +70,7 @@ class DeferredSignals:
             self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
             self._handlers = handlers
         held = self._held_idle if idle else self._held
-        # With nothing to restore, no end may follow.
+        # Without handlers to restore, the caller may skip the end.
         self.holds, self._deferred = bool(held), held
         try:
             for number, _ in held:

@@ -64,7 +64,7 @@ class RankReports(Protocol):
 
 
 class Outbox:
-    """Sends the output of this rank to the program, as far as the window allows.
+    """Sends the output of this rank to the program, as far as the window allows, and before each answer its reports.
 
     The rest waits in the output files (``monarch._procs.rank.output``), which are bounded too. A call's output is sent
     before its answer. If the program does not take it, all but its end is dropped.
@@ -93,7 +93,7 @@ class Outbox:
         # How often that was; written by the receiving thread only.
         self._received = 0
         self.reports: RankReports | None = None
-        """The reports to flush after the output; set by the main thread, once the rank is set up."""
+        """The reports to flush after the output. Set once, before the rank receives."""
         # Interrupts of this process at the last answer: a call that is being stopped does not wait.
         self._interrupts = 0
         self._shows_all = os.environ.get("TORCH_SHOW_CPP_STACKTRACES", "0") == "1"
@@ -115,7 +115,7 @@ class Outbox:
         return bool(self._credits)
 
     def flush(self) -> None:
-        """Send what was printed and logged; for a thread that is about to answer or to wait. It raises no errors."""
+        """Send what was printed and logged; for a thread that is about to answer or to wait. Errors are told only."""
         try:
             # Before each answer, so the usual case makes no call in Python.
             stdout, stderr = sys.stdout, sys.stderr
@@ -125,12 +125,12 @@ class Outbox:
                 flush_streams()
             for source in self._capture.sources:
                 if _lseek(source.fd, 0, _SEEK_END) != source.taken:
-                    self._send_new()
+                    self.send_new()
                     break
             else:
                 if self._sending:
                     # Output that another thread has just taken may be this call's, so it goes before the answer.
-                    self._send_new()
+                    self.send_new()
             self._interrupts = self._actors.interrupts
             reports = self.reports
             if reports is not None and (not reports.measuring or reports.values or reports.bars):
@@ -139,7 +139,8 @@ class Outbox:
             # User code may have closed descriptors, for example; the answer must go out all the same.
             tell_recurring(error)
 
-    def _send_new(self) -> None:
+    def send_new(self) -> None:
+        """Send new output that was written to the descriptors, once there is room."""
         with self.lock:
             self._send()
         if self._capture.left:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from monarch._actors import interruptible
 from monarch._actors.construction import construct
@@ -45,10 +45,11 @@ from monarch._procs.rank import exit_functions
 from monarch._procs.rank.cell_marker import mark_stopped
 from monarch._procs.rank.ending import leave_term_to_agent
 from monarch._procs.rank.foreground import interrupt_programs
-from monarch._procs.session_folder import TEND
+from monarch._procs.rank.output import flush_streams
 from monarch._procs.zygote.user_forks import watch_forks
 from monarch._python.threads import spawn_thread
 from monarch._session.rank.last_steps import LastSteps
+from monarch._session.rank.looks import Looks
 from monarch._session.rank.outbox import Outbox, RankReports
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
@@ -58,17 +59,8 @@ from monarch._wire import rebuilding
 from monarch._wire.deferred_signals import harmless_idle
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
-from monarch._wire.receiving.aside import tell_recurring
 from monarch.config import CHECK_COLLECTIVES
 
-_T = TypeVar("_T")
-
-_FLUSH_EVERY = 0.05
-_FLUSH_IDLE = 4.0
-_EARLY = 0.25
-"""Share of the pause before a look by which it may come early, with a message."""
-_WATCH_MOST = 0.5
-"""Seconds for which short calls may put off the look for output in their middle."""
 _LAST_WORDS = 2.0
 """Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
@@ -116,15 +108,6 @@ class Rank:
         keep_names(folder, proc)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
-        # Receiving thread only: the pause before the next look for output.
-        self._pause = _FLUSH_EVERY
-        # Written by the receiving thread only: the time of that look.
-        self._next_tick = 0.0
-        # Any thread: when ``_watch`` was called first and last, and whether a timer follows that. Two do no harm.
-        self._watched_first = self._watched = 0.0
-        self._watching = False
-        # Receiving thread only: from when on a look for output also maintains the socket files.
-        self._next_tend = 0.0
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
@@ -137,11 +120,12 @@ class Rank:
         # Written by the receiving thread only: the newest level of log records.
         self._log_level = logging.NOTSET
         node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
-        self._reports = begin_reports(node, self._busy_mailbox)
+        self.outbox.reports = reports = begin_reports(node, self._busy_mailbox)
+        self._looks = Looks(node, self.is_busy, (self.outbox.tick, reports.tick))
         node.output.idle = self.outbox.flush
         node.output.send_printed = self.outbox.send_printed
         node.output.taking = self.outbox.lock
-        node.output.watch = self._watch
+        node.output.watch = self._looks.expect
         Faults(node)
         node.receive_loop.on_lost = self._lose_message
         node.receive_loop.start()
@@ -166,13 +150,14 @@ class Rank:
         except BaseException as error:
             status, body = m.ERROR, pack_failure(error)
             self._broken = in_bootstrap(body)
-        self.outbox.flush()
-        self.outbox.reports = self._reports
+        # Not its reports: the first look at tensors is after the first call.
+        flush_streams()
+        self.outbox.send_new()
         with self._ready_lock:
             self._set_up = status, body
             self._tell_owner()
         self._booted.set()
-        self._tick()
+        self._looks.look()
         self.main.run()
         flush_told(_LAST_WORDS)
         self.outbox.flush()
@@ -235,46 +220,6 @@ class Rank:
         """Return the innermost frame of the user's code of a call that awaits; None if none does."""
         calls = (task for mailbox in list(actors_of(self.node).here.values()) for task in list(mailbox.turns.tasks))
         return next((frames[0] for task in calls if (frames := awaiting(task)[0])), None)
-
-    def _tick(self) -> None:
-        """Send output in the middle of calls or outside any, from time to time."""
-        self._pause = min(_FLUSH_IDLE, self._pause * 2)
-        try:
-            if any([_tried(step) for step in (self.outbox.tick, self._reports.tick, self.is_busy)]):
-                self._pause = _FLUSH_EVERY
-            _tried(self.node.bulk.settle)
-            if time.monotonic() >= self._next_tend:
-                self._next_tend = time.monotonic() + TEND
-                _tried(self.node.tend)
-        finally:
-            self._next_tick = time.monotonic() + self._pause
-            self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick), self._pause * _EARLY)
-
-    def _tick_at(self, when: float) -> Callable[[], None]:
-        """Return a tick that does nothing if another has taken its place."""
-        return lambda: self._tick() if self._next_tick == when else None
-
-    def _watch(self) -> None:
-        """Look for output at short intervals again, after a long pause; from any thread.
-
-        The first look comes by a timer, since most cells end before it: waking the receiving thread costs more than
-        such a cell.
-        """
-        self._watched = now = time.monotonic()
-        if not self._watching and self._next_tick - now > _FLUSH_EVERY:
-            self._watching = True
-            self._watched_first = now
-            self.node.receive_loop.call_later(_FLUSH_EVERY, self._tick_again)
-
-    def _tick_again(self) -> None:
-        now = time.monotonic()
-        if self._watched + _FLUSH_EVERY > now and self._watched_first + _WATCH_MOST > now:
-            # A newer cell runs, so another one has ended since, which has sent all output.
-            self.node.receive_loop.call_later(_FLUSH_EVERY, self._tick_again)
-            return
-        self._watching = False
-        self._pause = _FLUSH_EVERY
-        self._tick()
 
     def is_busy(self) -> bool:
         """Return whether an actor runs a call."""
@@ -424,15 +369,6 @@ class Rank:
         logging.getLogger().setLevel(self._log_level)
         if not logging.getLogger().handlers:
             logging.basicConfig(level=self._log_level)
-
-
-def _tried(step: Callable[[], _T]) -> _T | None:
-    """Run a step of a tick; its failure, which the next tick may repeat, must not hold up the other steps."""
-    try:
-        return step()
-    except Exception as error:
-        tell_recurring(error)
-        return None
 
 
 _this: Rank | None = None

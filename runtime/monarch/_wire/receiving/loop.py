@@ -236,7 +236,8 @@ class ReceiveLoop:
         Args:
             seconds: until then.
             action: what to run.
-            early: seconds by which it may run before that, between two messages: it then needs no wake-up of its own.
+            early: seconds by which it may run before that, as a wait begins or after a message: without a wake-up of
+                its own.
         """
         if self._disowned:
             return
@@ -308,7 +309,7 @@ class ReceiveLoop:
                     elif waiter.done:
                         return
                     lead.timers_ran()
-                    # Without messages, one that is too short for the next timer would wake this thread in vain.
+                    # A new timeout: one that is too short for the next timer would wake this thread in vain.
                     in_vain = True
                     continue
                 # Usually the present timeout will do, so this is no call. One that is too short for the timer costs

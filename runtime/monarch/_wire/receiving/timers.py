@@ -36,7 +36,7 @@ class Timers:
         Args:
             seconds: until it is due.
             action: what to run.
-            early: seconds by which it may run before that, if a message has woken the process.
+            early: seconds by which it may run before that, while the leader is awake anyway.
         """
         with self._lock:
             self._count += 1
@@ -55,7 +55,7 @@ class Timers:
         """Remove and yield the actions that are due; for the leader.
 
         Args:
-            awake: whether a message has woken the process, so that actions run that may be early.
+            awake: whether the leader has not slept for them, so that actions run that may be early.
         """
         now = self._clock()
         while True:

@@ -1,0 +1,125 @@
+"""When a rank looks for something to send outside its answers: often while it is busy, and seldom while it is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from monarch._actors.mailbox import Mailbox
+from monarch._actors.table import actors_of
+from monarch._node.node import Node
+from monarch._procs.session_folder import TEND
+from monarch._wire.receiving.aside import tell_recurring
+
+_T = TypeVar("_T")
+
+_BUSY, _IDLE = 0.05, 4.0
+"""Seconds between two looks of a busy rank, and the most between two of an idle one."""
+_EARLY_S = 1.0
+"""Seconds by which the look of an idle rank may come early, with a call."""
+_RARE = 0.05
+"""Share of the time that calls take in a rank which counts as idle between them."""
+_WATCH_MOST = 0.5
+"""Seconds for which short calls may put off the look in their middle."""
+
+
+class Looks:
+    """Takes some steps in the receiving thread, time and again, and tends the files of this process there.
+
+    Args:
+        node: the node of this rank.
+        busy: returns whether an actor runs a call.
+        steps: each returns whether there was something to send.
+    """
+
+    def __init__(self, node: Node, busy: Callable[[], bool], steps: Sequence[Callable[[], bool]]) -> None:
+        self._node = node
+        self._actors = actors_of(node)
+        self._busy = busy
+        self._steps = (*steps, busy)
+        # Receiving thread only, except that the first one is also read by others: the times of the next and of the last
+        # look, the pause between them, the seconds of calls until the last one, and when files are due.
+        self._next = self._last = 0.0
+        self._pause = _BUSY
+        self._called_s = 0.0
+        self._next_tend = 0.0
+        # Any thread: when ``expect`` was called first and last, and whether a timer follows that. Two do no harm.
+        self._expected_first = self._expected = 0.0
+        self._expecting = False
+
+    def look(self) -> None:
+        """Take the steps, and arrange the next look; in the receiving thread, or before there is one."""
+        self._pause = min(_IDLE, self._pause * 2)
+        try:
+            if any([_tried(step) for step in self._steps]):
+                self._pause = _BUSY
+            _tried(self._node.bulk.settle)
+            if time.monotonic() >= self._next_tend:
+                self._next_tend = time.monotonic() + TEND
+                _tried(self._node.tend)
+        finally:
+            self._last, self._called_s = time.monotonic(), self._seconds_of_calls()
+            self._next = self._last + self._pause
+            early = _EARLY_S if self._pause == _IDLE else 0.0
+            self._node.receive_loop.call_later(self._pause, self._look_at(self._next), early)
+
+    def _look_at(self, when: float) -> Callable[[], None]:
+        """Return a look that does nothing if another has taken its place, and in a busy rank never comes early.
+
+        Early looks come between two calls, so they would find each rank idle.
+        """
+
+        def look() -> None:
+            if self._next == when:
+                left = when - time.monotonic()
+                if left <= 0 or self._is_called_rarely():
+                    self.look()
+                else:
+                    self._node.receive_loop.call_later(left, look)
+
+        return look
+
+    def _is_called_rarely(self) -> bool:
+        """Return whether no call runs, and those since the last look have taken almost no time."""
+        if self._busy() or any(mailbox.executor.loop is not None for mailbox in self._mailboxes()):
+            # The time of calls on event loops is not known.
+            return False
+        return self._seconds_of_calls() - self._called_s <= _RARE * (time.monotonic() - self._last)
+
+    def _seconds_of_calls(self) -> float:
+        return sum(executor.seconds for executor in {mailbox.executor for mailbox in self._mailboxes()})
+
+    def _mailboxes(self) -> list[Mailbox]:
+        return list(self._actors.here.values())
+
+    def expect(self) -> None:
+        """Look at short intervals again, after a long pause, as long code begins; from any thread.
+
+        The first look comes by a timer, since most cells end before it: waking the receiving thread costs more than
+        such a cell.
+        """
+        self._expected = now = time.monotonic()
+        if not self._expecting and self._next - now > _BUSY:
+            self._expecting = True
+            self._expected_first = now
+            self._node.receive_loop.call_later(_BUSY, self._look_if_due)
+
+    def _look_if_due(self) -> None:
+        now = time.monotonic()
+        if self._expected + _BUSY > now and self._expected_first + _WATCH_MOST > now:
+            # A newer cell runs, so another one has ended since, which has sent all output.
+            self._node.receive_loop.call_later(_BUSY, self._look_if_due)
+            return
+        self._expecting = False
+        self._pause = _BUSY
+        self.look()
+
+
+def _tried(step: Callable[[], _T]) -> _T | None:
+    """Take a step of a look; its failure, which the next look may repeat, must not hold up the other steps."""
+    try:
+        return step()
+    except Exception as error:
+        tell_recurring(error)
+        return None
