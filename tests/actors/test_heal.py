@@ -15,6 +15,7 @@ from leaks import Kit, session_folders, wait_until
 from meshes import kill, values
 from monarch._core.roster import Procs
 from monarch._meshes.actors import spawning
+from monarch._meshes.inside import state_of
 from monarch._meshes.procs.agents import agents_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
@@ -497,6 +498,9 @@ def test_heal_without_a_host_agent_leaves_no_call_waiting(
             counters.add.call().get(20)
         with pytest.raises(OSError, match="no place for a folder"):
             heal_mesh(counters)
+        # At once, or the next heal would not replace them.
+        roster = state_of(counters).procs
+        assert all(current_node().peers.get(roster.proc(rank)).dead for rank in range(2))
     heal_mesh(counters)
     assert values(counters.add.call()) == [1, 1]
     # Later tests use the new agent, and the folder of the session, which the program restores.

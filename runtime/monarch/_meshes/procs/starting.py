@@ -19,6 +19,7 @@ from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps_whole
+from monarch._wire.receiving.loop import Turn
 from monarch.exceptions import StoppedError
 
 _Extra: TypeAlias = tuple[tuple[str, str | None], ...]
@@ -29,6 +30,20 @@ SPARE = -1
 
 READY_SECONDS = float(os.environ.get("MONARCH_READY_SECONDS") or 300.0)
 """Seconds for a new process to report that it listens, including the imports of a cold zygote."""
+
+
+_ENDED_S = 5.0
+"""The most seconds that a failed start waits until its processes count as dead."""
+
+
+class _Ended:
+    """Waits until the receiving thread has noted that processes have not started."""
+
+    label = "the end of a failed start"
+
+    def __init__(self) -> None:
+        self.done = False
+        self.thread: Turn | None = None
 
 
 @dataclass
@@ -85,11 +100,20 @@ class ProcStarter:
             with suppress(Exception):
                 peers.to_agent(host, m.Stop(self.node.proc, [name], 0.0))
 
-        def end() -> None:
-            for name in unasked:
-                peers.end(m.Dead(name, NotStarted(why), False, []))
+        ended, receive_loop = _Ended(), self.node.receive_loop
 
-        self.node.receive_loop.post(end)
+        def end() -> None:
+            try:
+                for name in unasked:
+                    peers.end(m.Dead(name, NotStarted(why), False, []))
+            finally:
+                ended.done = True
+                receive_loop.notify(ended)
+
+        receive_loop.post(end)
+        if not (self.node.closed or receive_loop.receives_here()):
+            # Who tries again after the error must find them dead, or they would not be replaced.
+            receive_loop.wait(ended, _ENDED_S)
 
     def _start(self, ranks: Sequence[int], port: int, unasked: dict[str, str]) -> None:
         alike: dict[_Extra, dict[str, list[int]]] = {}
