@@ -112,7 +112,7 @@ class ProcStarter:
 
         receive_loop.post(end)
         if not (self.node.closed or receive_loop.receives_here()):
-            # Who tries again after the error must find them dead, or they would not be replaced.
+            # A heal right after the error must find them dead, or it would not replace them.
             receive_loop.wait(ended, _ENDED_S)
 
     def _start(self, ranks: Sequence[int], port: int, unasked: dict[str, str]) -> None:
