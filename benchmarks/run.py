@@ -95,6 +95,8 @@ def main() -> int:
     unknown = set(asked.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    if strange := [path for path in asked.out if Path(path).suffix not in (".json", ".md")]:
+        parser.error(f"--out: expected files that end in .json or .md, got {', '.join(strange)}")
     console = Console()
     # Started processes are ended in any case, also on a hang-up or a kill by another process.
     for number in (signal.SIGTERM, signal.SIGHUP):

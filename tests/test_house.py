@@ -44,6 +44,11 @@ FLOORS = [
     "public",
     "__main__",
 ]
+TOP_LEVEL = {
+    *("monarch_kernel", "labextension", "runtime", "notebooks", "tests", "pyproject.toml", "package.json"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Makefile", "benchmarks", "docs"),
+    *(".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "package-lock.json", "biome.json", "typings"),
+}
 KERNEL_FLOORS = [
     "kernel_like",
     "compat",
@@ -204,6 +209,14 @@ def in_packages(module: str, packages: set[str]) -> bool:
 def test_house_test_sees_files() -> None:
     assert {"monarch", "monarch.actor", "monarch.exceptions"} <= set(PUBLIC)
     assert len(FILES) > len(PUBLIC)
+
+
+def test_top_level_has_what_belongs_there() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout of git")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = {path.partition("/")[0] for path in listed.splitlines()}
+    assert found <= TOP_LEVEL, f"{sorted(found - TOP_LEVEL)}: move them into a folder, or remove them"
 
 
 def test_every_room_has_a_floor() -> None:
