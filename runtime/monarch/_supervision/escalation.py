@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from monarch._actors.supervising import supervise, supervises
 from monarch._actors.table import actors_of
@@ -130,28 +129,12 @@ def call_hook(failure: MeshFailure) -> None:
 def end_program(end: SystemExit) -> None:
     """Interrupt the main thread, for a handler of failures that calls ``sys.exit``, which ends its own thread only.
 
-    The program exits with the code of the handler, unless it catches the KeyboardInterrupt. One that ignores SIGINT, as
-    one that a script has started in the background, gets SIGTERM.
+    A program that ignores SIGINT, as one that a script has started in the background, gets SIGTERM.
     """
     if end.code and not isinstance(end.code, int):
         print(end.code, file=sys.stderr)
     ignored = not callable(signal.getsignal(signal.SIGINT))
-    if not ignored:
-        _exit_with(end.code if isinstance(end.code, int) else int(end.code is not None))
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM if ignored else signal.SIGINT)
-
-
-def _exit_with(code: int) -> None:
-    """Let an uncaught KeyboardInterrupt of the main thread end this program with an exit code, without a traceback."""
-    report = sys.excepthook
-
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            # The interpreter takes this for the end of the program.
-            raise SystemExit(code)
-        report(kind, error, trace)
-
-    sys.excepthook = end
 
 
 def _pack(failure: MeshFailure) -> bytes:
