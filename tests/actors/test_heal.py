@@ -436,12 +436,12 @@ class Who(Actor):
 early = []
 begin = ProcStarter.start
 
-def start(self: Any, *args: Any) -> None:
+def start(self: Any, *args: Any, **options: Any) -> None:
     # The names of the new ones are known, and their hosts have not heard of them.
     early.append(mesh.who.call())
     early.append(mesh.slice(hosts=1, gpus=1).who.call())
     early.append(user.ask.call(mesh))
-    begin(self, *args)
+    begin(self, *args, **options)
 
 class User(Actor):
     @endpoint

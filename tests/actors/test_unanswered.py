@@ -68,6 +68,42 @@ class Sync(Actor):
         print("lost")
 
 
+ALARMED = """
+import signal, time
+from contextlib import suppress
+from monarch.actor import Actor, endpoint, this_host
+from monarch.exceptions import ActorError
+
+class Alarmed(Actor):
+    @endpoint
+    def arm(self, seconds):
+        def ring(*_):
+            raise OverflowError("a handler")
+
+        signal.signal(signal.SIGALRM, ring if seconds else signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+
+    @endpoint
+    def add(self, value):
+        return value + 1
+
+actor = this_host().spawn_procs().spawn("actor", Alarmed)
+actor.arm.call_one(0.003).get(20)
+errors, until = 0, time.monotonic() + 10
+while time.monotonic() < until:
+    try:
+        assert actor.add.call_one(1).get(10) == 2
+    except ActorError as error:
+        assert "a handler" in str(error)
+        errors += 1
+print("answered", errors > 10)
+while True:
+    with suppress(ActorError):
+        actor.arm.call_one(0).get(10)
+        break
+"""
+
+
 class Async(Actor):
     @endpoint
     async def add(self, value: int) -> int:
@@ -107,6 +143,11 @@ def test_rank_survives_an_error_between_messages(
     assert [actor.add.call_one(at).get(20) for at in range(3)] == [1, 2, 3]
     shown: list[str] = []
     assert wait_until(lambda: shown.append(capfd.readouterr().err) or "LateAlarm: between" in "".join(shown))
+
+
+@pytest.mark.wide
+def test_calls_are_answered_while_handlers_raise(program: Any) -> None:
+    assert program(ALARMED, timeout=60).ok().split() == ["answered", "True"]
 
 
 def test_answer_arrives_when_output_cannot_be_sent(procs: Any) -> None:

@@ -285,8 +285,9 @@ class ActionExecutor:
             action()
             return
         item = self._items[0]
+        is_action = callable(item)
         del self._items[0]
-        if callable(item):
+        if is_action:
             item()
             return
         mailbox = item[0]

@@ -58,6 +58,8 @@ NOTHING = dumps_whole(None)
 
 
 _PLACES = 4096
+_TRIES = 5
+"""Times to defer signal handlers while these raise."""
 
 
 class Home(Protocol):
@@ -304,10 +306,24 @@ class Mailbox:
 
         Such an error comes from a trace function or a signal handler of the user, for example, or is a bug.
         """
-        due, self._unanswered = self._unanswered is call or self._unqueue(call), None
-        if due:
-            self._answer_broken(call, error)
-        return due
+        held = self._hold()
+        try:
+            due, self._unanswered = self._unanswered is call or self._unqueue(call), None
+            if due:
+                self._answer_broken(call, error)
+            return due
+        finally:
+            self.node.receive_loop.let_go(held)
+
+    def _hold(self) -> Any:
+        """Defer signal handlers of the main thread, of which one may raise before this has done so."""
+        for _ in range(_TRIES):
+            try:
+                return self.node.receive_loop.hold()
+            except BaseException:
+                # The error of a handler, which has no receiver here.
+                continue
+        return None
 
     def _answer_broken(self, call: m.Call, error: BaseException) -> None:
         leave_if_forked(error)
@@ -474,15 +490,22 @@ class Mailbox:
             failure = pack_failure(interrupt)
         if self._is_abandoned(call):
             return
-        node.replies.finished(call.src, call.cost, bool(call.port))
-        if ends:
-            if call.port:
-                node.replies.answer(call.src, call.port, call.view, m.ERROR, pack_end(self, call.method, failure))
-            self.fail(failure)
-        elif call.port:
-            node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
-        else:
-            self.fail(failure)
+        # A handler that raises after the first line would have the call counted again, with another answer.
+        held = self._hold()
+        try:
+            node.replies.finished(call.src, call.cost, bool(call.port))
+            if ends:
+                if call.port:
+                    node.replies.answer(call.src, call.port, call.view, m.ERROR, pack_end(self, call.method, failure))
+                self.fail(failure)
+            elif call.port:
+                node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
+            else:
+                self.fail(failure)
+            if self._unanswered is call:
+                self._unanswered = None
+        finally:
+            node.receive_loop.let_go(held)
 
     def fail(self, failure: bytes) -> None:
         """Mark the actor failed and tell its owner, since nobody waits for an answer and its state may be broken."""

@@ -81,7 +81,7 @@ def replace(
     arrival = Arrival(node, procs.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
-        starting.start(cold, arrival.port)
+        starting.start(cold, arrival.port, again=True)
     tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
         tell_proc(node, procs.proc(rank), assume, procs, rank, arrival.port)

@@ -262,7 +262,7 @@ def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorM
     assert shared.starting is not None
     if shared.procs.host_axes:
         shared.starting.repeat(ranks)
-    shared.starting.start(ranks, arrival.port)
+    shared.starting.start(ranks, arrival.port, again=True)
     end_if_stopped(node, shared, new)
     shared.starting.fill()
     return [arrival, *(create(actor, rank) for actor in actors for rank in ranks)]

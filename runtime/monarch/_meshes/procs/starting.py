@@ -78,10 +78,15 @@ class ProcStarter:
     _ended: bool = False
     """Whether the mesh was stopped, so that spare processes are added no more; under the lock."""
 
-    def start(self, ranks: Sequence[int], port: int) -> None:
+    def start(self, ranks: Sequence[int], port: int, again: bool = False) -> None:
         """Start the processes of some ranks, which reply to the port when they are set up.
 
         If this raises, those that no agent was asked for count as dead, so that nobody waits for them.
+
+        Args:
+            ranks: the ranks.
+            port: where they reply.
+            again: whether the mesh has had processes, so that the caller may start others after an error.
 
         Raises:
             OSError: the host agent could not be started.
@@ -90,10 +95,13 @@ class ProcStarter:
         try:
             self._start(ranks, port, unasked)
         except BaseException as error:
-            self._give_up(unasked, str(error) or type(error).__name__)
+            ended = self._give_up(unasked, str(error) or type(error).__name__)
+            if again and not (self.node.closed or self.node.receive_loop.receives_here()):
+                # A heal right after the error must find them dead, or it would not replace them.
+                self.node.receive_loop.wait(ended, _ENDED_S)
             raise
 
-    def _give_up(self, unasked: Mapping[str, str], why: str) -> None:
+    def _give_up(self, unasked: Mapping[str, str], why: str) -> _Ended:
         peers = self.node.peers
         for name, host in unasked.items():
             # An interrupt may have come just after the request.
@@ -111,9 +119,7 @@ class ProcStarter:
                 receive_loop.notify(ended)
 
         receive_loop.post(end)
-        if not (self.node.closed or receive_loop.receives_here()):
-            # A heal right after the error must find them dead, or it would not replace them.
-            receive_loop.wait(ended, _ENDED_S)
+        return ended
 
     def _start(self, ranks: Sequence[int], port: int, unasked: dict[str, str]) -> None:
         alike: dict[_Extra, dict[str, list[int]]] = {}
