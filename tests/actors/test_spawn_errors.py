@@ -10,7 +10,8 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch.actor import Actor, current_rank, endpoint
+from monarch._meshes.procs.starting import ProcStarter
+from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.exceptions import ActorError, SerializationError, SupervisionError
 
 
@@ -22,6 +23,10 @@ class Picky(Actor):
     @endpoint
     def f(self) -> int:
         return current_rank().rank
+
+    @endpoint
+    def end(self) -> None:
+        os._exit(1)
 
 
 class PickyAsync(Picky):
@@ -90,6 +95,24 @@ def test_unpicklable_constructor_argument_raises(procs: Any) -> None:
 
     with pytest.raises(SerializationError, match=r"spawn\('takes', Takes\).*lock"):
         procs(1).spawn("takes", Takes, threading.Lock())
+
+
+def test_failed_spawn_is_no_unhandled_failure(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: told.append(failure.mesh_name))
+
+    def fail(*_: Any) -> None:
+        raise OSError("no place for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcStarter, "_spawn", fail)
+        with pytest.raises(OSError, match="no place for it"):
+            this_host().spawn_procs({"gpus": 2}, name="unborn")
+    # The news of the second death comes after any of theirs.
+    for number in (1, 2):
+        procs(1).spawn("picky", Picky, -1).end.broadcast()
+        assert wait_until(lambda number=number: told.count("procs") == number)
+    assert "unborn" not in told
 
 
 def test_failed_broadcast_fails_actor_and_tells_owner(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,13 +95,13 @@ class ProcStarter:
         try:
             self._start(ranks, port, unasked)
         except BaseException as error:
-            ended = self._give_up(unasked, str(error) or type(error).__name__)
+            ended = self._give_up(unasked, str(error) or type(error).__name__, again)
             if again and not (self.node.closed or self.node.receive_loop.receives_here()):
                 # A heal right after the error must find them dead, or it would not replace them.
                 self.node.receive_loop.wait(ended, _ENDED_S)
             raise
 
-    def _give_up(self, unasked: Mapping[str, str], why: str) -> _Ended:
+    def _give_up(self, unasked: Mapping[str, str], why: str, again: bool) -> _Ended:
         peers = self.node.peers
         for name, host in unasked.items():
             # An interrupt may have come just after the request.
@@ -113,7 +113,8 @@ class ProcStarter:
         def end() -> None:
             try:
                 for name in unasked:
-                    peers.end(m.Dead(name, NotStarted(why), False, []))
+                    # The failure of a new mesh is the error of who spawns it, and of nobody else.
+                    peers.end(m.Dead(name, NotStarted(why), not again, []))
             finally:
                 ended.done = True
                 receive_loop.notify(ended)
