@@ -64,10 +64,10 @@ def before(
     """Do something once, just before a function is called with some arguments."""
     function, left = getattr(place, name), [action]
 
-    def late(*args: Any) -> Any:
+    def late(*args: Any, **options: Any) -> Any:
         if left and when(*args):
             left.pop()()
-        return function(*args)
+        return function(*args, **options)
 
     monkeypatch.setattr(place, name, late)
 
