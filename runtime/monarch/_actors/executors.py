@@ -101,7 +101,8 @@ class ActionExecutor:
         """Whether an item was queued since the thread last looked for one. In MainExecutor, any thread sets it after it
         has queued one; the executor's thread clears it."""
         self.seconds = 0.0
-        """Seconds of all messages so far, without those on an event loop. Written by the executor's thread."""
+        """Seconds of all messages so far, without those on an event loop. Written by the executor's thread; the
+        receiving thread reads it."""
 
     def post(self, action: Action) -> None:
         """Queue an action, from any thread."""

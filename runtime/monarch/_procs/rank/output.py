@@ -300,10 +300,8 @@ def own_may_hold() -> bool:
     # An idle rank looks now and then, so this makes few calls of Python: their code is cold then.
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         # Not isinstance, which asks a user's object for its class.
-        if issubclass(type(stream), RankText):
-            text = cast("RankText", stream)
-            if text.unflushed or text.taken:
-                return True
+        if issubclass(type(stream), RankText) and cast("RankText", stream).may_hold:
+            return True
     return posix.c_stdio_holds()
 
 

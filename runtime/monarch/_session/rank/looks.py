@@ -49,7 +49,7 @@ class Looks:
         self._expecting = False
 
     def look(self) -> None:
-        """Take the steps, and arrange the next look; in the receiving thread, or before there is one."""
+        """Take the steps, and arrange the next look; in the receiving thread, and once as the rank begins."""
         self._pause = min(_IDLE, self._pause * 2)
         try:
             if any([_tried(step) for step in self._steps]):

@@ -322,6 +322,7 @@ class Rank:
     def _lose_message(self, _: BaseException) -> None:
         """End the process: who waits for its answer to a message that it cannot receive must hear that."""
         with contextlib.suppress(Exception):
+            # Without memory, even telling an error may fail.
             self.outbox.flush()
         os.write(2, b"monarch: this rank has no memory left for a message, so it ends\n")
         os._exit(1)
