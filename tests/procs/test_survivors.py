@@ -316,3 +316,56 @@ def test_zygote_cleans_up_before_it_ends_its_spare(program: Callable[..., Any], 
     folder = tmp_path / "base" / "session"
     folder.mkdir(parents=True)
     assert program(FAREWELL, str(folder)).ok() == "removes the folder True False\nends False\n"
+
+
+ADOPTING = """
+import os, subprocess, sys, time
+from monarch._procs.os import posix
+from monarch._procs.os.orphans import children
+
+def name(pid):
+    try:
+        return open(f"/proc/{pid}/comm").read().strip()
+    except OSError:
+        return ""
+
+def lines(pid):
+    return [name(pid)] + [each for child in children(pid) for each in lines(child)]
+
+posix.set_child_subreaper()
+program = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+assert program.stdout.readline()
+# The successor of the server's zygote imports at that time.
+while "monarch-warming" not in lines(os.getpid()):
+    time.sleep(0.01)
+program.kill()
+ended = []
+while True:
+    try:
+        # Ended, and not reaped yet: it still has its name.
+        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+    except ChildProcessError:
+        break
+    ended.append("program" if pid == program.pid else name(pid))
+    os.waitpid(pid, 0)
+print(sorted(ended))
+"""
+
+WARMING = """
+import time
+from monarch.actor import this_host
+
+procs = this_host().spawn_procs({"gpus": 2})
+procs.initialized.get()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_killed_program_leaves_one_process_to_init(cold: None) -> None:
+    """The init process of a container may never reap anything: only the last process to end may come to it."""
+    del cold
+    ended = subprocess.run(
+        [sys.executable, "-c", ADOPTING, WARMING], stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "['monarch-server', 'program']\n"

@@ -46,6 +46,8 @@ _PACKET = 1 << 16
 _END = 3.0
 """Seconds in which an agent that lost its controller ends."""
 _TICK = 0.02
+_REAP = 0.5
+"""Seconds for killed children to end."""
 _EXIT = 5.0
 """Seconds in which a killed process ends after the system has closed its files."""
 
@@ -149,6 +151,7 @@ class ForkServer:
         """End the zygote, and remove the folder."""
         if self._zygote is not None:
             self._zygote.close()
+        self._reap_last()
         _sweep_beside(self._folder)
         remove_folder(self._folder)
 
@@ -327,6 +330,18 @@ class ForkServer:
         session.agent = 0
         session.tell(AgentHasEnded(status))
         self._untidy = time.monotonic()
+
+    def _reap_last(self) -> None:
+        """Reap what ended with the zygote, like its successor: init of a container may be slow, or never reap."""
+        deadline = time.monotonic() + _REAP
+        for pid in children(os.getpid()):
+            start = posix.proc_start_time(pid)
+            if pid in self._staying or (
+                start is not None and posix.outlives(pid, start, max(0.0, deadline - time.monotonic()))
+            ):
+                continue
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def _tidy(self) -> None:
         """End leftovers of agents, and abandoned agents."""
