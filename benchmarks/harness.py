@@ -28,6 +28,9 @@ PEERS = {
 }
 """Peers, each with the package that it needs."""
 
+_SETTLING_S = 15.0
+"""Maximum seconds until workers that have just started are idle: our fork server imports for two seconds, on a core
+that the calls of all systems would lack."""
 _TAIL = 20
 """Figures from which on the 99th percentile is more than the slowest of a few."""
 Samples = dict[str, list[float]]
@@ -277,9 +280,10 @@ def race(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator
 def workers(
     options: Options, systems: Sequence[str], count: int, notes: list[str], torch: bool = False
 ) -> Iterator[Race]:
-    """Start systems, each with so many workers."""
+    """Start systems, each with so many workers; their start is over, with what they import in the background."""
     with race(options, systems, notes) as entered:
         entered.each("spawn", count=count, torch=torch)
+        _await_idle(max(_SETTLING_S, options.patience))
         yield entered
 
 
@@ -328,7 +332,11 @@ def busy(seconds: float = 0.4) -> float:
 
 def calm(options: Options) -> float:
     """Wait for an idle machine, if asked to; return the share of the cores that is busy."""
-    deadline = time.monotonic() + options.patience
+    return _await_idle(options.patience)
+
+
+def _await_idle(patience: float) -> float:
+    deadline = time.monotonic() + patience
     while (load := busy()) > 0.1 and time.monotonic() < deadline:
         time.sleep(0.5)
     return load

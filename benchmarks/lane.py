@@ -62,6 +62,14 @@ class Lane:
         """Return MB of each worker: its own pages, and its share of shared pages."""
         return [_pss(pid) for pid in self.pool.all("ready")]
 
+    def spread(self) -> list[float]:
+        """Bind this program to one core and the workers to the others, which is where they run on a larger machine."""
+        first, *rest = sorted(os.sched_getaffinity(0))
+        for pid, cores in ((os.getpid(), [first]), *((pid, rest or [first]) for pid in self.pool.all("ready"))):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), cores)
+        return [0.0]
+
     # Tasks
 
     def open(self, what: str, **options: Any) -> list[float]:

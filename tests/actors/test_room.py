@@ -82,7 +82,7 @@ def test_call_without_room_fails_naming_the_receiver(procs: Any, impatient: None
     gate = tmp_path / "gate"
     held = one.hold.call_one(gate)
     sent = fill(one)
-    ports = set(current_node().ports.sinks)
+    ports = set(current_node().ports.gathers)
     begin = time.monotonic()
     with pytest.raises(
         SendTimeoutError, match=r"busy\.take\(\) was not sent to any rank: rank 1 of busy is 16,38"
@@ -91,7 +91,7 @@ def test_call_without_room_fails_naming_the_receiver(procs: Any, impatient: None
     assert (error.value.mesh, error.value.rank) == ("busy", 1)
     assert error.value.behind >= 16_384 and isinstance(error.value, CallTimeoutError)
     assert time.monotonic() - begin > 0.4
-    assert set(current_node().ports.sinks) <= ports, "the port of a call that was not sent stays open"
+    assert set(current_node().ports.gathers) <= ports, "the port of a call that was not sent stays open"
     with pytest.raises(SendTimeoutError, match=r"busy\[gpus=1\] is 16,38.* messages behind"):
         one.take.broadcast(7)
     # Neither the one with room nor the one without got it; all that was sent before comes.
@@ -165,6 +165,27 @@ def test_all_threads_waiting_for_room_continue(procs: Any, tmp_path: Path) -> No
     for thread in threads:
         thread.join(30)
     assert sorted(done) == list(range(6))
+
+
+@pytest.mark.parametrize("values", [1, bytes(500_000)], ids=["plain", "buffers"])
+def test_send_that_fails_midway_keeps_neither_room_nor_port(procs: Any, values: Any) -> None:
+    actors = procs(2).spawn("actors", Counts)
+    actors.all.call().get(20)
+    node = current_node()
+    first, second = actors._members_at().peers
+    ports, rooms = len(node.ports.gathers), [peer.window.statistics().sent for peer in (first, second)]
+
+    def fails(*_: Any) -> None:
+        second.send = send
+        raise MemoryError("no memory")
+
+    send, second.send = second.send, fails
+    with pytest.raises(MemoryError, match="no memory"):
+        actors.take.call(values)
+    assert len(node.ports.gathers) == ports
+    assert second.window.statistics().sent == rooms[1] < first.window.statistics().sent + rooms[1] - rooms[0]
+    taken = actors.all.call().get(20)
+    assert [len(each) for each in taken.values()] == [1, 0]
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._meshes.actors import sending
 from monarch._meshes.actors.ask import ask, endpoint_of
-from monarch._meshes.actors.sending import Outgoing
 from monarch._node.current import current_node
 from monarch._state import ended
 from monarch._state.checkpoint import worker
@@ -136,14 +136,14 @@ def test_rank_drops_its_copy_for_an_interrupted_checkpoint(
 ) -> None:
     model = procs(1).spawn("model", Model)
     model.pid.call_one().get(SOON)
-    send = Outgoing.send
+    take = sending.take_all
 
-    def interrupted(self: Outgoing) -> None:
+    def interrupted(receivers: Any, cost: int) -> int:
         os.kill(os.getpid(), signal.SIGINT)
-        send(self)
+        return take(receivers, cost)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Outgoing, "send", interrupted)
+        patch.setattr(sending, "take_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoint(model, tmp_path)
     assert model.times_given.call_one().get(SOON) == 1

@@ -186,14 +186,14 @@ def test_stop_in_a_finalizer_cuts_no_cleanup_and_no_later_cell(notebook: Noteboo
 
 SENDS = """
 import os, signal
-from monarch._meshes.actors.sending import Outgoing
+from monarch._meshes.actors import sending
 
-def send_and_stop(outgoing, send=Outgoing.send):
-    Outgoing.send = send
-    outgoing.send()
+def take_and_stop(receivers, cost, take=sending.take_all):
+    sending.take_all = take
     os.kill(os.getpid(), signal.SIGINT)
+    return take(receivers, cost)
 
-Outgoing.send = send_and_stop
+sending.take_all = take_and_stop
 """
 """Code of a cell whose next message to ranks or actors is accompanied by a Ctrl-C."""
 

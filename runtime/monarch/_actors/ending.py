@@ -22,17 +22,17 @@ def ends_actor(error: BaseException) -> bool:
     return not isinstance(error, (Exception, KeyboardInterrupt, asyncio.CancelledError))
 
 
-def pack_end(mailbox: ActorLike, method: str, failure: bytes) -> bytes:
+def pack_end(title: str, method: str, failure: bytes) -> bytes:
     """Return the report to the caller of an error that ended the actor."""
     known = unpack_failure(failure)
     trace = "\n".join(with_source(known.trace))
-    text = f"{mailbox.title()}.{method}() raised {known.kind}: {known.text}, which ended the actor\n{trace}"
-    return pack_failure(failed_actor(mailbox, text), True)
+    text = f"{title}.{method}() raised {known.kind}: {known.text}, which ended the actor\n{trace}"
+    return pack_failure(failed_actor(title, text), True)
 
 
-def failed_actor(mailbox: ActorLike, text: str) -> SupervisionError:
+def failed_actor(title: str, text: str) -> SupervisionError:
     """Return the error of a call to an actor that has failed."""
-    error = SupervisionError(text, mesh=mailbox.title())
+    error = SupervisionError(text, mesh=title)
     error.actor_failed = True
     return error
 
@@ -90,7 +90,7 @@ def stop_itself(mailbox: ActorLike, reason: str) -> None:
 
 def fail_itself(mailbox: ActorLike, reason: str) -> None:
     """Mark an actor failed by its own wish; its owner is told."""
-    mailbox.fail(pack_failure(failed_actor(mailbox, f"the actor aborted itself: {reason}"), True))
+    mailbox.fail(pack_failure(failed_actor(mailbox.title(), f"the actor aborted itself: {reason}"), True))
 
 
 def unpack_text(failure: bytes) -> str:
@@ -99,10 +99,10 @@ def unpack_text(failure: bytes) -> str:
     return f"{known.kind}: {known.text}".splitlines()[0]
 
 
-def unpicklable(mailbox: ActorLike, call: m.Call, error: BaseException) -> SerializationError:
+def unpicklable(title: str, call: m.Call, error: BaseException) -> SerializationError:
     """Return the error of a call whose result cannot be pickled."""
     why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
-    made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
+    made = SerializationError(f"the result of {title}.{call.method}() cannot be sent: {why}")
     made.__cause__, made.reason = error, str(why)
     return made
 

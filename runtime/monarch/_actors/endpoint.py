@@ -18,6 +18,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co")
 
+EXPLICIT = 1
+"""Flag of a Call: the method gets a port, whatever its decorator."""
+UNDECORATED = 2
+"""Flag of a Call: the method may lack a decorator."""
+FUNCTION = 4
+"""Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
+
 
 class EndpointLike(Protocol[P, R_co]):
     """An endpoint of a mesh on the caller's side; made by ``monarch._meshes.actors.adverbs``."""

@@ -265,7 +265,7 @@ class ActionExecutor:
             except BaseException:
                 # User errors are answered elsewhere. This is a bug, or raised by a signal handler of the user between
                 # two messages, and must not end the thread.
-                _print_error()
+                print_error()
             if self.loop is not None:
                 self._run_loop(self.loop)
 
@@ -348,7 +348,7 @@ class ActionExecutor:
                 if _breaks_loop(error):
                     raise
                 # A signal handler of the user has raised while the loop was between two tasks.
-                _print_error()
+                print_error()
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -374,7 +374,7 @@ class MainExecutor(ActionExecutor):
                 if self._lost is not None:
                     raise
                 # A signal handler of the user has raised between two lines that are not in a try.
-                _print_error()
+                print_error()
 
     def _notify(self) -> None:
         self.done = True
@@ -396,7 +396,7 @@ class MainExecutor(ActionExecutor):
         super().release(free)
 
 
-def _print_error() -> None:
+def print_error() -> None:
     """Print the current error; a signal handler that raises meanwhile, or a broken stderr, changes nothing."""
     try:
         traceback.print_exc()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import pickle
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
@@ -12,54 +11,35 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.ending import (
     cause_of_end,
-    ends_actor,
     failed_actor,
-    pack_end,
-    pack_unreadable,
-    pack_unsent,
-    raised_by_us,
     refuse,
     reject,
     unpack_text,
-    unpicklable,
 )
-from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.endpoint import EXPLICIT, FUNCTION, UNDECORATED, Method, methods_of
 from monarch._actors.escape import forget_interrupt
+from monarch._actors.executors import print_error
 from monarch._actors.halting import Halting
 from monarch._actors.interrupts import raised
 from monarch._actors.pausing.gate import gate
-from monarch._actors.ports import ReplyPort
-from monarch._actors.running import before, current, explained, prepare
+from monarch._actors.replying import Replying
+from monarch._actors.running import before, current, prepare
 from monarch._actors.turns import Turns
 from monarch._core.kinds import class_of
-from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import TellsFailure, is_consequence, pack_failure
+from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import function_of
-from monarch._procs.zygote import user_forks
-from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._python.later import asyncio
 from monarch._wire import messages as m
-from monarch._wire.pickling import ATOMS, LARGEST_BODY, beside, dumps, dumps_whole, loads
-from monarch.exceptions import ArgumentError, MonarchError, PointError
+from monarch._wire.pickling import dumps_whole, loads
+from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
     from monarch._actors.awaits import Awaits
     from monarch._actors.executors import ActionExecutor
 
-EXPLICIT = 1
-"""Flag of a Call: the method gets a port, whatever its decorator."""
-UNDECORATED = 2
-"""Flag of a Call: the method may lack a decorator."""
-FUNCTION = 4
-"""Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps_whole(None)
-
-
-_PLACES = 4096
-_TRIES = 5
-"""Times to defer signal handlers while these raise."""
 
 
 class Home(Protocol):
@@ -71,7 +51,7 @@ class Home(Protocol):
     def gone(self) -> dict[str, str]: ...
 
 
-class Mailbox:
+class Mailbox(Replying):
     """One actor and its queue.
 
     Args:
@@ -81,28 +61,22 @@ class Mailbox:
         home: the actors of its process, from which it removes itself at its end.
     """
 
+    spec: ActorSpec | None
+
     def __init__(self, node: Node, key: str, executor: ActionExecutor, home: Home) -> None:
-        self.node = node
+        super().__init__(node, key, executor)
         self._home = home
-        self.key = key
-        self.executor = executor
         self._post = executor.post
         executor.on_lost = self.lose_thread
-        self.spec: ActorSpec | None = None
-        self.rank = 0
         self.instance: Any = None
         self.running: m.Call | None = None
-        self._unanswered: m.Call | None = None
-        """The message that ``run`` has taken and not answered yet. In the actor's thread."""
         self.since = 0.0
         """When the message with the turn began; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
         self.owned: list[Any] = []
-        self.failed: bytes | None = None
         self.at_end: dict[str, Callable[[], object]] = {}
         """Callbacks to run when the actor is gone, by name."""
         self._methods: dict[str, Method] = {}
-        self._places: dict[bytes, int] = {}
         self.turns = Turns(self)
         """The messages on the event loop."""
         self.start = self.turns.start
@@ -110,15 +84,8 @@ class Mailbox:
         """The awaits of the endpoint with the turn; used by the loop's thread."""
         self.halting: Halting | None = None
         """The end of the actor, once it has begun."""
-        self.ending: str | None = None
-        """Why messages are refused. Any thread sets it, before ``_odd``; it never changes back."""
-        self._odd = False
-        """Whether some messages are not handled, as in ``ending`` or ``_dropped``. Set by any thread, last."""
         self._dropped: dict[int, m.Call] = {}
         """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
-        self._abandoned: dict[int, object] = {}
-        """By identity, messages that were answered while their code continues, with a mark of the thread that answered
-        them. Only grows, by single operations; the actor takes no message afterwards, so no identity comes again."""
         self.blocked = False
         """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
@@ -128,18 +95,6 @@ class Mailbox:
     def is_coming(self) -> bool:
         """Whether the constructor is still to end; from any thread."""
         return self.instance is None and self.failed is None and not self.left
-
-    def title(self) -> str:
-        """Name and coordinates, as in ``trainers[gpus=3]``."""
-        if self.spec is None:
-            return self.key
-        position = self.spec.region.position_of(self.rank)
-        if position is None:
-            # The mesh has shrunk.
-            return f"{self.spec.name}[rank {self.rank}]"
-        point = Point(position, self.spec.region.extent)
-        at = ", ".join(f"{label}={point[label]}" for label in point)
-        return f"{self.spec.name}[{at}]" if at else self.spec.name
 
     def take_spec(self, spec: ActorSpec) -> None:
         """Learn what the actor is, before its construction."""
@@ -308,32 +263,12 @@ class Mailbox:
         """
         held = self._hold()
         try:
-            due, self._unanswered = self._unanswered is call or self._unqueue(call), None
+            due = self._unanswered is call or self._unqueue(call)
             if due:
                 self._answer_broken(call, error)
             return due
         finally:
-            self.node.receive_loop.let_go(held)
-
-    def _hold(self) -> Any:
-        """Defer signal handlers of the main thread, of which one may raise before this has done so."""
-        for _ in range(_TRIES):
-            try:
-                return self.node.receive_loop.hold()
-            except BaseException:
-                # The error of a handler, which has no receiver here.
-                continue
-        return None
-
-    def _answer_broken(self, call: m.Call, error: BaseException) -> None:
-        leave_if_forked(error)
-        if id(call) not in self._abandoned:
-            self.node.replies.finished(call.src, call.cost, bool(call.port))
-            failure = pack_unsent(error)
-            if call.port:
-                self.node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
-            else:
-                self.fail(failure)
+            self._let_go(held)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
@@ -375,8 +310,13 @@ class Mailbox:
             else:
                 self._answer(call, method, value)
         except BaseException as error:
-            self._answer_broken(call, error)
+            if self._answered is call:
+                # A handler of the user, which nobody receives any more.
+                print_error()
+            else:
+                self._answer_broken(call, error)
         finally:
+            self._answered = None
             if self.running is call:
                 self.running = None
             self.turns.finished(call)
@@ -389,20 +329,9 @@ class Mailbox:
             if self._abandoned.setdefault(id(call), mark) is mark:
                 refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
 
-    def _is_abandoned(self, call: m.Call) -> bool:
-        return self._odd and id(call) in self._abandoned
-
-    def _answer_cut(self, call: m.Call, error: BaseException) -> None:
-        """Answer a message whose code raised, and say if the actor's end cut it short."""
-        if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
-            if id(call) not in self._abandoned:
-                refuse(self.node, call, self.ending, "the call was interrupted while it ran, and may be partly done")
-        else:
-            self._answer_error(call, error)
-
     def _method(self, call: m.Call) -> Method:
         if self.failed is not None:
-            raise failed_actor(self, f"{self.title()} has already failed: {unpack_text(self.failed)}")
+            raise failed_actor(self.title(), f"{self.title()} has already failed: {unpack_text(self.failed)}")
         method = self._methods.get(call.method)
         if method is not None and not call.flags:
             return method
@@ -420,99 +349,6 @@ class Mailbox:
                 return Method(function, coroutine, bool(call.flags & EXPLICIT), False)
         names = ", ".join(sorted(self._methods)) or "none"
         raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
-
-    def _port(self, call: m.Call) -> ReplyPort:
-        return ReplyPort(self.node, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
-
-    def _place(self, view: bytes) -> int:
-        place = self._places.get(view)
-        if place is None:
-            if len(self._places) > _PLACES:
-                self._places.clear()
-            position = self.node.replies.region_of(view).position_of(self.rank)
-            if position is None:
-                raise PointError(
-                    f"{self.title()} received a message that was not sent to rank {self.rank}; report this as a bug"
-                )
-            place = self._places[view] = position
-        return place
-
-    # Answers
-
-    def _answer(self, call: m.Call, method: Method, value: Any) -> None:
-        if user_forks.is_child:
-            leave_if_forked()
-        node = self.node
-        node.output.idle()
-        if node.bulk.deferred or node.bulk.releases:
-            node.bulk.settle()
-        # The same as _is_abandoned(), which would be one more call for each message.
-        if self._odd and id(call) in self._abandoned:
-            return
-        if call.port and not method.explicit:
-            status = value.status if isinstance(value, TellsFailure) else m.RESULT
-            try:
-                if type(value) in ATOMS:
-                    # The same as dumps(), without the call.
-                    body, buffers = pickle.dumps(value, 5), ()
-                    if len(body) > LARGEST_BODY:
-                        body, buffers = beside(body)
-                else:
-                    with self.executor.user_code():
-                        body, buffers = dumps(value, "", lambda: [call.src])
-                    if self._is_abandoned(call):
-                        return
-                place = self._places.get(call.view)
-                if place is None:
-                    place = self._place(call.view)
-                node.replies.send(call.src, call.port, place, status, body, buffers, call.cost)
-            except BaseException as error:
-                # Nothing was sent or counted.
-                plain = isinstance(error, (PointError, KeyboardInterrupt))
-                self._answer_cut(call, error if plain else unpicklable(self, call, error))
-        else:
-            node.replies.finished(call.src, call.cost, False)
-
-    def _answer_error(self, call: m.Call, error: BaseException) -> None:
-        leave_if_forked(error)
-        node = self.node
-        node.output.idle()
-        node.bulk.settle()
-        freed = explained(error)
-        own = freed is None and isinstance(error, MonarchError) and raised_by_us(error)
-        ends = ends_actor(error) and not call.flags & FUNCTION
-        try:
-            # Errors have code of the user, which may block.
-            with self.executor.user_code():
-                failure = pack_unreadable(error) if own else None
-                failure = failure or pack_failure(freed or error, own, is_consequence(freed))
-        except KeyboardInterrupt as interrupt:
-            failure = pack_failure(interrupt)
-        if self._is_abandoned(call):
-            return
-        # A handler that raises after the first line would have the call counted again, with another answer.
-        held = self._hold()
-        try:
-            node.replies.finished(call.src, call.cost, bool(call.port))
-            if ends:
-                if call.port:
-                    node.replies.answer(call.src, call.port, call.view, m.ERROR, pack_end(self, call.method, failure))
-                self.fail(failure)
-            elif call.port:
-                node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
-            else:
-                self.fail(failure)
-            if self._unanswered is call:
-                self._unanswered = None
-        finally:
-            node.receive_loop.let_go(held)
-
-    def fail(self, failure: bytes) -> None:
-        """Mark the actor failed and tell its owner, since nobody waits for an answer and its state may be broken."""
-        if self.failed is None:
-            self.failed = failure
-            owner = self.spec.owner if self.spec is not None else self.node.root
-            self.node.peers.get(owner).send(m.encode(m.Fault(self.node.proc, self.key, self.rank, failure)))
 
     # Life
 

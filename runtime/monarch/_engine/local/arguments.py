@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
-from monarch._actors.mailbox import EXPLICIT, UNDECORATED
+from monarch._actors.endpoint import EXPLICIT, UNDECORATED
 from monarch._engine.dtensor_compat import without_modes
 from monarch._engine.issuing.encoding import Input
 from monarch._engine.issuing.stream import new_number

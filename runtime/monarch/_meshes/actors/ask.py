@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from monarch._actors.mailbox import FUNCTION
+from monarch._actors.endpoint import FUNCTION
 from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.inside import node_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike

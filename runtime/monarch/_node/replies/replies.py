@@ -50,12 +50,16 @@ class Replies:
         If it raises, nothing was sent or counted.
         """
         peer = self._peers.known.get(to) or self._peers.get(to)
+        if not buffers:
+            done = (self.counts.get(to) or self._counts_of(to)).report(cost)
+            peer.send(m.encode(m.Reply(self._proc, port, rank, status, done, body, None, 0)))
+            return
         # A dead receiver would never release the memory.
-        near = buffers and peer.host == self._host and peer.dead is None and are_large(buffers)
+        near = peer.host == self._host and peer.dead is None and are_large(buffers)
         bulk = self._bulk.put(buffers, [to]) if near else None
         if bulk is not None and peer.dead is not None:
             self._bulk.forget_holder(to)
-        more = lasting(buffers) if buffers and bulk is None else ()
+        more = lasting(buffers) if bulk is None else ()
         done = (self.counts.get(to) or self._counts_of(to)).report(cost)
         peer.send(m.encode(m.Reply(self._proc, port, rank, status, done, body, bulk, len(more))), more)
 

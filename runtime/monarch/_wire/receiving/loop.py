@@ -68,8 +68,9 @@ class ReceiveLoop:
         """Wakes the threads that wait for a waiter, which is done. From any thread."""
         # Leader only: the current timeout of the socket.
         self._limited = -1
-        # Main thread only: deferred signals, and its wait without the lead.
-        self._held = DeferredSignals(self._on_signal)
+        self.signals = DeferredSignals(self._on_signal)
+        """The deferred signals of the main thread."""
+        # Main thread only: its wait without the lead.
         self._main_turn: Turn | None = None
         self._disowned = ""
         """Why this process, a fork, does not receive; empty otherwise. Set while it has one thread."""
@@ -96,20 +97,33 @@ class ReceiveLoop:
         if self._disowned:
             self._check_owned(waiter)
         deadline = None if timeout is None else self._clock() + timeout
-        if self._ident() != _MAIN:
+        ident = self._ident()
+        if ident != _MAIN:
             return self._wait(waiter, deadline, self._may_lead())
         # An exception from a handler between receiving and handling would lose the message, and between taking the lead
         # and leaving it the lead. So handlers are deferred until that is done. They are restored each time: a missing
         # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
-        held = self._held
+        held, lead = self.signals, self._lead
         while True:
-            if self._lead.leader == _MAIN:
+            if lead.leader == _MAIN or lead.is_interrupted():
                 # Handlers are deferred already.
                 raise _deadlock(waiter)
             held_handlers = held.begin(report is not None)
             try:
                 # The stack of a rank that waits for its next message is almost empty.
-                done = self._wait(waiter, deadline, report is not None or self._may_lead())
+                may_lead = report is not None or self._may_lead()
+                # Usually nobody leads, and one turn at it will do, so this is no call.
+                if may_lead and lead.take(ident, waiter):
+                    try:
+                        self._receive(waiter, deadline)
+                    finally:
+                        lead.leave()
+                done = waiter.done or self._wait(waiter, deadline, may_lead)
+            except BaseException:
+                if lead.leader == _MAIN:
+                    # Leaving it has failed, as at the limit of recursion. No call, which would fail too.
+                    lead.leader, lead.waiter, lead.background = 0, None, False
+                raise
             finally:
                 # Most messages to a rank end such a wait, so this is no call if there is nothing to restore or run.
                 interrupted = bool(held_handlers or held.numbers) and held.end_and_run(held_handlers, report)
@@ -119,13 +133,13 @@ class ReceiveLoop:
 
     def hold(self) -> list[tuple[int, Handler]] | None:
         """Defer signal handlers until ``let_go``, if this is the main thread; nothing may wait meanwhile."""
-        held = self._held
+        held = self.signals
         return None if self._ident() != _MAIN or held.holds else held.begin()
 
     def let_go(self, held: list[tuple[int, Handler]] | None) -> None:
         """Run the handlers that ``hold`` has deferred, whose result this takes; their exceptions are raised here."""
         if held is not None:
-            self._held.end_and_run(held)
+            self.signals.end_and_run(held)
 
     def catch_up(self, patience: float, report: Callable[[], None]) -> None:
         """Handle the messages that have arrived, within a time.
@@ -195,7 +209,7 @@ class ReceiveLoop:
                 lead.withdraw(turn)
 
     def _must_end(self, ident: int) -> bool:
-        return bool(self._held.numbers) and ident == _MAIN
+        return bool(self.signals.numbers) and ident == _MAIN
 
     def _passed(self, deadline: float | None) -> bool:
         return deadline is not None and self._clock() >= deadline
@@ -287,7 +301,7 @@ class ReceiveLoop:
     def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
         """Receive and handle until the waiter is done or the deadline has passed; in the leader."""
         main = waiter is not None and self._ident() == _MAIN
-        signals = self._held.numbers
+        signals = self.signals.numbers
         if waiter is not None and (waiter.done or (main and signals)):
             # Before there was a leader to tell.
             return
