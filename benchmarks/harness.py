@@ -29,8 +29,8 @@ PEERS = {
 """Peers, each with the package that it needs."""
 
 _SETTLING_S = 15.0
-"""Maximum seconds until workers that have just started are idle: our fork server imports for two seconds, on a core
-that the calls of all systems would lack."""
+"""Maximum seconds to wait for an idle machine after workers have started: our fork server imports for two seconds, on a
+core that the calls of all systems need."""
 _TAIL = 20
 """Figures from which on the 99th percentile is more than the slowest of a few."""
 Samples = dict[str, list[float]]
@@ -280,7 +280,7 @@ def race(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator
 def workers(
     options: Options, systems: Sequence[str], count: int, notes: list[str], torch: bool = False
 ) -> Iterator[Race]:
-    """Start systems, each with so many workers; their start is over, with what they import in the background."""
+    """Start so many workers of each system, and wait until the machine is idle, or long enough."""
     with race(options, systems, notes) as entered:
         entered.each("spawn", count=count, torch=torch)
         _await_idle(max(_SETTLING_S, options.patience))

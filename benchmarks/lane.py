@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from systems.base import Pool, System, Task, Unsupported, payload, touch
@@ -63,11 +64,12 @@ class Lane:
         return [_pss(pid) for pid in self.pool.all("ready")]
 
     def spread(self) -> list[float]:
-        """Bind this program to one core and the workers to the others, which is where they run on a larger machine."""
+        """Bind this program to one core and the workers to the others, as the scheduler would on a larger machine."""
         first, *rest = sorted(os.sched_getaffinity(0))
         for pid, cores in ((os.getpid(), [first]), *((pid, rest or [first]) for pid in self.pool.all("ready"))):
             for thread in os.listdir(f"/proc/{pid}/task"):
-                os.sched_setaffinity(int(thread), cores)
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread), cores)
         return [0.0]
 
     # Tasks

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from leaks import wait_until
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node
+from monarch._node.replies.replies import Replies
 from monarch._wire.receiving.aside import tell_error
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, StoppedError
@@ -29,7 +32,46 @@ def fail_thread(*_: Any) -> None:
     raise RuntimeError("can't start new thread")
 
 
+answered: Counter[int] = Counter()
+"""In a rank: how often it has answered each port since ``ring_at_answers``."""
+
+
+def ring_at_answers() -> None:
+    """Let a signal handler raise after each answer but the next one has gone out."""
+
+    def ring(*_: Any) -> None:
+        raise LateAlarm("at an answer")
+
+    def send(to: str, port: int, *rest: Any) -> None:
+        Replies.send(replies, to, port, *rest)
+        answered[port] += 1
+        if len(answered) > 1:
+            signal.raise_signal(signal.SIGUSR1)
+
+    replies: Any = current_node().replies
+    signal.signal(signal.SIGUSR1, ring)
+    replies.send = send
+
+
+def answers() -> list[int]:
+    replies: Any = current_node().replies
+    del replies.send
+    return list(answered.values())
+
+
 class Sync(Actor):
+    @endpoint
+    def ring(self) -> None:
+        ring_at_answers()
+
+    @endpoint
+    def answers(self) -> list[int]:
+        return answers()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("in the endpoint")
+
     @endpoint
     def add(self, value: int) -> int:
         return value + 1
@@ -128,6 +170,18 @@ class Async(Actor):
         return value + 1
 
     @endpoint
+    async def ring(self) -> None:
+        ring_at_answers()
+
+    @endpoint
+    async def answers(self) -> list[int]:
+        return answers()
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("in the endpoint")
+
+    @endpoint
     async def trace(self) -> None:
         sys.settrace(fail_call)
 
@@ -150,6 +204,16 @@ def test_call_is_answered_when_a_trace_function_raises(procs: Any, kind: Any) ->
     with pytest.raises(ActorError, match=r"LateAlarm: in a trace function"):
         actor.trace.call_one().get(20)
     assert actor.add.call_one(1).get(20) == 2
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_call_is_answered_once_when_a_handler_raises_at_it(procs: Any, kind: Any) -> None:
+    actor = procs(1).spawn("actor", kind).slice(gpus=0)
+    actor.ring.call_one().get(20)
+    assert [actor.add.call_one(at).get(20) for at in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(ActorError, match="in the endpoint"):
+        actor.fail.call_one().get(20)
+    assert actor.answers.call_one().get(20) == [1] * 7
 
 
 @pytest.mark.parametrize(("kind", "method"), [(Sync, "break_wait"), (Async, "break_loop_once")])

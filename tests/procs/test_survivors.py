@@ -336,9 +336,11 @@ posix.set_child_subreaper()
 program = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
 assert program.stdout.readline()
 # The successor of the server's zygote imports at that time.
-while "monarch-warming" not in lines(os.getpid()):
+until = time.monotonic() + 20
+while "monarch-warming" not in lines(os.getpid()) and time.monotonic() < until:
     time.sleep(0.01)
 program.kill()
+assert time.monotonic() < until, "the server had no successor"
 ended = []
 while True:
     try:

@@ -264,8 +264,12 @@ class ActionExecutor:
                     self._run_next()
             except BaseException:
                 # User errors are answered elsewhere. This is a bug, or raised by a signal handler of the user between
-                # two messages, and must not end the thread.
-                print_error()
+                # two messages, and must not end the thread. Nor may a handler that raises as this is printed, which
+                # takes a try here: in a function of its own one could raise before it.
+                try:
+                    traceback.print_exc()
+                except BaseException:
+                    pass
             if self.loop is not None:
                 self._run_loop(self.loop)
 
@@ -342,13 +346,23 @@ class ActionExecutor:
                 # The user's task that raised it keeps it. The others continue.
                 pass
             except SystemExit:
-                print(_EXITED, file=sys.stderr)
-                traceback.print_exc()
+                # See run().
+                try:
+                    print(_EXITED, file=sys.stderr)
+                    traceback.print_exc()
+                except BaseException:
+                    pass
             except Exception as error:
-                if _breaks_loop(error):
+                breaks = False
+                try:
+                    breaks = _breaks_loop(error)
+                    if not breaks:
+                        # A signal handler of the user has raised while the loop was between two tasks.
+                        traceback.print_exc()
+                except BaseException:
+                    pass
+                if breaks:
                     raise
-                # A signal handler of the user has raised while the loop was between two tasks.
-                print_error()
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -374,7 +388,10 @@ class MainExecutor(ActionExecutor):
                 if self._lost is not None:
                     raise
                 # A signal handler of the user has raised between two lines that are not in a try.
-                print_error()
+                try:
+                    traceback.print_exc()
+                except BaseException:
+                    pass
 
     def _notify(self) -> None:
         self.done = True
@@ -394,14 +411,6 @@ class MainExecutor(ActionExecutor):
             released()
 
         super().release(free)
-
-
-def print_error() -> None:
-    """Print the current error; a signal handler that raises meanwhile, or a broken stderr, changes nothing."""
-    try:
-        traceback.print_exc()
-    except BaseException:
-        pass
 
 
 def _breaks_loop(error: Exception) -> bool:

@@ -18,7 +18,6 @@ from monarch._actors.ending import (
 )
 from monarch._actors.endpoint import EXPLICIT, FUNCTION, UNDECORATED, Method, methods_of
 from monarch._actors.escape import forget_interrupt
-from monarch._actors.executors import print_error
 from monarch._actors.halting import Halting
 from monarch._actors.interrupts import raised
 from monarch._actors.pausing.gate import gate
@@ -61,6 +60,7 @@ class Mailbox(Replying):
         home: the actors of its process, from which it removes itself at its end.
     """
 
+    # As declared in the base: it is set to None in places.
     spec: ActorSpec | None
 
     def __init__(self, node: Node, key: str, executor: ActionExecutor, home: Home) -> None:
@@ -248,6 +248,8 @@ class Mailbox(Replying):
         finally:
             current.reset(token)
             self.running = None
+            if self._answered is not None:
+                self._answered = None
             if self._dropped:
                 # It had begun before the drop.
                 self._dropped.pop(id(call), None)
@@ -310,10 +312,8 @@ class Mailbox(Replying):
             else:
                 self._answer(call, method, value)
         except BaseException as error:
-            if self._answered is call:
-                # A handler of the user, which nobody receives any more.
-                print_error()
-            else:
+            # Else it is the error of a signal handler of the user, after the answer was sent.
+            if self._answered is not call:
                 self._answer_broken(call, error)
         finally:
             self._answered = None

@@ -1,8 +1,9 @@
-"""The answers of an actor: a value, an error or a refusal, and the credit for each message, once."""
+"""Answers the messages of an actor: a value or an error for each, and its credit."""
 
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from monarch._actors.ending import (
     unpicklable,
 )
 from monarch._actors.endpoint import FUNCTION, Method
-from monarch._actors.executors import print_error
 from monarch._actors.ports import ReplyPort
 from monarch._actors.running import explained
 from monarch._core.shapes.extent import Point
@@ -64,7 +64,7 @@ class Replying:
         self.ending: str | None = None
         """Why messages are refused. Any thread sets it, before ``_odd``; it never changes back."""
         self._odd = False
-        """Whether some messages are not handled, as in ``ending``. Set by any thread, last."""
+        """Whether some messages are not handled: those that were dropped, or all. Set by any thread, last."""
         self._abandoned: dict[int, object] = {}
         """By identity, messages that were answered while their code continues, with a mark of the thread that answered
         them. Only grows, by single operations; the actor takes no message afterwards, so no identity comes again."""
@@ -123,23 +123,35 @@ class Replying:
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
-                if self._signals.alarming:
+                if self._defers():
                     send = partial(node.replies.send, call.src, call.port, place, status, body, buffers, call.cost)
-                    self._once(call, send)
+                    self._answer_deferring(call, send)
                 else:
                     node.replies.send(call.src, call.port, place, status, body, buffers, call.cost)
             except BaseException as error:
+                if self._answered is call:
+                    # A signal handler of the user has raised after that.
+                    return
                 # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
                 self._answer_cut(call, error if plain else unpicklable(self.title(), call, error))
-        elif self._signals.alarming:
-            self._once(call, partial(node.replies.finished, call.src, call.cost, False))
+        elif self._defers():
+            self._answer_deferring(call, partial(node.replies.finished, call.src, call.cost, False))
         else:
             node.replies.finished(call.src, call.cost, False)
 
-    def _once(self, call: m.Call, answer: Callable[[], object]) -> None:
-        """Answer a message while signal handlers of the user may raise, which would have it counted, and answered, once
-        more: they run after this, and their errors are printed."""
+    def _defers(self) -> bool:
+        """Return whether a signal handler of the user may raise while an answer is sent.
+
+        Not known for the very call that sets a handler. An event loop does not look for handlers.
+        """
+        return self._signals.may_raise or self.executor.loop is not None
+
+    def _answer_deferring(self, call: m.Call, answer: Callable[[], object]) -> None:
+        """Send an answer with signal handlers deferred, and print their errors.
+
+        A handler that raises midway would have the call answered and counted twice.
+        """
         held = self._hold()
         try:
             answer()
@@ -164,7 +176,11 @@ class Replying:
         try:
             self.node.receive_loop.let_go(held)
         except BaseException:
-            print_error()
+            # Not in a function of its own: see ActionExecutor.run.
+            try:
+                traceback.print_exc()
+            except BaseException:
+                pass
 
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
         leave_if_forked(error)
@@ -183,7 +199,7 @@ class Replying:
             failure = pack_failure(interrupt)
         if self._is_abandoned(call):
             return
-        self._once(call, partial(self._fail_call, call, failure, ends))
+        self._answer_deferring(call, partial(self._fail_call, call, failure, ends))
 
     def _fail_call(self, call: m.Call, failure: bytes, ends: bool) -> None:
         """Answer a message with an error.
@@ -207,7 +223,8 @@ class Replying:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
-                refuse(self.node, call, self.ending, "the call was interrupted while it ran, and may be partly done")
+                fate = "the call was interrupted while it ran, and may be partly done"
+                self._answer_deferring(call, partial(refuse, self.node, call, self.ending, fate))
         else:
             self._answer_error(call, error)
 
@@ -215,7 +232,7 @@ class Replying:
         """Answer a message after an error between its endpoint and its answer."""
         leave_if_forked(error)
         if id(call) not in self._abandoned:
-            self._once(call, partial(self._fail_call, call, pack_unsent(error), False))
+            self._answer_deferring(call, partial(self._fail_call, call, pack_unsent(error), False))
 
     def fail(self, failure: bytes) -> None:
         """Mark the actor failed and tell its owner, since nobody waits for an answer and its state may be broken."""

@@ -42,10 +42,10 @@ class DeferredSignals:
         self._noted = noted
         self.holds = False
         """Whether handlers are deferred now. Main thread only."""
+        self.may_raise = False
+        """Whether a handler may raise while the main thread runs no user code, as of the last ``begin``. Written by the
+        main thread, read by any."""
         # All of these: main thread only.
-        self.alarming = False
-        """Whether some handler may raise though the main thread runs no user code, as of the last ``begin``. The main
-        thread writes it."""
         self.numbers: deque[int] = deque()
         """Signals that have come and whose handlers have not run."""
         self._handlers: list[Any] = []
@@ -71,7 +71,7 @@ class DeferredSignals:
             pairs = [each for each in zip(_NUMBERS, handlers, strict=True) if each[1].__class__ is not int]
             self._held = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
             self._held_idle = [pair for pair in self._held if not any(pair[1] is each for each in harmless_idle)]
-            self.alarming = bool(self._held_idle)
+            self.may_raise = bool(self._held_idle)
             self._handlers = handlers
         held = self._held_idle if idle else self._held
         # Without handlers to restore, the caller may skip the end.

@@ -248,7 +248,7 @@ class Endpoint(Generic[P, R]):
         body, buffers = prepared
         call: m.Call | None = None
         if not (buffers or targets.far or len(body) >= COPIED_ONCE or node.bulk.deferred or node.bulk.releases):
-            # The usual call. The rest is for several messages, buffers and other hosts.
+            # The usual call. Buffers, large bodies, other hosts, and memory to settle need _dispatch.
             here = current.get()
             sender, cost = here[0].key if here is not None else "", 1 + (len(body) >> 12)
             shape = targets.shape.packed

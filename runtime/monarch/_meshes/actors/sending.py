@@ -161,7 +161,7 @@ def send_with_room(
 
 
 def send_plain(node: Node, peers: Sequence[Peer], call: m.Call, mesh: ActorMeshLike, sink: Any) -> None:
-    """Send a message without buffers to processes of this host: as above, with less work for each.
+    """Send a message without buffers to processes of this host once all have room: the quick way of ``send_with_room``.
 
     If this raises before it has gone to all, the port of the sink is closed. After an interrupt while it went out, the
     call continues, as one whose future was dropped.
@@ -182,7 +182,7 @@ def send_plain(node: Node, peers: Sequence[Peer], call: m.Call, mesh: ActorMeshL
         frame, cost, loop = m.encode(call), call.cost, node.receive_loop
         while True:
             held = loop.hold()
-            # Receivers that need nothing given back: all, until room is reserved.
+            # The receivers before this place need nothing given back: all of them until room is reserved.
             reached = len(peers)
             try:
                 full = _reserve_at(peers, cost)
@@ -195,9 +195,11 @@ def send_plain(node: Node, peers: Sequence[Peer], call: m.Call, mesh: ActorMeshL
                     node.watch.sent(sink)
                     return
             finally:
-                for peer in peers[reached:]:
-                    peer.give_back(cost)
-                loop.let_go(held)
+                try:
+                    for peer in peers[reached:]:
+                        peer.give_back(cost)
+                finally:
+                    loop.let_go(held)
             wait_for_room(node, peers, full, mesh, call.method)
     except BaseException:
         if not is_sent:

@@ -97,33 +97,20 @@ class ReceiveLoop:
         if self._disowned:
             self._check_owned(waiter)
         deadline = None if timeout is None else self._clock() + timeout
-        ident = self._ident()
-        if ident != _MAIN:
+        if self._ident() != _MAIN:
             return self._wait(waiter, deadline, self._may_lead())
         # An exception from a handler between receiving and handling would lose the message, and between taking the lead
         # and leaving it the lead. So handlers are deferred until that is done. They are restored each time: a missing
         # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
-        held, lead = self.signals, self._lead
+        held = self.signals
         while True:
-            if lead.leader == _MAIN or lead.is_interrupted():
+            if self._lead.leader == _MAIN:
                 # Handlers are deferred already.
                 raise _deadlock(waiter)
             held_handlers = held.begin(report is not None)
             try:
                 # The stack of a rank that waits for its next message is almost empty.
-                may_lead = report is not None or self._may_lead()
-                # Usually nobody leads, and one turn at it will do, so this is no call.
-                if may_lead and lead.take(ident, waiter):
-                    try:
-                        self._receive(waiter, deadline)
-                    finally:
-                        lead.leave()
-                done = waiter.done or self._wait(waiter, deadline, may_lead)
-            except BaseException:
-                if lead.leader == _MAIN:
-                    # Leaving it has failed, as at the limit of recursion. No call, which would fail too.
-                    lead.leader, lead.waiter, lead.background = 0, None, False
-                raise
+                done = self._wait(waiter, deadline, report is not None or self._may_lead())
             finally:
                 # Most messages to a rank end such a wait, so this is no call if there is nothing to restore or run.
                 interrupted = bool(held_handlers or held.numbers) and held.end_and_run(held_handlers, report)
