@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import { ALIVE_SECONDS, VERSION } from './protocol';
 import { FAILURE_STAYS, LATE, MeshSession, NOT_HEARD, NOTE_STAYS, SILENT, TAKEN } from './session';
-import { patchOf, snapshotOf, TestChannel } from './testing';
+import { patchOf, rankRow, snapshotOf, TestChannel } from './testing';
 
 function live(uid = ''): [MeshSession, TestChannel] {
   const channel = new TestChannel();
@@ -120,6 +120,23 @@ describe('MeshSession', () => {
     expect(session.note?.ok).toBe(true);
     session.dismiss();
     expect(session.note).toBeNull();
+  });
+
+  test('forgets a pause, and what it said of it, once no rank is paused any more', () => {
+    const [session, channel] = live();
+    const say = (number: number, state: 'running' | 'paused') =>
+      channel.tell(snapshotOf(4, { number, ranks: [rankRow(0, { state })] }));
+    session.act('pause', []);
+    const { id } = channel.sent.at(-1) as { id: number };
+    channel.tell({ kind: 'done', id, ok: true, text: 'paused rank 0; the Resume button lets it continue' });
+    say(2, 'running');
+    // It is in C code, and pauses later.
+    expect([session.holds, session.note?.ok]).toEqual([true, true]);
+    say(3, 'paused');
+    expect([session.holds, session.note?.ok]).toEqual([true, true]);
+    say(4, 'running');
+    expect([session.holds, session.note]).toEqual([false, null]);
+    session.close();
   });
 
   test('gives up an action whose answer was lost with the connection', () => {

@@ -69,8 +69,12 @@ export class MeshSession {
   private readonly handlers = new Set<() => void>();
   private readonly stop: () => void;
   private readonly alive: ReturnType<typeof setInterval>;
-  /** Whether this view has paused ranks and not resumed any since: some may pause later. */
+  /** Whether this view has paused ranks that have not gone on since: some may pause later. */
   holds = false;
+  /** Whether a rank was paused since then. */
+  private isHeld = false;
+  /** What was shown of that. */
+  private noteOfHold: Note | null = null;
   /** Whether the kernel has not answered the first question in time. */
   slow = false;
   /** Whether it says that it has heard this view, also while a cell runs. */
@@ -178,6 +182,7 @@ export class MeshSession {
     const id = nextAction();
     this.pending.set(id, action);
     this.holds = action === 'pause' || (this.holds && action !== 'resume');
+    this.isHeld = false;
     this.show(null);
     const chosen = ranks.length ? ranks : [...this.members];
     this.untaken.set(id, false);
@@ -316,12 +321,18 @@ export class MeshSession {
           this.asked = false;
           this.link = 'live';
           this.model.take(message);
+          this.followHold();
           this.tell();
         }
         break;
       case 'patch':
         if (this.isOurs(message.uid)) {
-          this.model.patch(message) ? this.tell() : this.open();
+          if (this.model.patch(message)) {
+            this.followHold();
+            this.tell();
+          } else {
+            this.open();
+          }
         }
         break;
       case 'gone':
@@ -353,8 +364,23 @@ export class MeshSession {
     const action = this.pending.get(done.id);
     if (this.pending.delete(done.id)) {
       this.show({ ok: done.ok, text: done.text }, action === 'stacks' && done.ok);
+      if (action === 'pause') {
+        this.noteOfHold = this.note;
+      }
       this.tell();
     }
+  }
+
+  /** Note that the ranks which this view has paused go on, by a prompt, say, or a Stop. */
+  private followHold(): void {
+    const isPaused = this.model.ranks.some(row => row?.state === 'paused');
+    if (this.isHeld && !isPaused) {
+      this.holds = false;
+      if (this.note === this.noteOfHold) {
+        this.show(null);
+      }
+    }
+    this.isHeld = this.holds && isPaused;
   }
 
   private tell(): void {

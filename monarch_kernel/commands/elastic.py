@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,13 +99,13 @@ class Elastic:
             if not variables and not left:
                 mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
-            print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
+            print(f"copied from {whose} to {describe_ranks(bare)}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
                 print(f"not copied: {name} ({why})")
             for name in unwrapped:
                 print(
                     f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all "
-                    f"ranks: {name} = DDP(getattr({name}, 'module', {name}))"
+                    f"ranks:\n    {name} = DDP(getattr({name}, 'module', {name}))"
                 )
 
     def _copy(
@@ -122,6 +123,8 @@ class Elastic:
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
         """Return the mesh, and the variables to copy."""
+        if names and all(re.fullmatch(r"[\d,:-]+", each) for each in names):
+            raise Usage(f"%mesh heal replaces all dead ranks of a mesh: expected its name, got {' '.join(names)!r}")
         if names and names[0] in self._meshes.by_name:
             mesh, variables = self._meshes.get(names[0]), names[1:]
         elif copying:

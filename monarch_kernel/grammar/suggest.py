@@ -9,8 +9,9 @@ from difflib import get_close_matches
 def most_similar(word: str, known: Iterable[str]) -> str:
     """Return the known name that is most similar to a word; empty if none is similar."""
     names = list(dict.fromkeys(known))
-    # A prefix is a good guess however short it is.
-    close = get_close_matches(word, names, 1) or [each for each in names if word and each.startswith(word)][:1]
+    # Letters in another order are the most frequent slip, and a prefix is a good guess however short it is.
+    close = [each for each in names if sorted(each) == sorted(word)] or get_close_matches(word, names, 1)
+    close = close or [each for each in names if word and each.startswith(word)]
     return close[0] if close else ""
 
 

@@ -191,6 +191,27 @@ def test_send_that_fails_midway_keeps_neither_room_nor_port(
     assert [len(each) for each in taken.values()] == [1, 0]
 
 
+@pytest.mark.parametrize("values", [1, bytes(500_000)], ids=["plain", "buffers"])
+def test_interrupt_before_a_call_is_sent_closes_its_port(
+    procs: Any, values: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = procs(1).spawn("actors", Counts)
+    actors.all.call().get(20)
+    ports = current_node().ports
+    before, opens = set(ports.gathers), ports.open_call
+
+    def interrupted(call: Any) -> int:
+        opens(call)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ports, "open_call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            actors.take.call(values)
+    assert set(ports.gathers) == before
+    assert actors.all.call_one().get(20) == []
+
+
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan"])
 def test_invalid_room_timeout_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="MONARCH_ROOM_TIMEOUT: expected a number of seconds above 0"):

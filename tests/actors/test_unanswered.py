@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import pytest
@@ -79,6 +79,23 @@ class Sync(Actor):
     @endpoint
     def trace(self) -> None:
         sys.settrace(fail_call)
+
+    @endpoint
+    def ring_at_taking(self, kind: type[Exception]) -> None:
+        """Let a signal handler raise as the next message has been taken from the queue."""
+
+        def ring(*_: Any) -> None:
+            raise kind("as it was taken")
+
+        class Queue(deque[Any]):
+            def remove(self, value: Any, /) -> None:
+                super().remove(value)
+                mailbox.queue = deque(self)
+                signal.raise_signal(signal.SIGUSR1)
+
+        mailbox = next(iter(actors_of(current_node()).here.values()))
+        signal.signal(signal.SIGUSR1, ring)
+        mailbox.queue = Queue(mailbox.queue)
 
     @endpoint
     def break_wait(self) -> None:
@@ -214,6 +231,16 @@ def test_call_is_answered_once_when_a_handler_raises_at_it(procs: Any, kind: Any
     with pytest.raises(ActorError, match="in the endpoint"):
         actor.fail.call_one().get(20)
     assert actor.answers.call_one().get(20) == [1] * 7
+
+
+@pytest.mark.parametrize("kind", [OverflowError, ValueError])
+def test_call_is_answered_when_a_handler_raises_as_it_is_taken(procs: Any, kind: type[Exception]) -> None:
+    """Also an error that looks like that of a queue without it."""
+    actor = procs(1).spawn("actor", Sync).slice(gpus=0)
+    actor.ring_at_taking.call_one(kind).get(20)
+    with pytest.raises(ActorError, match="as it was taken"):
+        actor.add.call_one(1).get(20)
+    assert actor.add.call_one(1).get(20) == 2
 
 
 @pytest.mark.parametrize(("kind", "method"), [(Sync, "break_wait"), (Async, "break_loop_once")])

@@ -57,7 +57,7 @@ def test_heal_copies_the_variables_of_a_peer(mortal: Notebook) -> None:
     assert wait_until(lambda: mortal.run("%mesh").ok().text.count("SIGKILL") >= 2)
     text = mortal.run("%mesh heal --copy-from 1").ok().stream()
     assert "ranks 0,2 of mesh 'mesh': new processes, with the definitions of 2 cells\n" in text
-    assert "copied from rank 1: losses, mine, net, optimizer" in text
+    assert "copied from rank 1 to ranks 0,2: losses, mine, net, optimizer" in text
     assert "not copied: where (" in text
     # One class on each rank, and the optimizer belongs to the model.
     shown = mortal.mesh("isinstance(net, Net), optimizer.param_groups[0]['params'][0] is net.inner.weight").ok().shown
@@ -67,7 +67,7 @@ def test_heal_copies_the_variables_of_a_peer(mortal: Notebook) -> None:
     # Only the named variables, from any rank.
     mortal.mesh(KILL.format(ranks=[3]))
     text = mortal.run("%mesh heal mesh --copy-from peer mine losses").ok().stream()
-    assert "copied from rank 1: losses, mine" in text
+    assert "copied from rank 1 to rank 3: losses, mine" in text
     assert mortal.mesh("'net' in globals(), mine", "[3]").ok().shown == "[rank 3] (False, 1)"
 
 
@@ -366,7 +366,9 @@ def test_model_in_ddp_is_copied_with_its_optimizer(mortal: Notebook) -> None:
     mortal.mesh(WRAPPED).ok()
     mortal.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
-    advice = re.search(r"model: copied without DistributedDataParallel; .*, wrap it again on all ranks: (.*)", text)
+    advice = re.search(
+        r"model: copied without DistributedDataParallel; .*, wrap it again on all ranks:\n    (.*)", text
+    )
     assert advice and "optimizer" in text and "not copied: model" not in text, text
     first = mortal.mesh(f"{advice[1]}\ntrain()").ok().shown
     assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
@@ -386,7 +388,7 @@ def test_named_function_is_not_copied_but_explained(mortal: Notebook) -> None:
     mortal.mesh("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     text = mortal.run("%mesh heal --copy-from 0 x made").ok().text
     assert (
-        "copied from rank 0: x\n" in text
+        "copied from rank 0 to rank 1: x\n" in text
         and "not copied: made (a function defined in a cell; run that cell again)" in text
     )
 

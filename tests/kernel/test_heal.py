@@ -116,7 +116,7 @@ def test_ranks_that_die_while_a_heal_begins_are_told(mortal: Notebook) -> None:
     assert "ranks 1-2 of mesh 'mesh': new processes, with the definitions of" in cell.stream(), cell.stream()
     # A peer is a rank that has its variables.
     text = mortal.run("%mesh heal --copy-from peer kept").ok().stream()
-    assert "copied from rank 0: kept" in text, text
+    assert "copied from rank 0 to ranks 1-3: kept" in text, text
     assert mortal.mesh("area(2), kept").ok().shown == "[ranks 0-3] (4, 0)"
 
 

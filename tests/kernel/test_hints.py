@@ -113,7 +113,7 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     cell = mortal.mesh("lost")
     assert "rank 1 was replaced after cell [" in cell.text
     assert "and lost 'lost'; %mesh heal --copy-from 0 lost copies it from rank 0" in cell.text
-    assert "copied from rank 0: lost" in mortal.run("%mesh heal --copy-from 0 lost").ok().stream()
+    assert "copied from rank 0 to rank 1: lost" in mortal.run("%mesh heal --copy-from 0 lost").ok().stream()
     assert mortal.mesh("lost").ok().shown == "[ranks 0-3] 7"
     mortal.run("%mesh restart").ok()
     cleared = re.search(
@@ -126,6 +126,8 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     ("code", "hint"),
     [
         ("%mesh upp", "unknown command 'upp' after %mesh; did you mean 'up'?"),
+        ("%mesh hael", "unknown command 'hael' after %mesh; did you mean 'heal'?"),
+        ("%mesh heal 0", "%mesh heal replaces all dead ranks of a mesh: expected its name, got '0'"),
         ("%mesh startt", "unknown command 'startt' after %mesh; %mesh up starts a mesh"),
         ("%mesh up -n 2", "%mesh up: unknown option '-n'; did you mean '--procs'?"),
         ("%mesh up --nnodes=2", "%mesh up: unknown option '--nnodes'; did you mean '--hosts'?"),

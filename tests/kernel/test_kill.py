@@ -127,7 +127,7 @@ def test_restarted_rank_is_announced_with_what_it_lost(own: Callable[..., Notebo
     assert text in book.mesh("rank", "[1]").ok().stream("stderr")
     assert text not in book.mesh("rank").ok().text
     assert book.run("%mesh").shown.splitlines()[1].split() == ["rank", "pid", "memory", "restarts", "state"]
-    assert "copied from rank 0: y\n" in book.run("%mesh heal --copy-from 0").ok().stream()
+    assert "copied from rank 0 to rank 1: y\n" in book.run("%mesh heal --copy-from 0").ok().stream()
 
 
 def test_result_after_a_kill_does_not_advise_to_heal(notebook: Notebook, leaks: Kit) -> None:

@@ -36,6 +36,7 @@ def test_lines_have_the_names_of_cells(notebook: Notebook) -> None:
     notebook.run("%mesh y = {rank: 'a{b}'}").ok()
     assert notebook.run("%mesh y[rank]").ok().shown == "[ranks 0-3] 'a{b}'"
     assert notebook.run("%mesh print('one line')").ok().said() == {"one line": {0, 1, 2, 3}}
+    assert re.search(r"\n    nosuch \* 2\n    \^{6}\n", notebook.run("%mesh nosuch * 2").text)
     error = notebook.run("%mesh 1 / (rank - 2)")
     assert error.status == "error" and "ZeroDivisionError" in error.text and "rank 2" in error.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 
@@ -83,3 +84,18 @@ def test_reading_goes_on_while_entries_are_dropped() -> None:
     for number in range(401, 5000):
         ring.append(Entry(number, 0.0, RankStarted(0, number, 0)))
     assert first.number == 1 and len(list(reader)) == 399
+
+
+AT_EXIT = """
+import atexit
+from monarch._telemetry.ring import _Segment
+
+segments = []
+atexit.register(lambda: print("written", segments[0].write([])))
+segments.append(_Segment(1))
+"""
+
+
+def test_files_are_written_until_the_exit_of_the_program(program: Any) -> None:
+    """The session ends in a function of atexit, and writes what it has not written yet."""
+    assert program(AT_EXIT).ok() == "written None\n"

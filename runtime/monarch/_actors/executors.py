@@ -21,6 +21,7 @@ from monarch._actors.running import ActorLike
 from monarch._node.node import Node
 from monarch._python.later import asyncio
 from monarch._python.threads import new_thread
+from monarch._wire.deferred_signals import from_handler
 from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 
@@ -338,6 +339,15 @@ class ActionExecutor:
                 released()
 
     def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until the actor leaves it, though signal handlers of the user may raise between two lines."""
+        while not self._leaving:
+            try:
+                self._run_iterations(loop)
+            except BaseException as error:
+                if not from_handler(error):
+                    raise
+
+    def _run_iterations(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the loop until the actor leaves it; a stop() in user code only ends one iteration."""
         while not self._leaving:
             try:

@@ -188,7 +188,9 @@ class Mailbox(Replying):
         """
         try:
             self.queue.remove(call)
-        except ValueError:
+        except ValueError as error:
+            if not _is_missing(error):
+                raise
             return False
         return True
 
@@ -200,7 +202,9 @@ class Mailbox(Replying):
         self._unanswered = call
         try:
             self.queue.remove(call)
-        except ValueError:
+        except ValueError as error:
+            if not _is_missing(error):
+                raise
             # It was answered: see _unqueue.
             self._unanswered = None
             self._dropped.pop(id(call), None)
@@ -274,15 +278,18 @@ class Mailbox(Replying):
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""
-        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
-            # The loop was blocked since the task was created, and the actor has stopped meanwhile.
+        if self._odd and self.is_refused(call):
             return
-        self.running = call
-        current.set((self, call))
-        executor = self.executor
-        task = asyncio.current_task(executor.loop)
-        assert task is not None
         try:
+            if not self._unqueue(call):
+                # The loop was blocked since the task was created, and the actor has stopped meanwhile.
+                self._answered = call
+                return
+            self.running = call
+            current.set((self, call))
+            executor = self.executor
+            task = asyncio.current_task(executor.loop)
+            assert task is not None
             try:
                 method = self._method(call)
                 if call.bulk is not None:
@@ -314,6 +321,8 @@ class Mailbox(Replying):
         except BaseException as error:
             # Else it is the error of a signal handler of the user, after the answer was sent.
             if self._answered is not call:
+                with contextlib.suppress(ValueError):
+                    self.queue.remove(call)
                 self._answer_broken(call, error)
         finally:
             self._answered = None
@@ -404,3 +413,8 @@ class Mailbox(Replying):
         # Each may remove itself.
         for action in list(self.at_end.values()):
             action()
+
+
+def _is_missing(error: ValueError) -> bool:
+    """Return whether ``deque.remove`` has raised an error, and not a signal handler of the user as it returned."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import linecache
 import os
 import runpy
 import secrets
@@ -24,6 +23,7 @@ from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
 from monarch._procs.rank.exit_functions import at_end_of_program
 from monarch._procs.rank.text_streams import restore
+from monarch._python.sources import keep_source
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -172,7 +172,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
 
 def _run_source(path: str, source: str) -> None:
     """Run the source of a file that only the controller has, under its name."""
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    keep_source(path, source)
     module = types.ModuleType("__main__")
     module.__file__ = path
     before = sys.modules["__main__"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 from types import ModuleType
 from typing import Any
 
 from monarch._node.services.registry import service
+from monarch._python.sources import keep_source
 
 _before: dict[int, tuple[ModuleType, dict[str, Any], dict[int, Any]]] = {}
 """Of each reload: the module, what was in it, and what each part of that is now, by the id of the old one. Any thread,
@@ -32,7 +32,7 @@ def reload_here(number: int, name: str, path: str, source: str) -> bool:
         return module is not None
     old = dict(vars(module))
     _before[number] = (module, old, {})
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    keep_source(path, source)
     try:
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:

@@ -36,7 +36,8 @@ class _Segment:
     def __init__(self, first: int) -> None:
         # Stays open as long as the segment exists: a reader may still have a dropped one.
         self.file: IO[bytes] = tempfile.TemporaryFile(prefix="monarch-events-")  # noqa: SIM115
-        weakref.finalize(self, self.file.close)
+        # Not at the exit of the program, before which the last entries are written.
+        weakref.finalize(self, self.file.close).atexit = False
         self.first = first
         self.size = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import linecache
 import logging
 import warnings
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from monarch._engine.simulation.own_devices import do_nothing, pretend_gpus
 from monarch._engine.simulation.rank_meter import RankMeter
 from monarch._engine.simulation.replicas import OBJECT_COLLECTIVES, DistributedDataParallel, converted
 from monarch._engine.tensors.devices import OwnDevices
+from monarch._python.sources import keep_source
 
 _VALUES = ("data pointer", "data is not allocated", "FakeTensor", "fake tensor", "aten::item", "numpy()")
 """In errors of code that needs the values of tensors."""
@@ -86,7 +86,7 @@ class ProgramSimulation:
         self._prepare()
         register_optimizer_step_pre_hook(self._own)
         register_optimizer_step_post_hook(self._stepped)
-        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+        keep_source(name, source)
         code: CodeType = compile(source, name, "exec")
         with OwnDevices(), self.fakes, self.meter:
             variables = load()

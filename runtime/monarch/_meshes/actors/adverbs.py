@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from monarch._actors.endpoint import EXPLICIT, UNDECORATED, Arity, EndpointLike, methods_of
 from monarch._actors.ports import Port
@@ -97,7 +97,7 @@ class Endpoint(Generic[P, R]):
         mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
         targets = targets_of(mesh)
         gather: Gather[Any] = Gather(
-            node, targets.peers, targets.extent, state.name, self.name, value_mesh_of, state.key
+            node, targets.peers, targets.extent, state.name, self.name, value_mesh_of, state.key, opens=False
         )
         gather.view = mesh
         each = [
@@ -232,6 +232,18 @@ class Endpoint(Generic[P, R]):
         name = f"{state_of(self.mesh).name}.{self.name}"
         raise ArgumentError(f"{name} is an endpoint of a mesh: choose how to call it, as in {name}.call(...)")
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            ways = [each for each in dir(type(self)) if not each.startswith("_")]
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, ways, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(ways)}"
+            raise AttributeError(f"{self!r} has no attribute {name!r}; {hint}")
+
     def __repr__(self) -> str:
         return f"<endpoint {self.name} of {called_of(self.mesh)}>"
 
@@ -253,7 +265,9 @@ class Endpoint(Generic[P, R]):
             sender, cost = here[0].key if here is not None else "", 1 + (len(body) >> 12)
             shape = targets.shape.packed
             call = m.Call(node.proc, state.key, self.name, 0, shape, sender, self._flags, body, None, 0, cost)
-        gather: Gather[Any] = Gather(node, targets.peers, targets.extent, state.name, self.name, finish, state.key)
+        gather: Gather[Any] = Gather(
+            node, targets.peers, targets.extent, state.name, self.name, finish, state.key, opens=False
+        )
         gather.view = mesh
         if call is not None:
             send_plain(node, targets.peers, call, mesh, gather)
@@ -315,11 +329,13 @@ class Endpoint(Generic[P, R]):
         """
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
-        port = sink.port if sink is not None else 0
+        port = 0
         here = current.get()
         sender = here[0].key if here is not None else ""
         messages: list[Outgoing] = []
         try:
+            if sink is not None:
+                port = sink.port or node.ports.open_call(sink)
             if node.bulk.deferred or node.bulk.releases:
                 # Memory released since the last call is free for the answers of this one.
                 node.bulk.settle()
@@ -333,10 +349,10 @@ class Endpoint(Generic[P, R]):
         except BaseException:
             for message in messages:
                 message.drop()
-            if port and not (len(messages) == len(each) and all(message.is_sent for message in messages)):
+            if sink is not None and not (len(messages) == len(each) and all(message.is_sent for message in messages)):
                 # Nobody waits for the answers. After an interrupt while the messages went out, the call continues, as
                 # one whose future was dropped.
-                node.ports.close(port)
+                node.ports.close(sink.port)
             raise
 
 

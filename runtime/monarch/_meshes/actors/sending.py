@@ -171,14 +171,14 @@ def send_plain(node: Node, peers: Sequence[Peer], call: m.Call, mesh: ActorMeshL
         peers: the receivers.
         call: the message, without a port.
         mesh: the addressed mesh, for errors.
-        sink: takes the answers.
+        sink: takes the answers; its port is opened here.
 
     Raises:
         SendTimeoutError: a receiver had no room and finished nothing for a minute.
     """
     is_sent = False
     try:
-        call.port = sink.port
+        call.port = node.ports.open_call(sink)
         frame, cost, loop = m.encode(call), call.cost, node.receive_loop
         while True:
             held = loop.hold()

@@ -40,6 +40,7 @@ class Gather(Outcome[R]):
         finish: makes the result from the values.
         actor: key of the actors.
         patient: whether a death does not end the wait for the others.
+        opens: whether it opens its port; if not, the sender does, which closes it if an interrupt comes before that.
     """
 
     __slots__ = ()
@@ -62,6 +63,7 @@ class Gather(Outcome[R]):
         finish: Callable[[Gather[R], list[Any]], R],
         actor: str = "",
         patient: bool = False,
+        opens: bool = True,
     ) -> None:
         # Not super(), which each call would pay for.
         Future.__init__(self, node)  # pyright: ignore[reportUnknownMemberType]
@@ -81,7 +83,7 @@ class Gather(Outcome[R]):
         """When it was sent, until the log of events has it; the log sets it, and the next one before."""
         self.title: tuple[str, int]
         """See ``monarch._core.telemetry.calling``."""
-        self.port: int = node.ports.open_call(self)
+        self.port: int = node.ports.open_call(self) if opens else 0
 
     def check(self) -> None:
         """Note procs that died while the call was being sent."""

@@ -30,6 +30,7 @@ from monarch._notebook.showing.display import Display
 from monarch._notebook.showing.show import Bundle, bundle_of, portable
 from monarch._notebook.showing.streams import note_file, tell_replaced
 from monarch._procs.zygote.user_forks import leave_if_forked
+from monarch._python.sources import keep_source
 from monarch._wire.pickling import dumps, loads, plain_classes
 from monarch.exceptions import SerializationError
 
@@ -178,8 +179,7 @@ def steps_of(
         figures: whether open figures are shown at the end, and closed.
     """
     begun = time.perf_counter()
-    lines = (typed or source).splitlines(keepends=True)
-    linecache.cache[name] = (len(typed or source), None, lines, name)
+    lines = keep_source(name, typed or source)
     cell_loop.make_current()
     before = running_cell.set(RunningCell(name, variables, display, change))
     try:
