@@ -121,7 +121,7 @@ def test_arguments_are_checked_before_anything_is_sent(procs: Any) -> None:
     assert kinds.plain.call_one(1).get(timeout=20) == 1
 
 
-def test_way_to_call_that_does_not_exist_is_told_with_the_nearest(procs: Any) -> None:
+def test_unknown_way_to_call_is_told_with_the_nearest(procs: Any) -> None:
     endpoint = procs(1).spawn("kinds", Kinds).plain
     with pytest.raises(
         AttributeError, match=r"<endpoint plain of kinds> has no attribute 'cal'; did you mean 'call'\?"
