@@ -20,7 +20,7 @@ from monarch._meshes.actors.each import map_items, values_for
 from monarch._meshes.actors.relay import AnswerRelay
 from monarch._meshes.actors.reply_stream import ReplyStream
 from monarch._meshes.actors.results import single_value, value_mesh_of
-from monarch._meshes.actors.sending import COPIED_ONCE, Outgoing, send_plain, send_with_room
+from monarch._meshes.actors.sending import Outgoing, send_with_room
 from monarch._meshes.actors.undecorated import Undecorated
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of, title_of
 from monarch._meshes.mesh_like import ActorMeshLike
@@ -257,22 +257,11 @@ class Endpoint(Generic[P, R]):
         mesh = self.mesh
         node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
         targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
-        body, buffers = prepared
-        call: m.Call | None = None
-        if not (buffers or targets.far or len(body) >= COPIED_ONCE or node.bulk.deferred or node.bulk.releases):
-            # The usual call. Buffers, large bodies, other hosts, and memory to settle need _dispatch.
-            here = current.get()
-            sender, cost = here[0].key if here is not None else "", 1 + (len(body) >> 12)
-            shape = targets.shape.packed
-            call = m.Call(node.proc, state.key, self.name, 0, shape, sender, self._flags, body, None, 0, cost)
         gather: Gather[Any] = Gather(
             node, targets.peers, targets.extent, state.name, self.name, finish, state.key, opens=False
         )
         gather.view = mesh
-        if call is not None:
-            send_plain(node, targets.peers, call, mesh, gather)
-        else:
-            self._dispatch([(prepared, targets)], gather, True)
+        self._dispatch([(prepared, targets)], gather, True)
         if node.peers.deaths:
             # Of a process that died after the check of who lives, the open calls were told before there was this one.
             gather.check()

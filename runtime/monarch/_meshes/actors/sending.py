@@ -9,13 +9,12 @@ from monarch._core.flow import take_all
 from monarch._meshes.actors.backpressure import wait_for_room
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.node import Node
-from monarch._node.peers.peer import Peer
 from monarch._node.peers.targets import Targets
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large
 
-COPIED_ONCE = 32 << 10
+_COPIED_ONCE = 32 << 10
 """Bytes from which a frame is no longer copied for each receiver."""
 
 
@@ -66,7 +65,7 @@ class Outgoing:
             self._near: Any = b""
             if targets.near:
                 near = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
-                copied = len(near) >= COPIED_ONCE and len(targets.near) > 1
+                copied = len(near) >= _COPIED_ONCE and len(targets.near) > 1
                 self._near = lasting([near])[0] if copied else near
             self._far: list[Any] = []
             if targets.far:
@@ -160,59 +159,9 @@ def send_with_room(
         wait_for_room(node, [peer for each in messages for peer in each.targets.peers], full, mesh, method)
 
 
-def send_plain(node: Node, peers: Sequence[Peer], call: m.Call, mesh: ActorMeshLike, sink: Any) -> None:
-    """Send a message without buffers to processes of this host once all have room: the quick way of ``send_with_room``.
-
-    If this raises before it has gone to all, the port of the sink is closed. After an interrupt while it went out, the
-    call continues, as one whose future was dropped.
-
-    Args:
-        node: the node of this process.
-        peers: the receivers.
-        call: the message, without a port.
-        mesh: the addressed mesh, for errors.
-        sink: takes the answers; its port is opened here.
-
-    Raises:
-        SendTimeoutError: a receiver had no room and finished nothing for a minute.
-    """
-    is_sent = False
-    try:
-        call.port = node.ports.open_call(sink)
-        frame, cost, loop = m.encode(call), call.cost, node.receive_loop
-        while True:
-            held = loop.hold()
-            # The receivers before this place need nothing given back: all of them until room is reserved.
-            reached = len(peers)
-            try:
-                full = _reserve_at(peers, cost)
-                if full < 0:
-                    reached = 0
-                    for peer in peers:
-                        peer.send(frame)
-                        reached += 1
-                    is_sent = True
-                    node.watch.sent(sink)
-                    return
-            finally:
-                try:
-                    for peer in peers[reached:]:
-                        peer.give_back(cost)
-                finally:
-                    loop.let_go(held)
-            wait_for_room(node, peers, full, mesh, call.method)
-    except BaseException:
-        if not is_sent:
-            node.ports.close(sink.port)
-        raise
-
-
 def _reserve_one(message: Outgoing) -> int:
-    return _reserve_at(message.targets.peers, message.call.cost)
-
-
-def _reserve_at(peers: Sequence[Peer], cost: int) -> int:
     """Reserve room for a message at all receivers and return -1, or at none, and return the place of one without."""
+    peers, cost = message.targets.peers, message.call.cost
     full = take_all(peers, cost)
     if full > 0:
         for peer in peers[:full]:
