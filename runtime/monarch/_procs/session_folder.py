@@ -18,11 +18,12 @@ from pathlib import Path
 from monarch._procs.os.orphans import end_orphans
 from monarch._procs.os.posix import outlives, proc_start_time
 from monarch._procs.os.shared_names import remove_names
-from monarch._wire.descriptors import limit_of, used_by
+from monarch._wire.descriptors import limit_of, reserve, used_by
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
 
-TEND = 1.0
-"""Seconds between a process's checks of its folder, its socket file, and its room for connections."""
+_TEND, _TEND_CALM = 1.0, 5.0
+"""Seconds between a process's checks of its folder, its socket file, and its room for connections; and while it has
+very many free descriptors."""
 _TOUCH = 3600.0
 """Seconds until files are marked as in use: cleaners of /tmp check their age."""
 # Room for the longest name of a socket in the folder.
@@ -162,6 +163,11 @@ class Residence:
                 os.utime(self._folder)
         before, self._complaint = self._complaint, complaint
         return complaint + "accepts no new connections" if complaint and not before else ""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next check."""
+        return _TEND_CALM if reserve.is_calm and not self._complaint else _TEND
 
     def _take_lock(self) -> None:
         if not self._hold:

@@ -21,7 +21,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, in_thread
 from monarch._node.node import Node
-from monarch._procs.session_folder import TEND, host_id, make_folder, remove_folder
+from monarch._procs.session_folder import host_id, make_folder, remove_folder
 from monarch._session.attached_hosts import AttachedHosts, raise_closed
 from monarch._session.controllers import CONTROLLERS, ControllerDirectory
 from monarch._session.host_watch import HostWatch
@@ -84,7 +84,7 @@ class Session(AttachedHosts):
             try:
                 self.node.tend()
             finally:
-                self.node.receive_loop.call_later(until_next(TEND, time.monotonic()), self._tend)
+                self.node.receive_loop.call_later(until_next(self.node.residence.pause, time.monotonic()), self._tend)
 
     # The agent of this host
 

@@ -14,6 +14,9 @@ from monarch._core.telemetry.model import MeshModel
 from monarch._telemetry.ring import Ring
 
 T = TypeVar("T")
+_UNFOLDED = 100
+"""Entries that the model may lack until it is read. Together they take a fraction of the time: a call now and then finds
+no code in the caches of the CPU."""
 
 
 class MeshTelemetry:
@@ -31,10 +34,12 @@ class MeshTelemetry:
         self.name = name
         self._settle = settle
         self._wake = wake
-        # Guards the model, and that numbers and entries agree; held briefly, never over code of others.
+        # Guards the next two, and that numbers and entries agree; held briefly, never over code of others.
         self._lock = RLock()
-        self._ring = Ring()
         self._model = MeshModel()
+        self._unfolded: list[Entry] = []
+        """The newest entries, which the model lacks."""
+        self._ring = Ring()
         self.subscribers: tuple[Subscriber, ...] = ()
         """Replaced as a whole under ``_lock``, so it is read without it."""
 
@@ -53,7 +58,16 @@ class MeshTelemetry:
         with self._lock:
             entry = Entry(self._ring.last + 1, when or time.time(), event)
             self._ring.append(entry)
+            self._unfolded.append(entry)
+            if len(self._unfolded) >= _UNFOLDED:
+                self._newest_model()
+
+    def _newest_model(self) -> MeshModel:
+        """Return the state after the newest entry; with the lock."""
+        unfolded, self._unfolded = self._unfolded, []
+        for entry in unfolded:
             fold(self._model, entry)
+        return self._model
 
     def events(self) -> EventTable:
         """Return the entries of the log that are kept, oldest first."""
@@ -69,7 +83,7 @@ class MeshTelemetry:
         """Return a copy of the state of the mesh."""
         self._settle()
         with self._lock:
-            return copy_of(self._model)
+            return copy_of(self._newest_model())
 
     def read(self, reader: Callable[[MeshModel], T]) -> T:
         """Return the result of a function of the state, which is cheaper than copying the state of a large mesh.
@@ -79,7 +93,7 @@ class MeshTelemetry:
         """
         self._settle()
         with self._lock:
-            return reader(self._model)
+            return reader(self._newest_model())
 
     def base(self) -> MeshModel:
         """Return the state before the first entry that is kept."""

@@ -37,6 +37,8 @@ _TENSORS, _TENSORS_BUSY = 5.0, 30.0
 """Least seconds between two looks at tensors: after a call has ended, and during one or if nothing changes."""
 _SOON = 0.1
 """Seconds until they are looked at after the first call in a while."""
+_EARLY = 0.2
+"""Share of the time until such a look by which it may come early, with a call, instead of waking the rank."""
 _URGENT = 0.05
 """Least seconds between two reports that the agent passes on at once, before an answer."""
 _NEAR = 64
@@ -184,7 +186,7 @@ class Reporter:
         if not self.measuring:
             self.measuring = True
             wait = max(_SOON, self._next_measure - time.monotonic())
-            self._node.receive_loop.call_later(wait, self._post_measure)
+            self._node.receive_loop.call_later(wait, self._post_measure, wait * _EARLY)
 
     def _post_measure(self) -> None:
         self._next_measure = time.monotonic() + self._pause

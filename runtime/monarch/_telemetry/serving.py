@@ -29,7 +29,7 @@ MOST_ENTRIES = 2000
 """Entries of a mesh in an answer; beyond it, the state itself is shorter."""
 _WAITING = 32
 """Askers that may wait for their turn."""
-_TEND = 2.0
+_TEND = 5.0
 """Seconds between two looks whether the socket is still there."""
 _AGAIN = 0.2
 """Seconds until a failed accept is retried, for example when the process had no descriptor left."""

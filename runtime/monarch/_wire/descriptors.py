@@ -13,6 +13,8 @@ RESERVE = 16
 """Descriptors that a process reserves, so that user code that opens too many files leaves room for connections."""
 _LOW = 8
 """Free descriptors, beyond the reserve, below which a process accepts no new connections."""
+_MANY = 4096
+"""Free descriptors that no code uses up within seconds, except to use up all."""
 AGENT_NEED = 5
 """Descriptors of one rank in its host agent: two output files, and, where ranks talk to each other, a link each way."""
 
@@ -53,6 +55,8 @@ class Reserve:
         # Under the lock.
         self._held: list[int] = []
         self._pid = 0
+        self.is_calm = False
+        """Whether very many were free at the last look; by the thread that looks."""
 
     def free(self) -> int:
         """Return how many descriptors this process may open, including the reserve."""
@@ -66,7 +70,8 @@ class Reserve:
         Returns:
             Whether there is room: this process may accept new connections.
         """
-        room = self.free() >= RESERVE + _LOW
+        free = self.free()
+        room, self.is_calm = free >= RESERVE + _LOW, free >= _MANY
         if room:
             self._fill()
         else:

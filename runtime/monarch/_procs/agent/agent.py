@@ -34,12 +34,15 @@ from monarch._procs.os.children import suspended_zygotes
 from monarch._procs.os.orphans import end_descendants, end_orphans_in_time
 from monarch._procs.os.posix import proc_start_time
 from monarch._procs.rank.cell_marker import take_mark
-from monarch._procs.session_folder import TEND, Residence, claim, host_id, make_folder, remove_folder, sweep
+from monarch._procs.session_folder import Residence, claim, host_id, make_folder, remove_folder, sweep
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
 from monarch._wire.split import join
 from monarch.exceptions import MonarchError
+
+_UNCLAIMED_S = 1.0
+"""Seconds between two looks whether a program has claimed this agent."""
 
 
 class Agent(AgentConnections):
@@ -153,7 +156,7 @@ class Agent(AgentConnections):
         # A SIGTERM meanwhile also sets it.
         if not self.owner and time.monotonic() > self._claimed_by:
             self.closing = True
-        self._later(TEND, self._tend)
+        self._later(self._residence.pause if self.owner else _UNCLAIMED_S, self._tend)
 
     def _follow_zygotes(self) -> None:
         fds = set(self.forks.filenos())

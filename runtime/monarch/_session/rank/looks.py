@@ -9,7 +9,6 @@ from typing import TypeVar
 from monarch._actors.mailbox import Mailbox
 from monarch._actors.table import actors_of
 from monarch._node.node import Node
-from monarch._procs.session_folder import TEND
 from monarch._wire.receiving.aside import tell_recurring
 
 _T = TypeVar("_T")
@@ -56,8 +55,8 @@ class Looks:
                 self._pause = _BUSY
             _tried(self._node.bulk.settle)
             if time.monotonic() >= self._next_tend:
-                self._next_tend = time.monotonic() + TEND
                 _tried(self._node.tend)
+                self._next_tend = time.monotonic() + self._node.residence.pause
         finally:
             self._last, self._called_s = time.monotonic(), self._seconds_of_calls()
             self._next = self._last + self._pause
