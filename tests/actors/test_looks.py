@@ -14,9 +14,9 @@ from monarch.actor import Actor, endpoint
 
 class Called(Actor):
     @endpoint
-    def shorten(self) -> None:
-        """Make a rank idle after a second instead of ten."""
-        looks._IDLE, looks._EARLY_S = 0.4, 0.2
+    def shorten(self, answers: int) -> None:
+        """Make a rank idle after a second instead of ten, and let so many answers in a row stand for a look."""
+        looks._IDLE, looks._EARLY_S, looks._ANSWERS = 0.4, 0.2, answers
         self.looks: Any = getattr(current_node().output.watch, "__self__")  # noqa: B009
         self.found: list[tuple[bool, float]] = []
         look = self.looks.look
@@ -42,9 +42,9 @@ class Called(Actor):
         return found
 
 
-def idle_rank(procs: Any) -> Any:
+def idle_rank(procs: Any, answers: int = 0) -> Any:
     actor = procs(1).spawn("called", Called).slice(gpus=0)
-    actor.shorten.call_one().get(20)
+    actor.shorten.call_one(answers).get(20)
     deadline = time.monotonic() + 20
     while actor.pause.call_one().get(20) < 0.4:
         assert time.monotonic() < deadline
@@ -73,3 +73,12 @@ def test_looks_of_an_idle_rank_come_with_calls(procs: Any) -> None:
     early = [left for _, left in actor.taken.call_one().get(20)]
     # Beside other work, one may be due before a call comes.
     assert sum(left > 0 for left in early) > len(early) / 2, early
+
+
+def test_answers_to_rare_calls_stand_for_looks(procs: Any) -> None:
+    actor = idle_rank(procs, answers=3)
+    for _ in range(30):
+        time.sleep(0.1)
+        actor.work.call_one(0.0).get(20)
+    # One each 0.2 s would be 15; without any, the files and the tensors of the rank would not be looked at.
+    assert 1 <= len(actor.taken.call_one().get(20)) <= 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from leaks import wait_until
 from light import LIGHT
+from monarch._procs.session_folder import Residence
 from monarch._wire import descriptors
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import RESERVE, Reserve, limit_of, used_by
@@ -310,6 +312,38 @@ def test_descriptors_of_another_process_are_counted() -> None:
 @pytest.mark.parametrize(("total", "text"), [(10, "256"), (257, "512"), (1024, "1024"), (1025, "2048")])
 def test_remedy_names_sufficient_limit(total: int, text: str) -> None:
     assert descriptors.remedy(total) == f"`ulimit -n {text}`"
+
+
+@pytest.mark.parametrize(("many", "pause"), [(0, 5.0), (1 << 30, 1.0)])
+def test_checks_are_rarer_with_many_free_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int, pause: float
+) -> None:
+    monkeypatch.setattr(descriptors, "_MANY", many)
+    context = make_context()
+    inbox = Inbox(context, f"ipc://{tmp_path / 'it'}")
+    residence = Residence(str(tmp_path), inbox)
+    assert residence.tend() == "" and residence.pause == pause
+    inbox.close()
+    residence.close()
+    context.term()
+    descriptors.reserve.give_up()
+
+
+def test_problem_of_the_folder_is_looked_at_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "_MANY", 0)
+    context, folder = make_context(), tmp_path / "base" / "session"
+    folder.mkdir(parents=True)
+    inbox = Inbox(context, f"ipc://{folder / 'it'}")
+    residence = Residence(str(folder), inbox)
+    shutil.rmtree(folder.parent)
+    folder.parent.write_text("in the way")
+    assert "cannot be used" in residence.tend() and residence.pause == 1.0
+    folder.parent.unlink()
+    assert residence.tend() == "" and residence.pause == 5.0 and (folder / "it").exists()
+    inbox.close()
+    residence.close()
+    context.term()
+    descriptors.reserve.give_up()
 
 
 def test_removed_socket_file_is_restored(tmp_path: Path) -> None:

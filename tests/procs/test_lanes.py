@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from leaks import wait_until
 from monarch._node.services import lanes
 from monarch._node.services.lanes import Lanes, StuckError
 
@@ -87,3 +88,21 @@ def test_thread_of_a_lane_ends_without_more_work() -> None:
         found[-1].join(GUARD)
         assert not found[-1].is_alive() and target.is_idle("look")
     assert found[0] is not found[1]
+
+
+def test_thread_of_a_lane_lingers_as_long_as_told() -> None:
+    target, found = Lanes(), list[threading.Thread]()
+    for _ in range(2):
+        done = threading.Event()
+
+        def look(done: threading.Event = done) -> None:
+            found.append(threading.current_thread())
+            done.set()
+
+        target.post("look", look, linger_s=3.0)
+        assert done.wait(GUARD) and wait_until(lambda: target.is_idle("look"))
+        # Longer than a lane lingers otherwise.
+        found[-1].join(0.7)
+    assert found[0] is found[1]
+    found[0].join(GUARD)
+    assert not found[0].is_alive()

@@ -11,6 +11,7 @@ import pytest
 from monarch._core.telemetry.events import Entry, MeshStarted, Metrics, RankStarted
 from monarch._core.telemetry.fold import copy_of, fold
 from monarch._core.telemetry.model import MeshModel
+from monarch._telemetry.mesh_telemetry import MeshTelemetry
 from monarch._telemetry.ring import Ring
 
 
@@ -99,3 +100,16 @@ segments.append(_Segment(1))
 def test_files_are_written_until_the_exit_of_the_program(program: Any) -> None:
     """The session ends in a function of atexit, and writes what it has not written yet."""
     assert program(AT_EXIT).ok() == "written None\n"
+
+
+@pytest.mark.parametrize("each", [1, 7, 99, 100, 101, 1000])
+def test_state_of_a_mesh_has_all_entries_whenever_it_is_read(each: int) -> None:
+    log, model = MeshTelemetry("uid", "m", lambda: None, lambda: None), MeshModel()
+    log.add(MeshStarted("m", (), (), ("h",)), 1.0)
+    for number in range(2, 500):
+        log.add(Metrics(0, "loss", (number,), (number / 2,)), float(number))
+        if number % each == 0:
+            assert log.read(lambda model: model.number) == number == log.number
+    for entry in log.since(0):
+        fold(model, entry)
+    assert log.model() == model

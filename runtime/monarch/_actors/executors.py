@@ -104,6 +104,8 @@ class ActionExecutor:
         self.seconds = 0.0
         """Seconds of all messages so far, without those on an event loop. Written by the executor's thread; the
         receiving thread reads it."""
+        self.last_end = 0.0
+        """When the last of these messages had been handled; likewise."""
 
     def post(self, action: Action) -> None:
         """Queue an action, from any thread."""
@@ -305,7 +307,8 @@ class ActionExecutor:
                 raise
         # A message that was refused has not run: the time is that of the one before.
         if mailbox.since != before:
-            took = monotonic() - mailbox.since
+            self.last_end = now = monotonic()
+            took = now - mailbox.since
             self.seconds += took
             self._was_long = took > _LONG_S
 

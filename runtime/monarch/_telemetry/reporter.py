@@ -39,6 +39,8 @@ _SOON = 0.1
 """Seconds until they are looked at after the first call in a while."""
 _EARLY = 0.2
 """Share of the time until such a look by which it may come early, with a call, instead of waking the rank."""
+_LINGER_S = 2 * _TENSORS_BUSY
+"""Seconds after a look until its thread ends."""
 _URGENT = 0.05
 """Least seconds between two reports that the agent passes on at once, before an answer."""
 _NEAR = 64
@@ -193,7 +195,7 @@ class Reporter:
         self.measuring = False
         with suppress(RuntimeError):
             # Without a thread, they are measured after the next call.
-            self._node.lanes.post("usage", self._measure_now)
+            self._node.lanes.post("usage", self._measure_now, linger_s=_LINGER_S)
 
     def _measure_now(self) -> None:
         variables = dict(_variables())

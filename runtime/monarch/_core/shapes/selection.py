@@ -21,7 +21,7 @@ def selection(whole: Region, part: Region) -> str:
         whole: the mesh.
         part: a view of it, with any axis names.
     """
-    if whole == part:
+    if whole is part or whole == part:
         return ""
     positions = [whole.position_of(rank) for rank in part.base_ranks()]
     members = sorted({position for position in positions if position is not None})

@@ -14,8 +14,8 @@ from monarch._python.threads import spawn_thread
 from monarch._wire.receiving.leadership import Gate
 
 Action = Callable[[], None]
-_LINGER = 0.5
-"""Seconds that the thread of a lane waits for more work."""
+_LINGER_S = 0.5
+"""Seconds that the thread of a lane waits for more work, unless told otherwise."""
 STUCK_S = 1.0
 """Seconds of one action after which a later one may get another thread."""
 
@@ -30,7 +30,7 @@ class Lanes:
         self._lock = threading.RLock()
         self._lanes: dict[str, _Lane] = {}
 
-    def post(self, name: str, action: Action, threads: int = 1) -> None:
+    def post(self, name: str, action: Action, threads: int = 1, linger_s: float = _LINGER_S) -> None:
         """Queue an action on a lane.
 
         Args:
@@ -38,6 +38,8 @@ class Lanes:
             action: what to run.
             threads: how many threads the lane may have. With more than one, an action that takes longer than
                 ``STUCK_S`` no longer delays later ones.
+            linger_s: seconds that its thread then waits for more work. To start one for an action that comes time and
+                again takes longer than to wake it.
 
         Raises:
             StuckError: all of several threads take longer than that.
@@ -46,7 +48,7 @@ class Lanes:
         lane = self._lanes.get(name)
         if lane is None:
             with self._lock:
-                lane = self._lanes.setdefault(name, _Lane(name))
+                lane = self._lanes.setdefault(name, _Lane(name, linger_s))
         lane.post(action, threads)
 
     def is_idle(self, name: str) -> bool:
@@ -80,8 +82,9 @@ class _Worker:
 
 
 class _Lane:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, linger_s: float) -> None:
         self._name = name
+        self._linger_s = linger_s
         # Guards all below; held briefly, and reentrantly by a __del__ that runs meanwhile.
         self._lock = threading.RLock()
         self._actions: deque[Action] = deque()
@@ -149,7 +152,7 @@ class _Lane:
                 del action
                 with self._lock:
                     self.pending -= 1
-            elif not self._more.wait(_LINGER):
+            elif not self._more.wait(self._linger_s):
                 with self._lock:
                     if not self._actions:
                         self._workers.remove(worker)

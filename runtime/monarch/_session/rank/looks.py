@@ -19,6 +19,10 @@ _EARLY_S = 1.0
 """Seconds by which the look of an idle rank may come early, with a call."""
 _RARE = 0.05
 """Share of the time that calls take in a rank which counts as idle between them."""
+_JUST_S = 0.01
+"""Seconds after a call in which its answer stands for a look: it has sent all output."""
+_ANSWERS = 3
+"""The most looks in a row that answers stand for."""
 _WATCH_MOST = 0.5
 """Seconds for which short calls may put off the look in their middle."""
 
@@ -43,6 +47,8 @@ class Looks:
         self._pause = _BUSY
         self._called_s = 0.0
         self._next_tend = 0.0
+        self._answers = 0
+        """Looks since the last one for which an answer has stood."""
         # Any thread: when ``expect`` was called first and last, and whether a timer follows that. Two do no harm.
         self._expected_first = self._expected = 0.0
         self._expecting = False
@@ -58,10 +64,14 @@ class Looks:
                 _tried(self._node.tend)
                 self._next_tend = time.monotonic() + self._node.residence.pause
         finally:
-            self._last, self._called_s = time.monotonic(), self._seconds_of_calls()
-            self._next = self._last + self._pause
-            early = _EARLY_S if self._pause == _IDLE else 0.0
-            self._node.receive_loop.call_later(self._pause, self._look_at(self._next), early)
+            self._last, self._called_s, self._answers = time.monotonic(), self._seconds_of_calls(), 0
+            self._arrange(self._last)
+
+    def _arrange(self, now: float) -> None:
+        """Arrange the next look."""
+        self._next = now + self._pause
+        early = _EARLY_S if self._pause == _IDLE else 0.0
+        self._node.receive_loop.call_later(self._pause, self._look_at(self._next), early)
 
     def _look_at(self, when: float) -> Callable[[], None]:
         """Return a look that does nothing if another has taken its place, and in a busy rank never comes early.
@@ -71,23 +81,31 @@ class Looks:
 
         def look() -> None:
             if self._next == when:
-                left = when - time.monotonic()
-                if left <= 0 or self._is_called_rarely():
+                now = time.monotonic()
+                if now >= when:
                     self.look()
+                elif not self._is_called_rarely(now):
+                    self._node.receive_loop.call_later(when - now, look)
+                elif self._answers < _ANSWERS and now - self._last_end() < _JUST_S:
+                    self._answers += 1
+                    self._arrange(now)
                 else:
-                    self._node.receive_loop.call_later(left, look)
+                    self.look()
 
         return look
 
-    def _is_called_rarely(self) -> bool:
+    def _is_called_rarely(self, now: float) -> bool:
         """Return whether no call runs, and those since the last look have taken almost no time."""
         if self._busy() or any(mailbox.executor.loop is not None for mailbox in self._mailboxes()):
             # The time of calls on event loops is not known.
             return False
-        return self._seconds_of_calls() - self._called_s <= _RARE * (time.monotonic() - self._last)
+        return self._seconds_of_calls() - self._called_s <= _RARE * (now - self._last)
 
     def _seconds_of_calls(self) -> float:
         return sum(executor.seconds for executor in {mailbox.executor for mailbox in self._mailboxes()})
+
+    def _last_end(self) -> float:
+        return max((mailbox.executor.last_end for mailbox in self._mailboxes()), default=0.0)
 
     def _mailboxes(self) -> list[Mailbox]:
         return list(self._actors.here.values())
