@@ -15,8 +15,8 @@ from monarch._telemetry.ring import Ring
 
 T = TypeVar("T")
 _UNFOLDED = 100
-"""Entries that the model may lack until it is read. Together they take less time than one by one: code that runs now and
-then has left the caches of the CPU."""
+"""Entries that the model may lack until it is read. Together they take less time than one by one: code that runs now
+and then has left the caches of the CPU."""
 
 
 class MeshTelemetry:
