@@ -33,6 +33,7 @@ GOING = (*STEPS, "continue")
 _BOX = "the prompt above has ended; if its input box is still open, press Enter in it before you run other cells"
 ELSEWHERE = "no prompt here: use the buttons of a view or the Meshes panel, or 'python -m monarch debug' in a terminal"
 """Said of a running cell, below which no command can be typed."""
+_INTRODUCTION = "'help' lists the commands of this prompt"
 _UNSEEN = "no prompt here: this front end takes no input; use %mesh where, print, next and continue instead"
 
 
@@ -59,6 +60,7 @@ class Prompt:
         """Uids of meshes whose stops this prompt shows."""
         self._told: list[StoppedRank] = []
         """The stops that it has shown last."""
+        self._is_introduced = False
 
     def shows(self, stopped: StoppedRank) -> bool:
         """Return whether this prompt shows a stop, or has shown it."""
@@ -106,6 +108,7 @@ class Prompt:
         if not can_ask(kernel):
             print(_UNSEEN)
             return
+        self._introduce()
         focus, commands = ranks, Commands(mesh, self._mesh_command)
         while True:
             line = ask(kernel, self._shown(mesh, focus), lambda: True, self._close_box)
@@ -163,6 +166,7 @@ class Prompt:
                     print(ELSEWHERE, flush=True)
                 PauseWait(lambda now=now: is_over() or _standing(uid) != now).wait(_LOOK)
                 continue
+            self._introduce()
             # Without a stopped rank, those in a step, so that they can continue.
             standing = sorted(each.rank for each in now.values()) or sorted(split_proc(proc)[1] for proc in held)
             parked = {split_proc(proc)[1] for proc in stops().parked(uid)}
@@ -184,6 +188,12 @@ class Prompt:
             # Stops that a step has shown are not shown again.
             told = {**told, **_standing(uid)} if word in STEPS else told
             self._told = list(told.values())
+
+    def _introduce(self) -> None:
+        """Say before the first question of a notebook how to learn what may be answered."""
+        if not self._is_introduced:
+            self._is_introduced = True
+            print(_INTRODUCTION, flush=True)
 
     def _ask(self, kernel: Kernel | None, prompt: str, wanted: Callable[[], bool]) -> str | None:
         return ask(kernel, prompt, wanted, self._over)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._kernel_api import PROGRESS, Block, describe_ranks
+from monarch_kernel.output.control_codes import without_codes
 
 _ROWS = 32
 """Most lines of a display; of more ranks, the first and the last are shown."""
@@ -17,9 +17,6 @@ _LINES = 20
 """Most finished lines of one rank in a display."""
 _DISPLAYS = 200
 """Most displays of one call; later bars replace the last one."""
-
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""Control sequences of terminals, such as colours, which show nothing by themselves."""
 
 Key = tuple[int, str]
 """Rank and stream."""
@@ -84,7 +81,7 @@ class Live:
     def update(self, port: int, blocks: Sequence[Block], parent: Any) -> None:
         """Show the unfinished lines of a call as they are now."""
         lines = self._lines.get(port)
-        blocks = [block for block in blocks if _CONTROL.sub("", block.text).strip()]
+        blocks = [block for block in blocks if without_codes(block.text).strip()]
         if lines is None:
             if not blocks:
                 return

@@ -20,6 +20,7 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.output.control_codes import without_codes
 from monarch_kernel.output.log import LoggedLine, OutputLog
 from monarch_kernel.views.outlet import Speaker
 from monarch_kernel.views.protocol import Details, LogLine, TensorRow
@@ -147,7 +148,7 @@ def short_stack(lines: list[str]) -> list[str]:
 
 def log_line(line: LoggedLine) -> LogLine:
     """Return the row of a line of output."""
-    return LogLine([*line.ranks], line.stream, line.text, line.cell)
+    return LogLine([*line.ranks], line.stream, without_codes(line.text), line.cell)
 
 
 def _tensor_row(each: PeekedTensor) -> TensorRow:

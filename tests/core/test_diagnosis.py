@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from monarch._core.diagnosis.facts import COMPUTES, Doing, Entered, Kind, RankFacts, Target, Unended
 from monarch._core.diagnosis.findings import Cause, Level, diagnose
 from monarch._core.position import Frame
-from monarch._core.text.why import describe_diagnosis
+from monarch._core.text.why import describe_diagnosis, describe_finding
 
 ALL = (0, 1, 2, 3)
 ALL_LIST = [*ALL]
@@ -40,6 +40,13 @@ def only(facts: list[RankFacts]) -> tuple[Level, Cause, list[int], list[int]]:
 def test_rank_elsewhere_is_missing() -> None:
     found = only(ranks(inside(), inside(), doing(Kind.SLEEP), inside()))
     assert found == (Level.WAITING, Cause.ELSEWHERE, [0, 1, 3], [2])
+
+
+def test_stop_advises_nothing_about_the_pauses_that_it_has_ended() -> None:
+    (found,) = diagnose(ranks(inside(), doing(Kind.PAUSED))).findings
+    assert "%mesh resume" in describe_finding(found)
+    text = describe_finding(found, label="when stopped")
+    assert text.startswith("when stopped: rank 0 waits for rank 1, which is paused") and "resume" not in text
 
 
 def test_finished_rank_is_certain() -> None:

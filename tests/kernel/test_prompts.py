@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -33,6 +33,18 @@ def nothing_is_left_paused(notebook: Notebook) -> Iterator[None]:
     notebook.run("%mesh clear").ok()
     notebook.run("%mesh resume").ok()
     notebook.run("%mesh interrupt")
+
+
+def test_first_prompt_of_a_notebook_names_help(own: Callable[..., Notebook]) -> None:
+    notebook = own()
+    notebook.run("%mesh up --procs 2").ok()
+    for times in (1, 0):
+        dialog = Dialog(notebook, "%%mesh\nbreakpoint()")
+        dialog.prompt()
+        assert dialog.shown().count("'help' lists the commands") == times
+        assert "quit              stop the cell" in dialog.ask("help")
+        dialog.answer("c")
+        dialog.cell.wait().ok()
 
 
 def test_frames_and_source_as_in_pdb(notebook: Notebook) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.output.log import LoggedLine, OutputLog
+from monarch_kernel.views.details import log_line
 
 
 def filled(lines: int, memory: int = 1 << 20) -> OutputLog:
@@ -41,3 +42,8 @@ def test_the_log_itself_shows_no_marks() -> None:
     log = filled(2)
     assert "".join(log.read()) == "[ranks 0-0] line 0\n[ranks 0-1] line 1\n"
     assert list(log.lines(ranks=[1])) == ["[ranks 0-1] line 1\n"]
+
+
+def test_rows_of_views_have_no_codes_of_terminals() -> None:
+    line = LoggedLine("mesh0", (0,), "stdout", "\x1b[1;31mloss\x1b[0m 0.5\x1b[K", 1)
+    assert log_line(line).text == "loss 0.5"

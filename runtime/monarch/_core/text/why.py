@@ -98,7 +98,9 @@ def _lines(finding: Finding, names: Mapping[str, str], label: str = "") -> list[
     lines += [f"  {place_text(each, names)}" for each in places[:_SHOWN]]
     if len(places) > _SHOWN:
         lines.append(f"  {sum(len(each.ranks) for each in places[_SHOWN:])} ranks elsewhere")
-    advice = _advice(finding)
+    # A Stop, which the label tells of, has ended pauses.
+    over = bool(label) and any(each.kind is Kind.PAUSED for each in finding.missing)
+    advice = "" if over else _advice(finding)
     return [*lines, f"  {advice}"] if advice else lines
 
 
