@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
-from monarch._kernel_api import describe_ranks, duration_text, format_ranks
+from monarch._kernel_api import describe_ranks, duration_text, format_ranks, stops
 from monarch_kernel.calls.record import CallRecord, EarlierCall
 
 _NAMED = 3
@@ -93,10 +93,10 @@ def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
     match kind:
         case _Kind.HANDLE if one:
             handle = calls.handle(group[0].call)
-            return f"{waits}, still running; Stop ends only this wait; {handle}.cancel() ends the cell"
+            return f"{waits}, {_state(group, True)}; {handle}.cancel() ends the cell"
         case _Kind.HANDLE:
             ends = f"call .cancel() on a handle ({_handles(calls, group)}) to end its cell"
-            return f"{waits}, still running; Stop ends only this wait; {ends}"
+            return f"{waits}, {_state(group, True)}; {ends}"
         case _Kind.LEFT:
             return (
                 f"{waits}, which {'was' if one else 'were'} stopped but {are} still running; Stop ends only this wait; "
@@ -108,7 +108,15 @@ def _line(calls: CallRecord, kind: _Kind, group: Sequence[EarlierCall]) -> str:
             seconds = max(calls.seconds(each.call) for each in group)
             since = f" after {duration_text(seconds)}" if seconds >= 1 else ""
             stop = f"; Stop ends {them} too" if kind is _Kind.STOPPABLE else ""
-            return f"{waits}, still running{since}{stop}"
+            return f"{waits}, {_state(group)}{since}{stop}"
+
+
+def _state(group: Sequence[EarlierCall], lasts: bool = False) -> str:
+    """Return what earlier calls do, and for calls that outlast a Stop of the cell that waits, what it is good for."""
+    procs = {proc for each in group for proc in each.procs}
+    if procs and procs <= stops().now.keys() | stops().paused.keys():
+        return "paused; Stop ends only this wait, so that you can run %mesh resume" if lasts else "paused"
+    return "still running; Stop ends only this wait" if lasts else "still running"
 
 
 def _handles(calls: CallRecord, group: Sequence[EarlierCall]) -> str:

@@ -126,6 +126,18 @@ def test_resize_waits_for_a_nowait_cell_with_a_collective(pair: Notebook, go: Pa
     assert pair.mesh("x = torch.ones(1); dist.all_reduce(x); int(x), late()").ok().shown == "[ranks 0-2] (3, 5)"
 
 
+def test_cell_behind_a_paused_one_says_so_and_how_to_go_on(pair: Notebook, go: Path) -> None:
+    pair.mesh(WAITS.format(go), "--nowait --out handle").ok()
+    pair.run("%mesh pause").ok()
+    behind = pair.send("%%mesh\nrank * 0")
+    behind.until(lambda: "(--nowait), paused; Stop ends only this wait, so that you can run %mesh resume" in behind.text)
+    pair.interrupt()
+    behind.wait()
+    pair.run("%mesh resume").ok()
+    go.touch()
+    assert pair.mesh("rank * 0").ok().shown == "[ranks 0-1] 0"
+
+
 @pytest.mark.slow
 def test_stop_of_a_waiting_resize_leaves_the_mesh_as_it_was(pair: Notebook, go: Path) -> None:
     body = WAITS.format(go) + "x = torch.ones(1); dist.all_reduce(x); int(x), world_size"
