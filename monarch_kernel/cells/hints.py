@@ -169,7 +169,7 @@ class Hints:
             return (
                 f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell{module}"
             )
-        return ""
+        return "no mesh is running; %mesh up starts one" if name == "mesh" else ""
 
 
 def _of_port(error: CellError) -> str:

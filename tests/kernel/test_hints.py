@@ -236,6 +236,13 @@ def test_result_timeout_says_where_ranks_are(notebook: Notebook) -> None:
     notebook.run("handle.cancel()").ok()
 
 
+def test_mesh_that_was_stopped_is_said_to_be_missing(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 1").ok()
+    book.run("%mesh down").ok()
+    assert "no mesh is running; %mesh up starts one" in book.run("mesh.x").text
+
+
 def test_unload_ends_meshes_and_load_works_again(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up 2").ok()
