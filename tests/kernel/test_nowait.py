@@ -130,7 +130,8 @@ def test_cell_behind_a_paused_one_says_so_and_how_to_go_on(pair: Notebook, go: P
     pair.mesh(WAITS.format(go), "--nowait --out handle").ok()
     pair.run("%mesh pause").ok()
     behind = pair.send("%%mesh\nrank * 0")
-    behind.until(lambda: "(--nowait), paused; Stop ends only this wait, so that you can run %mesh resume" in behind.text)
+    said = "(--nowait), paused; Stop ends only this wait, so that you can run %mesh resume"
+    behind.until(lambda: said in behind.text)
     pair.interrupt()
     behind.wait()
     pair.run("%mesh resume").ok()
