@@ -74,35 +74,33 @@ def test_lane_with_all_threads_stuck_names_lane_time_and_line(stick: Stick) -> N
     assert done.wait(GUARD)
 
 
+def _ran_in(target: Lanes, linger_s: float) -> threading.Thread:
+    """Run an action in a lane, and return its thread."""
+    found, done = list[threading.Thread](), threading.Event()
+
+    def look() -> None:
+        found.append(threading.current_thread())
+        done.set()
+
+    target.post("look", look, linger_s=linger_s)
+    assert done.wait(GUARD) and wait_until(lambda: target.is_idle("look"))
+    return found[0]
+
+
 def test_thread_of_a_lane_ends_without_more_work() -> None:
-    target, found = Lanes(), list[threading.Thread]()
+    target, before = Lanes(), None
     for _ in range(2):
-        done = threading.Event()
-
-        def look(done: threading.Event = done) -> None:
-            found.append(threading.current_thread())
-            done.set()
-
-        target.post("look", look)
-        assert done.wait(GUARD)
-        found[-1].join(GUARD)
-        assert not found[-1].is_alive() and target.is_idle("look")
-    assert found[0] is not found[1]
+        thread = _ran_in(target, 0.1)
+        thread.join(GUARD)
+        assert not thread.is_alive() and thread is not before
+        before = thread
 
 
 def test_thread_of_a_lane_lingers_as_long_as_told() -> None:
-    target, found = Lanes(), list[threading.Thread]()
-    for _ in range(2):
-        done = threading.Event()
-
-        def look(done: threading.Event = done) -> None:
-            found.append(threading.current_thread())
-            done.set()
-
-        target.post("look", look, linger_s=3.0)
-        assert done.wait(GUARD) and wait_until(lambda: target.is_idle("look"))
-        # Longer than a lane lingers otherwise.
-        found[-1].join(0.7)
-    assert found[0] is found[1]
-    found[0].join(GUARD)
-    assert not found[0].is_alive()
+    target = Lanes()
+    thread = _ran_in(target, 3.0)
+    # Longer than a lane lingers otherwise.
+    thread.join(0.7)
+    assert _ran_in(target, 3.0) is thread
+    thread.join(GUARD)
+    assert not thread.is_alive()
