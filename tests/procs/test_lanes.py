@@ -90,7 +90,7 @@ def _ran_in(target: Lanes, linger_s: float) -> threading.Thread:
 def test_thread_of_a_lane_ends_without_more_work() -> None:
     target, before = Lanes(), None
     for _ in range(2):
-        thread = _ran_in(target, 0.1)
+        thread = _ran_in(target, lanes._LINGER_S)
         thread.join(GUARD)
         assert not thread.is_alive() and thread is not before
         before = thread
