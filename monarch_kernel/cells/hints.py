@@ -169,7 +169,9 @@ class Hints:
             return (
                 f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell{module}"
             )
-        return "no mesh is running; %mesh up starts one" if name == "mesh" else ""
+        # Ranks that are dead or busy do not say what they define.
+        missing = name == "mesh" and not self._meshes.by_name
+        return "no mesh is running; %mesh up starts one" if missing else ""
 
 
 def _of_port(error: CellError) -> str:

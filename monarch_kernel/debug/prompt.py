@@ -61,6 +61,7 @@ class Prompt:
         self._told: list[StoppedRank] = []
         """The stops that it has shown last."""
         self._is_introduced = False
+        """Set once, by any thread that asks; two do no harm."""
 
     def shows(self, stopped: StoppedRank) -> bool:
         """Return whether this prompt shows a stop, or has shown it."""

@@ -11,6 +11,7 @@ import pytest
 from monarch._core.telemetry.events import Entry, MeshStarted, Metrics, RankStarted
 from monarch._core.telemetry.fold import copy_of, fold
 from monarch._core.telemetry.model import MeshModel
+from monarch._telemetry import mesh_telemetry
 from monarch._telemetry.mesh_telemetry import MeshTelemetry
 from monarch._telemetry.ring import Ring
 
@@ -100,6 +101,23 @@ segments.append(_Segment(1))
 def test_files_are_written_until_the_exit_of_the_program(program: Any) -> None:
     """The session ends in a function of atexit, and writes what it has not written yet."""
     assert program(AT_EXIT).ok() == "written None\n"
+
+
+def test_interrupt_of_a_reader_loses_no_other_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MeshTelemetry("uid", "m", lambda: None, lambda: None)
+    log.add(MeshStarted("m", (), (), ("h", "h", "h")), 1.0)
+    for rank in range(3):
+        log.add(RankStarted(rank, 100 + rank, 0), 2.0)
+
+    def interrupted(model: MeshModel, entry: Entry) -> None:
+        if entry.number == 3:
+            raise KeyboardInterrupt
+        fold(model, entry)
+
+    monkeypatch.setattr(mesh_telemetry, "fold", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        log.model()
+    assert [rank.pid for rank in log.model().ranks] == [100, 0, 102]
 
 
 @pytest.mark.parametrize("each", [1, 7, 99, 100, 101, 1000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from threading import RLock
 from typing import TypeVar
@@ -37,7 +38,7 @@ class MeshTelemetry:
         # Guards the next two, and that numbers and entries agree; held briefly, never over code of others.
         self._lock = RLock()
         self._model = MeshModel()
-        self._unfolded: list[Entry] = []
+        self._unfolded: deque[Entry] = deque()
         """The newest entries, which the model lacks."""
         self._ring = Ring()
         self.subscribers: tuple[Subscriber, ...] = ()
@@ -64,9 +65,9 @@ class MeshTelemetry:
 
     def _newest_model(self) -> MeshModel:
         """Return the state after the newest entry; with the lock."""
-        unfolded, self._unfolded = self._unfolded, []
-        for entry in unfolded:
-            fold(self._model, entry)
+        # One by one: an interrupt of a reader must not lose the others.
+        while self._unfolded:
+            fold(self._model, self._unfolded.popleft())
         return self._model
 
     def events(self) -> EventTable:
