@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import pytest
 
 from leaks import wait_until
 from monarch._node.current import current_node
+from monarch._node.liveness import Liveness
 from monarch._session.session import need_session
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ArgumentError, CallTimeoutError, SupervisionError
@@ -141,6 +143,17 @@ def test_rank_that_computes_raises_no_alarm(procs: Callable[..., Any], capfd: py
     assert not busy.done, "asked for, it is told"
     busy.get(30)
     assert "answer" not in capfd.readouterr().err
+
+
+def test_checks_come_with_the_calls_of_a_program(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = procs(1).spawn("workers", Worker)
+    ticked, threads = current_node().part(Liveness).ticked, list[int]()
+    monkeypatch.setattr(ticked, "subscribers", (*ticked.subscribers, lambda _: threads.append(get_ident())))
+    until = time.monotonic() + 60
+    while len(threads) < 5 and time.monotonic() < until:
+        workers.pid.call_one().get(30)
+        time.sleep(0.05)
+    assert threads.count(get_ident()) >= 3, "another thread has to wake up for each of them"
 
 
 def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from monarch._wire.receiving.leadership import SYSTEM, Leadership
+from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership
 from monarch._wire.receiving.timers import Timers, until_next
 from monarch.exceptions import DeadlockError
 from receive_loops import GUARD, Background, Box, Rig, SilentAlarm
@@ -286,6 +286,34 @@ def test_background_releases_lead_after_timer(rig: Rig) -> None:
     assert rig.by[-1] == ran[0] == rig.receive_loop._thread.ident
 
 
+def test_background_leaves_the_lead_after_a_needless_alarm(rig: Rig) -> None:
+    lead, left = rig.receive_loop._lead, list[int]()
+    leave = lead.leave
+
+    def note() -> None:
+        leave()
+        left.append(threading.get_ident())
+
+    assert not rig.receive_loop.wait(rig.box(0), 0.01), "takes the lead from the background thread"
+    lead.leave = note
+    lead.wake_by(time.monotonic())
+    assert wait_until(lambda: left == [rig.receive_loop._thread.ident]), "the next wait would have to ask for the lead"
+    assert lead.leader == 0
+    rig.receive_loop.background()
+    assert wait_until(lambda: background_leads(rig)), "an event loop that awaits has nobody else who receives"
+
+
+def test_early_timer_that_ends_a_wait_silences_its_alarm(rig: Rig) -> None:
+    box = rig.box(1)
+    assert not rig.receive_loop.wait(rig.box(0), 0.01), "takes the lead from the background thread"
+    rig.receive_loop.call_later(GUARD, lambda: rig.fill(1), early=GUARD)
+    lead = rig.receive_loop._lead
+    assert wait_until(lambda: time.monotonic() > lead._left + TICK), "after a shorter pause it is set in any case"
+    assert lead._alarm_at < math.inf
+    assert rig.receive_loop.wait(box, GUARD / 2)
+    assert lead._alarm_at == math.inf
+
+
 def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
     alarm = SilentAlarm()
     timers = Timers(time.monotonic, threading.RLock())
@@ -554,5 +582,7 @@ def test_periodic_timers_meet_in_one_wake_up() -> None:
     nows = [0.0, 0.25, 1.0, 17.3, 12345.999]
     for period in (1.0, 0.3):
         for now in nows:
-            left = until_next(period, now)
-            assert 0 < left <= period and (now + left) / period == pytest.approx(round((now + left) / period))
+            for early in (0.0, 0.4 * period):
+                left = until_next(period, now, early)
+                assert early < left <= early + period, "it would run at once, as early as it may"
+                assert (now + left) / period == pytest.approx(round((now + left) / period))

@@ -24,6 +24,8 @@ from monarch.exceptions import ArgumentError
 USUAL = 5.0
 """Seconds without an answer after which a rank counts as unresponsive."""
 _EVERY = 1.0
+_EARLY = 0.5
+"""Part of a pause by which a look may come early, with a call: a wake-up of its own would cost more than the look."""
 _SAY = 0.05
 """Seconds for which news that a rank answers again waits for that of others."""
 _STATES = {
@@ -132,7 +134,13 @@ class Liveness:
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
             self._ticking = True
-            self._node.receive_loop.call_later(until_next(_EVERY, time.monotonic()), self._tick)
+            self._arrange(time.monotonic())
+
+    def _arrange(self, now: float) -> None:
+        """Arrange the next look."""
+        pause = min([_EVERY, *self.bounds.values()])
+        early = _EARLY * pause
+        self._node.receive_loop.call_later(until_next(pause, now, early), self._tick, early)
 
     def _tick(self) -> None:
         if self._node.closed:
@@ -142,7 +150,7 @@ class Liveness:
             self._check(now)
         finally:
             # After an error too, which the receive loop reports: nobody else would look again.
-            self._node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
+            self._arrange(now)
 
     def _check(self, now: float) -> None:
         node = self._node

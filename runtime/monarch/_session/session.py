@@ -84,7 +84,9 @@ class Session(AttachedHosts):
             try:
                 self.node.tend()
             finally:
-                self.node.receive_loop.call_later(until_next(self.node.residence.pause, time.monotonic()), self._tend)
+                pause = self.node.residence.pause
+                early = pause / 2
+                self.node.receive_loop.call_later(until_next(pause, time.monotonic(), early), self._tend, early)
 
     # The agent of this host
 

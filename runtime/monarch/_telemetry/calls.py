@@ -1,6 +1,6 @@
 """The calls of a process, written to the logs of their meshes.
 
-Sending a call only notes when. Calls that are pending at the next look, at most two seconds later, are written with
+Sending a call only notes when. Calls that are pending at the next look, at most five seconds later, are written with
 their answers as they come. Of those that have ended by then some are written, and the rest are counted: a loop of quick
 calls costs little and does not fill the log.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monarch._node.peers.peer import Peer
     from monarch._node.peers.port_table import PortTable
 
-LISTED = 10
+LISTED = 25
 """Calls between two looks that are written even if they have ended at the second."""
 _MANY = 256
 """Ranks of a call that count as another call, since each takes time to write."""

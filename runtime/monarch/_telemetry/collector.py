@@ -35,7 +35,7 @@ from monarch._wire.receiving.aside import tell_error
 from monarch._wire.receiving.leadership import Gate
 from monarch.exceptions import MonarchError
 
-PERIOD, UNWATCHED = 0.1, 2.0
+PERIOD, UNWATCHED = 0.1, 5.0
 """Seconds between two looks at what has happened, and without subscribers."""
 _EARLY = 1000
 """Reports of ranks of unknown meshes that are kept."""

@@ -140,6 +140,8 @@ class Leadership:
         """Whether the background thread must leave the lead to a waiting thread."""
         self.closing = False
         self._urgent = False
+        self.hurried = False
+        """Whether the background thread leads because somebody wants it to, and not for a message. Leader only."""
         self._turns: deque[Turn] = deque()
         self._alarm = primitives.alarm(mail)
         self._alarm_at = math.inf
@@ -318,6 +320,7 @@ class Leadership:
                 if not self._urgent and self._left + TICK > now:
                     self._wake_by(self._left + TICK, now)
                     continue
+                self.hurried = self._urgent
                 self._urgent = self.asked = False
                 self.leader = self._ident()
                 self.background = True

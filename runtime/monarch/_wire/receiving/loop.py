@@ -303,13 +303,10 @@ class ReceiveLoop:
                 if left <= 0 or (early and not in_vain and due - early <= now):
                     for action in timers.due(awake=left > 0):
                         self._run(action)
-                    if waiter is None:
-                        if not self._inbox.pending():
-                            # Asleep, it need not hand the lead over to a waiting thread.
-                            return
-                    elif waiter.done:
-                        return
                     lead.timers_ran()
+                    # Asleep, the background thread need not hand the lead over to a waiting thread.
+                    if waiter.done if waiter is not None else not self._inbox.pending():
+                        return
                     # A new timeout: one that is too short for the next timer would wake this thread in vain.
                     in_vain = True
                     continue
@@ -321,7 +318,7 @@ class ReceiveLoop:
                     or in_vain
                     or not (0 <= limited <= left + _LATE_MS or 100 <= 2 * limited <= 3 * left)
                 ):
-                    self._limit(deadline)
+                    self._limit(deadline, in_vain)
             elif deadline is not None:
                 self._limit(deadline)
             elif self._limited != -1:
@@ -360,8 +357,14 @@ class ReceiveLoop:
                 # lead again for each.
                 until = min(until, after + _BURST_S)
 
-    def _limit(self, deadline: float | None) -> None:
-        """Limit the next receive to the deadline and the first timer."""
+    def _limit(self, deadline: float | None, in_vain: bool = False) -> None:
+        """Limit the next receive to the deadline and the first timer.
+
+        Args:
+            deadline: of the wait.
+            in_vain: whether the last receive got nothing, so that a limit before that time would wake this thread
+                for nothing.
+        """
         try:
             until = self._timers.entries[0][0]
             if deadline is not None and deadline < until:
@@ -373,7 +376,8 @@ class ReceiveLoop:
         left = max(0, int((until - self._clock()) * 1000) + 1)
         # Setting it costs more than a slightly late timer; a deadline is met.
         now = self._limited
-        if not (left <= 2 * now and (now <= left or (until != deadline and left >= 100 and 2 * now <= 3 * left))):
+        enough = now == left if in_vain else now <= left <= 2 * now
+        if not (enough or (until != deadline and left >= 100 and left <= now and 2 * now <= 3 * left)):
             self._limited = left
             self._inbox.limit(left)
 
@@ -381,7 +385,10 @@ class ReceiveLoop:
         lead = self._lead
         while lead.take_for_background():
             try:
-                self._receive(None, None)
+                # An alarm may ring for nothing. This thread would then keep the lead, and the next one that waits would
+                # have to ask for it.
+                if lead.hurried or self._inbox.pending() or self._timers.first() <= self._clock():
+                    self._receive(None, None)
             finally:
                 lead.leave()
 

@@ -11,10 +11,15 @@ from typing import Any
 Action = Callable[[], None]
 
 
-def until_next(period: float, now: float) -> float:
-    """Return the seconds until the clock is at the next multiple of a period: actions of each second share a
-    wake-up."""
-    return period - now % period
+def until_next(period: float, now: float, early: float = 0.0) -> float:
+    """Return the seconds until the clock is at the next multiple of a period: actions of each second share a wake-up.
+
+    Args:
+        period: seconds between two actions.
+        now: of the clock.
+        early: seconds by which the action may run early. It is due later than that, so that it does not run at once.
+    """
+    return early + period - (now + early) % period
 
 
 class Timers:
