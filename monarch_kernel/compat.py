@@ -7,6 +7,7 @@ ipykernel is not imported here: an IPython shell without a kernel loads this fil
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -40,6 +41,11 @@ _ASKING_MS = 20
 """Milliseconds between two looks whether an answer is still of interest."""
 _MOST_TRANSFORMS = 5000
 """Magics and commands of one cell."""
+_FIRST = (
+    *("extensions", "extra_extensions", "extra_extension", "exec_lines", "exec_files"),
+    *("file_to_run", "code_to_run", "module_to_run"),
+)
+"""Settings of the code that runs as the kernel starts."""
 
 
 def line_magic(name: str) -> Callable[[_Function], _Function]:
@@ -251,6 +257,18 @@ def _padded(before: list[str], after: list[str]) -> list[str]:
     missing = len(before) - len(after)
     at = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(after) - 1)
     return after[: at + 1] + ["\n"] * missing + after[at + 1 :]
+
+
+def runs_code_first(app: Any) -> bool:
+    """Return whether a configured kernel runs code, or loads extensions, before its first message; True if unknown."""
+    if app is None or any(getattr(app, name, None) for name in _FIRST):
+        return True
+    if app.exec_PYTHONSTARTUP and os.environ.get("PYTHONSTARTUP"):
+        return True
+    known = import_module("IPython.core.application")
+    above = [os.path.join(folder, "startup") for folder in (*known.ENV_CONFIG_DIRS, *known.SYSTEM_CONFIG_DIRS)]
+    folders = [folder for folder in (app.profile_dir.startup_dir, *above) if os.path.isdir(folder)]
+    return any(name.endswith((".py", ".ipy")) for folder in folders for name in os.listdir(folder))
 
 
 def has_automagic(shell: Any) -> bool:

@@ -21,12 +21,12 @@ import monarch_kernel
 from monarch._kernel_api import is_ours, leave_if_forked, spawn_thread, watch_forks
 from monarch.exceptions import MonarchError
 from monarch_kernel.compat import cancels_awaits, group_skipped_files, publish_status, runs_cell
-from monarch_kernel.dap.filters import patterns_of
-from monarch_kernel.dap.session import DebugSession
-from monarch_kernel.magics.typing_help import TypingHelp
+from monarch_kernel.late_magics import LateMagics
 from monarch_kernel.views.lane import Lane
 
 if TYPE_CHECKING:
+    from monarch_kernel.dap.session import DebugSession
+    from monarch_kernel.magics.typing_help import TypingHelp
 
     class IPythonKernel:
         """ipykernel's kernel, with the types that it lacks: what this file uses of it."""
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
         def pre_handler_hook(self) -> None: ...
         async def shell_channel_thread_main(self, msg: Any) -> None: ...
+        def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any: ...
+        async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
         async def process_control(self, msg: Any) -> None: ...
         async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
         def do_complete(self, code: str, cursor_pos: int) -> Any: ...
@@ -113,20 +115,35 @@ class MonarchKernel(IPythonKernel):
         """Whether a Ctrl-C has come since. Also reset by the thread that takes it as one at idle."""
         self.ending = threading.Event()
         """Set by the control thread once front ends end the kernel."""
-        monarch_kernel.load_ipython_extension(self.shell)
-        # As %load_ext does, for %unload_ext.
-        _shell(self).extension_manager.loaded.add(monarch_kernel.__name__)
+        self._late_magics = LateMagics(self, self._load_magics)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
         self.shell.events.register("post_execute", leave_if_forked)
         if threading.current_thread() is threading.main_thread():
             # For the time between messages; ipykernel sets its own handler for each message, and restores this one.
             signal.signal(signal.SIGINT, self._on_idle_interrupt)
+
+    def _load_magics(self) -> None:
+        # As %load_ext does, for %unload_ext. A configuration may have loaded them.
+        _shell(self).extension_manager.load_extension(monarch_kernel.__name__)
         # The zygote imports torch while the user reads.
         spawn_thread("monarch-warm-up", _warm_up)
 
+    async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Answer a front end that waits for the kernel."""
+        await super().kernel_info_request(stream, ident, parent)
+        self._late_magics.load_soon()
+
+    def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
+        """Return whether a message is to be handled; only the question of a new front end is without the magics."""
+        if msg["header"]["msg_type"] != "kernel_info_request":
+            # For a kernel whose shell channel has no thread.
+            self._late_magics.load()
+        return super().should_handle(stream, msg, idents)
+
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Take a message of the shell channel: those of views do not wait for the running cell."""
+        await self._late_magics.admit(msg)
         if not await self.lane.takes(msg):
             await super().shell_channel_thread_main(msg)
 
@@ -310,6 +327,9 @@ class MonarchKernel(IPythonKernel):
         if _magics(self) is None:
             return None
         if self._session is None and debugger is not None:
+            from monarch_kernel.dap.filters import patterns_of
+            from monarch_kernel.dap.session import DebugSession
+
             group_skipped_files(debugger, lambda files: patterns_of(files, sys.path))
             self._session = DebugSession(lambda: _magics(self), debugger, debugger.event_callback)
             debugger.event_callback = self._session.notebook_event

@@ -65,6 +65,7 @@ KERNEL_FLOORS = [
     "views",
     "magics",
     "monarch_kernel",
+    "late_magics",
     "kernel",
     "__main__",
 ]

@@ -20,8 +20,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-KERNEL = ("ipykernel.kernelapp", "monarch_kernel.kernel", "ipykernel.zmqshell", "IPython.core.completer", "debugpy")
-"""What each kernel imports before it is ready."""
+KERNEL = (
+    *("ipykernel.kernelapp", "monarch_kernel.kernel", "ipykernel.zmqshell", "IPython.core.completer", "debugpy"),
+    *("monarch_kernel.magics.mesh", "monarch_kernel.cells.advice", "monarch_kernel.views.shown"),
+    "monarch_kernel.dap.session",
+)
+"""What each kernel imports before its first cell."""
 _STREAMS = 3
 _PACKET = 1 << 20
 _OF_A_TEST = ("PYTEST_CURRENT_TEST",)

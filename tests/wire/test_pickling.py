@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch._engine.issuing import encoding
 from monarch._wire import pickler, pickling
 from monarch._wire.pickle_sink import THRESHOLD
 from monarch._wire.pickling import dumps, dumps_call, dumps_whole, loads
@@ -444,6 +445,22 @@ def test_tensors_on_read_only_buffers() -> None:
     tensor = loads(body, [bytes(buffer) for buffer in buffers])
     tensor += 1
     assert tensor[0] == 2
+
+
+@pytest.mark.parametrize("constant", [torch.channels_last, torch.preserve_format, torch.per_tensor_affine])
+def test_constants_of_torch_are_those_of_torch(constant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # They do not know their module, and plain pickle takes the first one that has them, such as the program's.
+    monkeypatch.setattr(sys, "torch", torch, raising=False)
+    monkeypatch.setattr(sys, "per_tensor_affine", torch.per_tensor_affine, raising=False)
+    monkeypatch.setattr(pickle, "torch", torch, raising=False)
+    batch: list[Any] = [(encoding.NEW, 1, encoding.Template("aten", (), ([constant],), {"memory_format": constant}))]
+    bodies = dumps([constant])[0], encoding.pack(batch)
+    monkeypatch.undo()
+    assert loads(bodies[0])[0] is constant
+    entry = encoding.unpack(bodies[1])[0]
+    assert isinstance(entry, tuple)
+    template = entry[2]
+    assert template.args[0][0] is constant and template.kwargs["memory_format"] is constant
 
 
 def test_storages_round_trip() -> None:

@@ -14,19 +14,25 @@ sent once, so that an op costs a few dozen bytes. References count from 1 and ar
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+from collections import ChainMap
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from io import BytesIO
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import overload_of, schema_of
+from monarch._wire.rebuilding import reduce_constant
 
 NEW = "new"
 CALL = "call"
 """Kind of an entry that a halted rank keeps for later, as a shard from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
+_CONSTANTS: dict[Any, Any] = {torch.memory_format: reduce_constant, torch.qscheme: reduce_constant}
+_TABLE: ChainMap[Any, Any] = ChainMap(_CONSTANTS, cast("dict[Any, Any]", copyreg.dispatch_table))
 
 
 class Input(NamedTuple):
@@ -74,7 +80,11 @@ def find_op(name: tuple[str, ...]) -> Any:
 
 def pack(entries: list[Entry]) -> bytes:
     """Return a batch for the wire."""
-    return pickle.dumps(entries, 5)
+    file = BytesIO()
+    pickler = pickle.Pickler(file, 5)
+    pickler.dispatch_table = _TABLE
+    pickler.dump(entries)
+    return file.getvalue()
 
 
 def unpack(batch: bytes) -> list[Entry]:
