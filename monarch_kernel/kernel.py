@@ -135,7 +135,7 @@ class MonarchKernel(IPythonKernel):
         self._late_magics.load_soon()
 
     def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
-        """Return whether a message is to be handled; only the question of a new front end is without the magics."""
+        """Return whether to handle a message. All but the question of a new front end may need the magics."""
         if msg["header"]["msg_type"] != "kernel_info_request":
             # For a kernel whose shell channel has no thread.
             self._late_magics.load()
