@@ -23,7 +23,6 @@ from contextlib import contextmanager
 KERNEL = (
     *("ipykernel.kernelapp", "monarch_kernel.kernel", "ipykernel.zmqshell", "IPython.core.completer", "debugpy"),
     *("monarch_kernel.magics.mesh", "monarch_kernel.cells.advice", "monarch_kernel.views.shown"),
-    "monarch_kernel.dap.session",
 )
 """What each kernel imports before its first cell."""
 _STREAMS = 3
