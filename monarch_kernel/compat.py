@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from glob import glob
 from importlib import import_module
 from inspect import currentframe
 from io import StringIO
@@ -41,11 +42,11 @@ _ASKING_MS = 20
 """Milliseconds between two looks whether an answer is still of interest."""
 _MOST_TRANSFORMS = 5000
 """Magics and commands of one cell."""
-_FIRST = (
+_AT_START = (
     *("extensions", "extra_extensions", "extra_extension", "exec_lines", "exec_files"),
-    *("file_to_run", "code_to_run", "module_to_run"),
+    *("file_to_run", "code_to_run", "module_to_run", "gui", "matplotlib", "pylab"),
 )
-"""Settings of the code that runs as the kernel starts."""
+"""Settings by which something runs as the kernel starts."""
 
 
 def line_magic(name: str) -> Callable[[_Function], _Function]:
@@ -260,15 +261,28 @@ def _padded(before: list[str], after: list[str]) -> list[str]:
 
 
 def runs_code_first(app: Any) -> bool:
-    """Return whether a configured kernel runs code, or loads extensions, before its first message; True if unknown."""
-    if app is None or any(getattr(app, name, None) for name in _FIRST):
+    """Return whether a configured kernel needs its magics before the first message: it runs code or loads extensions
+    as it starts, or an event loop of a GUI, which takes no callbacks before that message. True if that is not known.
+    """
+    try:
+        if any(getattr(app, name) for name in _AT_START if hasattr(app, name)):
+            return True
+        if app.exec_PYTHONSTARTUP and os.environ.get("PYTHONSTARTUP"):
+            return True
+        application = import_module("IPython.core.application")
+        shared = [*application.ENV_CONFIG_DIRS, *application.SYSTEM_CONFIG_DIRS]
+        folders = [app.profile_dir.startup_dir, *(os.path.join(folder, "startup") for folder in shared)]
+    except AttributeError:
+        # Not a kernel's application: this kernel is part of another program.
         return True
-    if app.exec_PYTHONSTARTUP and os.environ.get("PYTHONSTARTUP"):
-        return True
-    known = import_module("IPython.core.application")
-    above = [os.path.join(folder, "startup") for folder in (*known.ENV_CONFIG_DIRS, *known.SYSTEM_CONFIG_DIRS)]
-    folders = [folder for folder in (app.profile_dir.startup_dir, *above) if os.path.isdir(folder)]
-    return any(name.endswith((".py", ".ipy")) for folder in folders for name in os.listdir(folder))
+    return any(glob(os.path.join(folder, kind)) for folder in folders for kind in ("*.py", "*.ipy"))
+
+
+def keep_modules(shell: Any, names: Iterable[str]) -> None:
+    """Let ``%reset --aggressive``, which unloads modules that the cells have imported, keep some."""
+    kept: set[str] | None = getattr(shell, "_sys_modules_keys", None)
+    if kept is not None:
+        kept.update(names)
 
 
 def has_automagic(shell: Any) -> bool:

@@ -143,12 +143,14 @@ class MonarchKernel(IPythonKernel):
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Take a message of the shell channel: those of views do not wait for the running cell."""
-        await self._late_magics.admit(msg)
+        await self._late_magics.shell.admit(self, msg)
         if not await self.lane.takes(msg):
             await super().shell_channel_thread_main(msg)
 
     async def process_control(self, msg: Any) -> None:
         """Handle a message of the control channel, such as the first one of the server for a page that opens."""
+        # ipykernel takes all kinds of messages on this channel.
+        await self._late_magics.control.admit(self, msg)
         await super().process_control(msg)
         self.say_busy()
 
@@ -166,7 +168,7 @@ class MonarchKernel(IPythonKernel):
             if self._stops_early:
                 # The cell before was aborted.
                 spawn_thread("monarch-idle-stop", self._say_what_runs)
-            self._stops_early, self._begun = False, time.monotonic()
+            self._stops_early, self._begun = self._late_magics.take_stop(), time.monotonic()
         super().set_parent(ident, parent, channel)
 
     def pre_handler_hook(self) -> None:
@@ -237,6 +239,8 @@ class MonarchKernel(IPythonKernel):
             # is a Ctrl-C at idle after all.
             self._stops_early = True
             spawn_thread("monarch-idle-stop", self._say_unless_it_runs)
+            return
+        if self._late_magics.stop_first():
             return
         spawn_thread("monarch-idle-stop", self._say_what_runs)
 
@@ -354,7 +358,7 @@ def _shell(kernel: MonarchKernel) -> Any:
 
 
 def _magics(kernel: MonarchKernel) -> Any:
-    """Return the magics; None if they were unloaded."""
+    """Return the magics; None while they are not loaded."""
     return _shell(kernel).magics_manager.registry.get("MeshMagics")
 
 

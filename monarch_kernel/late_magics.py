@@ -1,6 +1,6 @@
 """The magics of the kernel load after it has said that it is ready: to import them takes as long as ipykernel.
 
-Until then the kernel answers what it is, and the other messages wait.
+Until then the kernel answers what it is, and the other messages wait, each channel in its order.
 """
 
 from __future__ import annotations
@@ -12,65 +12,124 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
-from monarch_kernel.compat import peeked, runs_code_first
+from monarch_kernel.compat import keep_modules, peeked, runs_code_first
 
-_READY = "kernel_info_request"
-"""The question of a front end that waits for the kernel, the first one of each."""
+_AT_ONCE = frozenset({"kernel_info_request", "shutdown_request", "interrupt_request"})
+"""Messages that need no magics: the first question of a front end, and those that end something."""
+_CELL = "execute_request"
 _SOON_S = 0.02
-"""Seconds after the answer to it: front ends hear first that the kernel is idle."""
+"""Seconds after the answer to the first question: front ends hear first that the kernel is idle."""
+_AGAIN_S = 1.0
+"""Seconds after which a message that waits has the magics loaded again, which an interrupt may have cut."""
 
 
 class LateMagics:
-    """Loads the magics once: after the first answer, or before a message or a configured cell that may need them.
+    """Loads the magics once: after the first answer, or before a message or configured code that may need them.
 
     Args:
         kernel: the kernel of the notebook.
-        load: loads them, in the main thread.
+        load: loads them, in the thread of the notebook, which makes this object.
     """
 
     def __init__(self, kernel: Any, load: Callable[[], None]) -> None:
         self._kernel = kernel
         self._load = load
-        self._is_loading = False
-        """Main thread only."""
+        self._thread = threading.current_thread()
+        self._begun = False
+        """Notebook's thread only."""
         self._loaded: Future[None] = Future()
-        self._gate = asyncio.Lock()
-        """Held by the message that waits for them: the others queue behind it. Thread of the shell channel only."""
+        """Done by the notebook's thread; any thread looks."""
+        self.shell, self.control = Gate(self), Gate(self)
+        """Of the two channels, each for the thread of its channel."""
+        self._stop = False
+        """Whether a Stop has come for the first cell. Main thread only."""
         if runs_code_first(kernel.parent):
-            self.load()
+            self._load_now()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether they are loaded."""
+        return self._loaded.done()
 
     def load(self) -> None:
-        """Load them, unless they are loaded or load; without them the kernel ends. In the main thread."""
-        if self._is_loading or threading.current_thread() is not threading.main_thread():
+        """Load them, unless that has begun; the process ends without them. Does nothing in another thread."""
+        if threading.current_thread() is not self._thread or self._begun:
             return
-        self._is_loading = True
         try:
-            self._load()
+            self._load_now()
         except Exception:
-            # Front ends see that it has died, and its output says why. No cell would be answered without them.
+            # Front ends see that the kernel has died, and its output says why. It would answer no cell.
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
+
+    def _load_now(self) -> None:
+        self._begun = True
+        before = set(sys.modules)
+        try:
+            self._load()
         except BaseException:
-            # An interrupt; the next message tries again.
-            self._is_loading = False
+            # An interrupt: the message that waits has them loaded again.
+            self._begun = False
             raise
+        # As if they had been there from the start.
+        keep_modules(self._kernel.shell, sys.modules.keys() - before)
         self._loaded.set_result(None)
 
     def load_soon(self) -> None:
-        """Load them once front ends know that the kernel is idle; in the main thread, as it answers the first one."""
-        if not self._loaded.done():
+        """Load them once front ends know that the kernel is idle. Does nothing in another thread."""
+        if threading.current_thread() is self._thread and not self._begun:
             asyncio.get_running_loop().call_later(_SOON_S, self.load)
 
-    async def admit(self, message: Any) -> None:
-        """Return when a message on the shell channel may be handled; in the thread of that channel."""
-        if self._loaded.done() and not self._gate.locked():
+    async def wait(self) -> None:
+        """Wait until they are loaded, in the event loop of any other thread.
+
+        The notebook's thread loads them, so the wait ends like one for a running cell.
+        """
+        while not self._loaded.done():
+            self._kernel.io_loop.add_callback(self.load)
+            with suppress(asyncio.TimeoutError):
+                # A message that is given up must not cancel the future of all.
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._loaded)), _AGAIN_S)
+
+    def stop_first(self) -> bool:
+        """Note a Stop for the first cell, and return True, if one waits; in the main thread."""
+        self._stop = self._stop or (not self._loaded.done() and self.shell.cells > 0)
+        return self._stop
+
+    def take_stop(self) -> bool:
+        """Return whether the first cell is to stop; once."""
+        stop, self._stop = self._stop, False
+        return stop
+
+
+class Gate:
+    """Where the messages of a channel wait for the magics, in their order. For the thread of the channel."""
+
+    def __init__(self, magics: LateMagics) -> None:
+        self._magics = magics
+        self._lock = asyncio.Lock()
+        """Fair: who comes later waits behind the others."""
+        self._waiting = 0
+        """Messages that came before the gate opened and are not through."""
+        self.cells = 0
+        """Cells among them; any thread reads it."""
+
+    async def admit(self, kernel: Any, message: Any) -> None:
+        """Return when a raw message may be handled."""
+        if self._magics.is_loaded and not self._waiting:
             return
-        header, _ = peeked(self._kernel, message)
-        if header.get("msg_type") == _READY:
+        header, _ = peeked(kernel, message)
+        kind = header.get("msg_type", "")
+        if kind in _AT_ONCE or "subshell" in kind:
             return
-        async with self._gate:
-            if not self._loaded.done():
-                self._kernel.io_loop.add_callback(self.load)
-                await asyncio.wrap_future(self._loaded)
+        self._waiting += 1
+        self.cells += kind == _CELL
+        try:
+            async with self._lock:
+                await self._magics.wait()
+        finally:
+            self._waiting -= 1
+            self.cells -= kind == _CELL

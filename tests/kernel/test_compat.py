@@ -22,8 +22,10 @@ import zmq
 from ipykernel import debugger
 from ipykernel.comm.comm import BaseComm
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir
 from jupyter_client.session import Session
 from traitlets.config import Config
 
@@ -39,6 +41,7 @@ from monarch_kernel.compat import (
     publish,
     run_nested,
     runs_cell,
+    runs_code_first,
     show_traceback,
     syntax_lines,
     transformed,
@@ -276,3 +279,26 @@ def test_messages_to_a_comm_go_to_the_subshell_that_they_name(
 def test_execute_request_takes_stream_ident_and_parent() -> None:
     assert asyncio.iscoroutinefunction(IPythonKernel.execute_request)
     assert list(inspect.signature(IPythonKernel.execute_request).parameters) == ["self", "stream", "ident", "parent"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("exec_lines", ["1"]), ("exec_files", ["a.py"]), ("extensions", ["a"]), ("extra_extensions", ["a"])),
+        *(("file_to_run", "a.py"), ("code_to_run", "1"), ("module_to_run", "a")),
+        *(("gui", "tk"), ("matplotlib", "auto"), ("pylab", "auto")),
+    ],
+)
+def test_code_at_the_start_of_a_kernel_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: Any
+) -> None:
+    monkeypatch.delenv("PYTHONSTARTUP", raising=False)
+    assert runs_code_first(None) and runs_code_first(object()), "not known"
+    app: Any = IPKernelApp()
+    app.profile_dir = ProfileDir.create_profile_dir(str(tmp_path))
+    assert not runs_code_first(app)
+    (tmp_path / "startup" / "first.ipy").touch()
+    assert runs_code_first(app)
+    (tmp_path / "startup" / "first.ipy").unlink()
+    setattr(app, setting, value)
+    assert runs_code_first(app)

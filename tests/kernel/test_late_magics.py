@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 
 from kernels import GUARD, Notebook
 from leaks import Kit, wait_until
@@ -52,18 +57,50 @@ def early(leaks: Kit, spec: str, gate: Path) -> Iterator[EarlyNotebook]:
 
 
 def test_kernel_is_ready_before_its_magics(early: EarlyNotebook, gate: Path) -> None:
-    ended: list[int] = []
-    cells = [early.send(code) for code in ("%mesh help", "1 + 1", "%mesh")]
+    first = [early.send(code) for code in ("%mesh help", "%%mesh --here\n1", *["1"] * 98)]
     assert wait_until(lambda: Path(f"{gate}.reached").exists())
     gate.touch()
+    # More come as the first ones are let through.
+    cells = [*first, *(early.send("1") for _ in range(900))]
+    early.take(lambda: all(cell.reply for cell in cells), "the magics to load")
+    assert {cell.status for cell in [first[0], *first[2:]]} == {"ok"}
+    assert [cell.reply["execution_count"] for cell in cells] == list(range(1, 1001)), "cells have passed others"
 
-    def note() -> bool:
-        ended.extend(number for number, cell in enumerate(cells) if cell.reply and number not in ended)
-        return len(ended) == len(cells)
 
-    early.take(note, "the magics to load")
-    assert ended == [0, 1, 2] and [cell.status for cell in cells] == ["ok"] * 3
-    assert early.run("%mesh config timeout").ok().shown
+def test_stop_reaches_a_cell_that_waits_for_the_magics(early: EarlyNotebook, gate: Path) -> None:
+    assert wait_until(lambda: Path(f"{gate}.reached").exists())
+    cell, stops = early.send("import time; time.sleep(50)"), itertools.count()
+    # Of many, one comes when the kernel has the cell.
+    assert wait_until(lambda: early.interrupt() or next(stops) > 20)
+    gate.touch()
+    assert cell.wait().reply["ename"] == "KeyboardInterrupt"
+    early.run("1").ok()
+
+
+def test_control_channel_waits_for_the_magics(early: EarlyNotebook, gate: Path) -> None:
+    session = early.client.session
+    assert wait_until(lambda: Path(f"{gate}.reached").exists())
+    request = {"type": "request", "seq": 1, "command": "debugInfo", "arguments": {}}
+    messages = [
+        session.msg("debug_request", request),
+        session.msg("complete_request", {"code": "%mesh co", "cursor_pos": 8}),
+    ]
+    for message in messages:
+        early.client.control_channel.send(message)
+    gate.touch()
+    replies = [early.client.get_control_msg(timeout=GUARD) for _ in messages]
+    assert [each["parent_header"]["msg_id"] for each in replies] == [each["header"]["msg_id"] for each in messages]
+    assert "config" in replies[1]["content"]["matches"]
+    assert early.run("get_ipython().kernel._session is not None").ok().shown == "True"
+
+
+def test_shutdown_does_not_wait_for_the_magics(early: EarlyNotebook, gate: Path) -> None:
+    assert wait_until(lambda: Path(f"{gate}.reached").exists())
+    message = early.client.session.msg("shutdown_request", {"restart": False})
+    early.client.control_channel.send(message)
+    assert early.client.get_control_msg(timeout=GUARD)["content"]["status"] == "ok"
+    gate.touch()
+    assert wait_until(lambda: not early.manager.is_alive())
 
 
 def test_kernel_without_its_magics_ends_with_the_reason(early: EarlyNotebook, gate: Path) -> None:
@@ -107,3 +144,44 @@ def test_code_of_a_configuration_finds_the_magics(
     file.write_text(text)
     book = own(IPYTHONDIR=str(tmp_path))
     assert "7" in book.run("%mesh config timeout").ok().shown
+
+
+def test_aggressive_reset_keeps_the_modules_of_the_magics(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%reset -f --aggressive").ok()
+    assert book.run("import sys; 'monarch_kernel.magics.mesh' in sys.modules").ok().shown == "True"
+
+
+IN_THREAD = """
+import asyncio, sys, threading
+from ipykernel.kernelapp import IPKernelApp
+from monarch_kernel.kernel import MonarchKernel
+
+def serve():
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    app = IPKernelApp.instance(kernel_class=MonarchKernel)
+    app.initialize(["-f", sys.argv[1]])
+    app.start()
+
+threading.Thread(target=serve, daemon=True).start()
+sys.stdin.read()
+"""
+
+
+def test_kernel_in_a_thread_loads_its_magics(spec: str, leaks: Kit, tmp_path: Path) -> None:
+    file, _ = write_connection_file(str(tmp_path / "kernel.json"))
+    program = subprocess.Popen(
+        [sys.executable, "-c", IN_THREAD, file],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        asked = client.execute("%mesh help")
+        assert client.get_shell_msg(timeout=GUARD)["parent_header"]["msg_id"] == asked
+    finally:
+        client.stop_channels()
+        program.communicate(timeout=GUARD)

@@ -137,7 +137,7 @@ class Liveness:
             self._arrange(time.monotonic())
 
     def _arrange(self, now: float) -> None:
-        """Arrange the next look."""
+        """Arrange the next look: after half a pause at least, and one and a half if nothing makes it come early."""
         pause = min([_EVERY, *self.bounds.values()])
         early = _EARLY * pause
         self._node.receive_loop.call_later(until_next(pause, now, early), self._tick, early)

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import cloudpickle
 
+from monarch._wire.torch_constants import ConstantTable
+
 Reducer = Callable[[Any], Any]
 
 
@@ -27,5 +29,5 @@ def _make_code(filename: str, make: Callable[..., types.CodeType], *args: Any) -
 
 _theirs = cast("MutableMapping[Any, Reducer]", cloudpickle.Pickler.dispatch_table)
 _reduce = _theirs[types.CodeType]
-DISPATCH_TABLE: ChainMap[Any, Reducer] = ChainMap({types.CodeType: reduce_code}, _theirs)
+DISPATCH_TABLE: ChainMap[Any, Reducer] = ChainMap({types.CodeType: reduce_code}, ConstantTable(), _theirs)
 """For subclasses of ``cloudpickle.Pickler``."""

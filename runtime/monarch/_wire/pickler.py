@@ -13,15 +13,7 @@ import cloudpickle
 
 from monarch._wire.codes import DISPATCH_TABLE
 from monarch._wire.pickle_sink import THRESHOLD, PickleSink
-from monarch._wire.rebuilding import (
-    itself,
-    make_gpu_tensor,
-    make_storage,
-    make_tensor,
-    make_tied,
-    make_typed_storage,
-    reduce_constant,
-)
+from monarch._wire.rebuilding import itself, make_gpu_tensor, make_storage, make_tensor, make_tied, make_typed_storage
 from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 
 Receivers = Callable[[], Sequence[str]]
@@ -144,10 +136,6 @@ class _Pickler(cloudpickle.Pickler):
         size = tuple(tensor.size())
         return make_tensor, (storage, tensor.dtype, offset, size, strides, tensor.requires_grad)
 
-    def constant(self, constant: Any) -> Any:
-        """Reduce a constant without a module."""
-        return reduce_constant(constant)
-
     def _of_gpu(self, tensor: Any) -> Any:
         place = tensor.data_ptr(), tensor.dtype, tuple(tensor.size()), tensor.stride()
         first = self._on_gpus.setdefault(place, tensor) if tensor.numel() else tensor
@@ -189,13 +177,7 @@ class _Pickler(cloudpickle.Pickler):
         )
 
 
-_TORCH = {
-    "Tensor": _Pickler.tensor,
-    "UntypedStorage": _Pickler.untyped,
-    "TypedStorage": _Pickler.typed,
-    "memory_format": _Pickler.constant,
-    "qscheme": _Pickler.constant,
-}
+_TORCH = {"Tensor": _Pickler.tensor, "UntypedStorage": _Pickler.untyped, "TypedStorage": _Pickler.typed}
 
 
 class _Memory:

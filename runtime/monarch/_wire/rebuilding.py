@@ -13,21 +13,6 @@ def itself(value: Any) -> Any:
     return value
 
 
-def reduce_constant(constant: Any) -> tuple[Any, ...]:
-    """Return how a pickle makes a constant of torch that does not know its module, such as ``torch.channels_last``.
-
-    By itself it is pickled as the attribute of any module of the program that has imported torch.
-    """
-    return make_constant, (str(constant).removeprefix("torch."),)
-
-
-def make_constant(name: str) -> Any:
-    """Return a constant of torch."""
-    import torch
-
-    return getattr(torch, name)
-
-
 def make_storage(buffer: Any) -> Any:
     """Return a storage on a buffer, or on a copy of it if it is small or may not be written."""
     import torch

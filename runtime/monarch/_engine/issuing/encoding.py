@@ -14,25 +14,22 @@ sent once, so that an op costs a few dozen bytes. References count from 1 and ar
 
 from __future__ import annotations
 
-import copyreg
 import pickle
-from collections import ChainMap
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import overload_of, schema_of
-from monarch._wire.rebuilding import reduce_constant
+from monarch._wire.torch_constants import PlainTable
 
 NEW = "new"
 CALL = "call"
 """Kind of an entry that a halted rank keeps for later, as a shard from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
-_CONSTANTS: dict[Any, Any] = {torch.memory_format: reduce_constant, torch.qscheme: reduce_constant}
-_TABLE: ChainMap[Any, Any] = ChainMap(_CONSTANTS, cast("dict[Any, Any]", copyreg.dispatch_table))
+_TABLE = PlainTable()
 
 
 class Input(NamedTuple):

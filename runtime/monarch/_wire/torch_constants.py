@@ -1,0 +1,45 @@
+"""Constants of torch that do not know their module, like ``torch.channels_last``, are pickled by their names in torch.
+
+By themselves they are pickled as attributes of the first module that has them, and that may be one of the program: any
+that has imported torch.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_KINDS = ("memory_format", "qscheme")
+"""Their types in torch."""
+
+
+def reduce_constant(constant: Any) -> tuple[Any, ...]:
+    """Return how a pickle makes a constant."""
+    return make_constant, (str(constant).removeprefix("torch."),)
+
+
+def make_constant(name: str) -> Any:
+    """Return a constant of torch."""
+    import torch
+
+    return getattr(torch, name)
+
+
+class ConstantTable(dict[Any, Callable[[Any], Any]]):
+    """The reducers of constants, for the dispatch table of a pickler."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        # By name first: torch may not be loaded, and then nothing has its types.
+        if kind.__name__ in _KINDS and kind is getattr(sys.modules.get("torch"), kind.__name__, None):
+            return reduce_constant
+        raise KeyError(kind)
+
+
+class PlainTable(ConstantTable):
+    """The same, with all reducers of plain pickle: the whole dispatch table of one."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        reduce = copyreg.dispatch_table.get(kind)
+        return super().__missing__(kind) if reduce is None else reduce
