@@ -67,6 +67,8 @@ _BREATH = 0.1
 
 _CELL_S = 1.0
 """Seconds that the end of the kernel waits for the running cell before it ends the meshes."""
+_WARM_S = 5.0
+"""The most seconds that it waits for the start of its session, which cannot be cut off."""
 _LOST_S = 0.5
 """Seconds that it waits for a cell that still runs then, whose calls have failed."""
 
@@ -115,6 +117,9 @@ class MonarchKernel(IPythonKernel):
         """Whether a Ctrl-C has come since. Also reset by the thread that takes it as one at idle."""
         self.ending = threading.Event()
         """Set by the control thread once front ends end the kernel."""
+        self._warm = threading.Event()
+        """Cleared by the notebook's thread while the session of the kernel begins."""
+        self._warm.set()
         self._late_magics = LateMagics(self, self._load_magics)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
@@ -127,7 +132,18 @@ class MonarchKernel(IPythonKernel):
         # As %load_ext does, for %unload_ext. A configuration may have loaded them.
         _shell(self).extension_manager.load_extension(monarch_kernel.__name__)
         # The zygote imports torch while the user reads.
-        spawn_thread("monarch-warm-up", _warm_up)
+        self._warm.clear()
+        spawn_thread("monarch-warm-up", self._warm_up)
+
+    def _warm_up(self) -> None:
+        try:
+            # Looked at after ``_warm`` was cleared: the end of the kernel waits for that, or is seen here.
+            if not self.ending.is_set():
+                from monarch.actor import this_host
+
+                this_host()
+        finally:
+            self._warm.set()
 
     async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Answer a front end that waits for the kernel."""
@@ -346,6 +362,8 @@ class MonarchKernel(IPythonKernel):
         self.ending.set()
         # Jupyter has sent a Ctrl-C. The Stop of the cell needs the ranks, and its reply a socket that is closed next.
         self._replied.wait(_CELL_S)
+        # A session that begins now would outlive the end of all that there are.
+        self._warm.wait(_WARM_S)
         with suppress(MonarchError):
             # Another thread may have ended the session, or does so; the kernel ends in any case.
             shutdown_context(2).get()
@@ -369,12 +387,6 @@ def _skip_unwritten(log: Any) -> None:
     """
     if getattr(log, "handlers", ()) and not log.propagate:
         log.setLevel(max(log.getEffectiveLevel(), min(handler.level for handler in log.handlers)))
-
-
-def _warm_up() -> None:
-    from monarch.actor import this_host
-
-    this_host()
 
 
 def _finalizes(frame: FrameType | None) -> bool:

@@ -55,8 +55,9 @@ class LateMagics:
         return self._loaded.done()
 
     def load(self) -> None:
-        """Load them, unless that has begun; the process ends without them. Does nothing in another thread."""
-        if threading.current_thread() is not self._thread or self._begun:
+        """Load them, unless that has begun or the kernel ends; the process ends without them. Does nothing in another
+        thread."""
+        if threading.current_thread() is not self._thread or self._begun or self._kernel.ending.is_set():
             return
         try:
             self._load_now()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -92,6 +95,19 @@ def test_control_channel_waits_for_the_magics(early: EarlyNotebook, gate: Path) 
     assert [each["parent_header"]["msg_id"] for each in replies] == [each["header"]["msg_id"] for each in messages]
     assert "config" in replies[1]["content"]["matches"]
     assert early.run("get_ipython().kernel._session is not None").ok().shown == "True"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.3, 0.5, 0.8])
+def test_early_shutdown_leaves_nothing(early: EarlyNotebook, gate: Path, seconds: float) -> None:
+    gate.touch()
+    provisioner: Any = early.manager.provisioner
+    # Any moment of the load and of the start of the session that follows.
+    time.sleep(seconds)
+    early.client.shutdown()
+    assert early.client.get_control_msg(timeout=GUARD)["content"]["status"] == "ok"
+    assert wait_until(lambda: not early.manager.is_alive())
+    # An agent that was just starting may still remove it.
+    assert wait_until(lambda: not [*Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"*/s*-{provisioner.pid}-*")], 5.0)
 
 
 def test_shutdown_does_not_wait_for_the_magics(early: EarlyNotebook, gate: Path) -> None:
