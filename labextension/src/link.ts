@@ -133,12 +133,13 @@ export class KernelLink implements IKernelLink {
 
   /** A restart ends all comms; a new one opens when the new process is there. */
   private onStatus(_: unknown, status: Kernel.Status): void {
-    if (status === 'restarting' || status === 'autorestarting' || status === 'dead' || status === 'terminating') {
+    const restarts = status === 'restarting' || status === 'autorestarting';
+    if (restarts || status === 'dead' || status === 'terminating') {
       if (this.state !== 'none') {
         tellEnded(this.meshes.filter(mesh => !mesh.owner && !mesh.detached).map(mesh => mesh.uid));
-        this.drop('dead');
+        this.drop(restarts ? 'restarting' : 'dead');
       }
-    } else if (this.state === 'dead' && (status === 'idle' || status === 'busy')) {
+    } else if ((this.state === 'dead' || this.state === 'restarting') && (status === 'idle' || status === 'busy')) {
       this.connect();
     }
   }

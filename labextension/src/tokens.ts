@@ -10,7 +10,7 @@ import type { Channel } from './session';
 /**
  * Whether a kernel talks about meshes: `none` for other kernels, `dead` for one that has ended or restarts.
  */
-export type LinkState = 'none' | 'connecting' | 'live' | 'dead';
+export type LinkState = 'none' | 'connecting' | 'live' | 'restarting' | 'dead';
 
 /** The conversation with the kernel of a notebook; it outlives restarts of the kernel. */
 export interface IKernelLink extends Channel, IDisposable {

@@ -161,8 +161,10 @@ class Elastic:
             elif not equals and name is None and not sizes:
                 name = word
             else:
+                known = self._meshes.by_name.get(name or self._meshes.used or "")
+                axis = next(iter(known.procs.sizes), "gpus") if known is not None else "gpus"
                 raise Usage(
-                    f"%mesh resize: cannot parse {word!r}; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"
+                    f"%mesh resize: cannot parse {word!r}; write %mesh resize {axis}=6, or %mesh resize NAME {axis}=6"
                 )
         mesh = self._meshes.get(name)
         if plain:

@@ -11,7 +11,7 @@ from monarch.exceptions import SerializationError
 from monarch_kernel.editing.pushed import Pushed
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
-from monarch_kernel.grammar.suggest import did_you_mean
+from monarch_kernel.grammar.suggest import did_you_mean, own_names
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
@@ -40,7 +40,7 @@ class Transfers:
         names = parse("push", words).names
         missing = [name for name in names if name not in self._shell.user_ns]
         if missing:
-            guess = did_you_mean(missing[0], [name for name in self._shell.user_ns if not name.startswith("_")])
+            guess = did_you_mean(missing[0], [name for name in own_names(self._shell) if not name.startswith("_")])
             raise Usage(f"%mesh push: the notebook has no variable {missing[0]!r}{guess}")
         mesh = self._meshes.get(None)
         with naming_deaths(mesh), one_line(mesh, "%mesh push"):

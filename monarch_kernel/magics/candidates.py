@@ -11,6 +11,7 @@ from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.line_words import Typed
 from monarch_kernel.grammar.offers import Offer
 from monarch_kernel.grammar.parsers import PARSERS
+from monarch_kernel.grammar.suggest import own_names
 from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.magics.paths import paths
 from monarch_kernel.meshes.mesh import Mesh
@@ -68,9 +69,7 @@ class Candidates:
 
 def _local(shell: Any, word: str) -> list[str]:
     """Return the variables that cells of the notebook have defined."""
-    hidden = shell.user_ns_hidden
-    names = [name for name, value in list(shell.user_ns.items()) if hidden.get(name, hidden) is not value]
-    return sorted(name for name in names if word.startswith("_") or not name.startswith("_"))
+    return sorted(name for name in own_names(shell) if word.startswith("_") or not name.startswith("_"))
 
 
 def _detached() -> list[str]:

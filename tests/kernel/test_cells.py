@@ -244,6 +244,7 @@ def test_push_and_pull_copy_variables(notebook: Notebook) -> None:
     }.items():
         cell = notebook.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text
+    assert "did you mean" not in notebook.run("%mesh push nope").text, "the shell's own open() is no variable"
 
 
 def test_process_group_works_in_cells(notebook: Notebook, leaks: Kit) -> None:

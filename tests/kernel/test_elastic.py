@@ -105,7 +105,7 @@ def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:
     assert mortal.mesh("f(), kept").ok().shown == "[rank 0] ((0, 1, 1), 1)"
     for line, said in (
         ("", "needs the new size, as in %mesh resize gpus=6"),
-        ("gpus=x", "cannot parse 'gpus=x'"),
+        ("gpus=x", "cannot parse 'gpus=x'; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"),
         ("hosts=2", "no axis 'hosts'"),
         ("gpus=0", "gpus: expected at least 1, got 0"),
     ):

@@ -98,6 +98,8 @@ export function emptyText(model: PanelModel, trans: Trans): string {
       return trans.__(
         'The kernel of this notebook has no meshes. Select the Monarch kernel, or run %load_ext monarch_kernel.'
       );
+    case 'restarting':
+      return model.session ? '' : trans.__('The kernel is restarting. Its meshes have ended with it.');
     case 'dead':
       return model.session ? '' : trans.__('The kernel is not running. Its meshes have ended with it.');
     case 'connecting':
@@ -112,6 +114,9 @@ export function whyNot(model: PanelModel, trans: Trans): string {
   const { current, summary } = model;
   if (!current) {
     return trans.__('Open a notebook first: this command acts on its ranks.');
+  }
+  if (current.state === 'restarting') {
+    return trans.__('The kernel is restarting. Its meshes have ended with it.');
   }
   if (current.state === 'dead') {
     return trans.__('The kernel is not running. Its meshes have ended with it.');

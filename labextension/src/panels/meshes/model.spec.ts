@@ -118,6 +118,8 @@ describe('the Meshes panel', () => {
     expect(whyNot(model, ENGLISH)).toContain('Select the Monarch kernel');
     link.state = 'dead';
     expect(whyNot(model, ENGLISH)).toContain('not running');
+    link.state = 'restarting';
+    expect(whyNot(model, ENGLISH)).toContain('is restarting');
     service.current = null;
     service.changed.emit(undefined);
     expect(whyNot(model, ENGLISH)).toContain('Open a notebook');
@@ -134,6 +136,7 @@ describe('the Meshes panel', () => {
     expect(text('connecting')).toContain('Waiting');
     expect(text('none')).toContain('Select the Monarch kernel');
     expect(text('dead')).toContain('not running');
+    expect(text('restarting')).toContain('is restarting');
     service.current = null;
     service.changed.emit(undefined);
     expect(emptyText(model, ENGLISH)).toContain('Open a notebook');

@@ -83,7 +83,11 @@ export class PanelModel {
 
   private use(uid: string): void {
     const { session, link } = this;
-    const gone = session !== null && link?.state === 'dead' && this.shown && session.channel === link;
+    const gone =
+      session !== null &&
+      (link?.state === 'dead' || link?.state === 'restarting') &&
+      this.shown &&
+      session.channel === link;
     if (gone) {
       session.lose('');
     } else if (session && (session.uid !== uid || session.channel !== link || session.link === 'lost')) {
