@@ -42,7 +42,7 @@ class LateMagics:
         """Notebook's thread only."""
         self._loaded: Future[None] = Future()
         """Done by the notebook's thread; any thread looks."""
-        self.shell, self.control = Gate(self), Gate(self)
+        self.shell, self.control = MessageGate(self), MessageGate(self)
         """Of the two channels, each for the thread of its channel."""
         self._stop = False
         """Whether a Stop has come for the first cell. Main thread only."""
@@ -106,7 +106,7 @@ class LateMagics:
         return stop
 
 
-class Gate:
+class MessageGate:
     """Where the messages of a channel wait for the magics, in their order. For the thread of the channel."""
 
     def __init__(self, magics: LateMagics) -> None:
