@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         async def shell_channel_thread_main(self, msg: Any) -> None: ...
         def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any: ...
         async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
+        async def dispatch_control(self, msg: Any) -> None: ...
         async def process_control(self, msg: Any) -> None: ...
         async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
         def do_complete(self, code: str, cursor_pos: int) -> Any: ...
@@ -163,10 +164,14 @@ class MonarchKernel(IPythonKernel):
         if not await self.lane.takes(msg):
             await super().shell_channel_thread_main(msg)
 
+    async def dispatch_control(self, msg: Any) -> None:
+        """Take a message of the control channel, on which ipykernel takes all kinds of messages."""
+        # Before the lock that ipykernel holds meanwhile, so that an interrupt or a shutdown need not wait.
+        await self._late_magics.control.admit(self, msg)
+        await super().dispatch_control(msg)
+
     async def process_control(self, msg: Any) -> None:
         """Handle a message of the control channel, such as the first one of the server for a page that opens."""
-        # ipykernel takes all kinds of messages on this channel.
-        await self._late_magics.control.admit(self, msg)
         await super().process_control(msg)
         self.say_busy()
 
@@ -184,7 +189,7 @@ class MonarchKernel(IPythonKernel):
             if self._stops_early:
                 # The cell before was aborted.
                 spawn_thread("monarch-idle-stop", self._say_what_runs)
-            self._stops_early, self._begun = self._late_magics.take_stop(), time.monotonic()
+            self._stops_early, self._begun = self._late_magics.is_stopped(parent), time.monotonic()
         super().set_parent(ident, parent, channel)
 
     def pre_handler_hook(self) -> None:
@@ -215,6 +220,7 @@ class MonarchKernel(IPythonKernel):
             nonlocal last
             if runs_cell(frame) and not _finalizes(frame) and time.monotonic() - last > _BREATH:
                 last = time.monotonic()
+                self._late_magics.stop_was_heard()
                 raise KeyboardInterrupt
             # Just before or after the code of the cell, where nobody catches it, right after another Ctrl-C, or in a
             # finalizer of this package, where Python would print and drop it.
@@ -256,7 +262,7 @@ class MonarchKernel(IPythonKernel):
             self._stops_early = True
             spawn_thread("monarch-idle-stop", self._say_unless_it_runs)
             return
-        if self._late_magics.stop_first():
+        if self._late_magics.stop_waiting():
             return
         spawn_thread("monarch-idle-stop", self._say_what_runs)
 

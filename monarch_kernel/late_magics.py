@@ -44,8 +44,8 @@ class LateMagics:
         """Done by the notebook's thread; any thread looks."""
         self.shell, self.control = MessageGate(self), MessageGate(self)
         """Of the two channels, each for the thread of its channel."""
-        self._stop = False
-        """Whether a Stop has come for the first cell. Main thread only."""
+        self._stopped: frozenset[str] = frozenset()
+        """Ids of the cells that waited at a Stop. Main thread only."""
         if runs_code_first(kernel.parent):
             self._load_now()
 
@@ -95,15 +95,19 @@ class LateMagics:
                 # A message that is given up must not cancel the future of all.
                 await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._loaded)), _AGAIN_S)
 
-    def stop_first(self) -> bool:
-        """Note a Stop for the first cell, and return True, if one waits; in the main thread."""
-        self._stop = self._stop or (not self._loaded.done() and self.shell.cells > 0)
-        return self._stop
+    def stop_waiting(self) -> bool:
+        """Note a Stop, if cells wait that it is for, and return whether any does; in the main thread."""
+        waiting = frozenset(self.shell.cells)
+        self._stopped |= waiting
+        return bool(waiting)
 
-    def take_stop(self) -> bool:
-        """Return whether the first cell is to stop; once."""
-        stop, self._stop = self._stop, False
-        return stop
+    def is_stopped(self, request: Any) -> bool:
+        """Return whether the cell of a request waited at a Stop that has reached none yet; in the main thread."""
+        return request["header"]["msg_id"] in self._stopped and not request["content"].get("silent")
+
+    def stop_was_heard(self) -> None:
+        """Note that a Stop has reached a cell, so that it is not for the others; in the main thread."""
+        self._stopped = frozenset()
 
 
 class MessageGate:
@@ -115,8 +119,8 @@ class MessageGate:
         """Fair: who comes later waits behind the others."""
         self._waiting = 0
         """Messages that came before the gate opened and are not through."""
-        self.cells = 0
-        """Cells among them; any thread reads it."""
+        self.cells: set[str] = set()
+        """Ids of the cells among them, but for those of subshells. Other threads copy it, in one step."""
 
     async def admit(self, kernel: Any, message: Any) -> None:
         """Return when a raw message may be handled."""
@@ -127,10 +131,11 @@ class MessageGate:
         if kind in _AT_ONCE or "subshell" in kind:
             return
         self._waiting += 1
-        self.cells += kind == _CELL
+        if kind == _CELL and header.get("subshell_id") is None:
+            self.cells.add(header["msg_id"])
         try:
             async with self._lock:
                 await self._magics.wait()
         finally:
             self._waiting -= 1
-            self.cells -= kind == _CELL
+            self.cells.discard(header.get("msg_id", ""))

@@ -8,7 +8,7 @@ import type { CellTarget, FromKernel, MeshSummary } from './protocol';
 import type { Channel } from './session';
 
 /**
- * Whether a kernel talks about meshes: `none` for other kernels, `dead` for one that has ended or restarts.
+ * Whether a kernel talks about meshes: `none` for other kernels, `dead` for one that has ended.
  */
 export type LinkState = 'none' | 'connecting' | 'live' | 'restarting' | 'dead';
 
