@@ -13,6 +13,7 @@ from typing import Any
 
 from leaks import wait_until
 from monarch._debug.why.child_places import place_in_child
+from monarch._procs.os.blocked import process_state
 from monarch._procs.os.child_stacks import StackLine, stacks_of
 from monarch._procs.os.children import at_other_end, doing_of_child, family_runs, process_runs
 from monarch._procs.os.file_locks import holders_in, lock_holders
@@ -97,6 +98,22 @@ print("ended")
         assert [(line.function, line.number) for line in stacks[served.pid]] == [("waits", 6), ("<module>", 7)]
         assert stacks.keys() == {served.pid} and other.poll() is None, "a process without a handler is left alone"
         assert served.communicate(b"x", timeout=20)[0] == b"ended\n"
+
+
+def test_child_that_runs_is_not_asked_for_its_stack() -> None:
+    code = """
+import sys
+from monarch._procs.os.child_stacks import serve
+serve()
+print("serves", flush=True)
+while True:
+    pass
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with child(code, stdout=subprocess.PIPE, env=env) as busy:
+        assert busy.stdout is not None and busy.stdout.readline() == b"serves\n"
+        assert wait_until(lambda: process_state(busy.pid) == "R")
+        assert stacks_of([busy.pid]) == {}, "frames of a thread that runs may be half made"
 
 
 def test_collective_of_a_child_is_told_with_its_line() -> None:

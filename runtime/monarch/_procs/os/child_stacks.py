@@ -14,6 +14,8 @@ from monarch._procs.os import posix
 
 ASK = signal.SIGRTMIN + 9
 """The signal that asks; its handler is C, and restarts the system call that it has interrupted."""
+_ASLEEP = ("S", "D")
+"""States of a main thread that waits."""
 _FILE = "monarch-stack"
 _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _PATIENCE_S = 0.3
@@ -110,13 +112,17 @@ def _is_served(path: str) -> bool:
 
 
 def _ask(pid: int) -> bool:
-    """Ask a process, unless the signal would end it."""
+    """Ask a process, unless the signal would end it, or its main thread runs.
+
+    The handler reads the frames of a thread as they are: those of one that runs may be half made, and that has ended
+    processes by SIGSEGV.
+    """
     try:
         with open(f"/proc/{pid}/status") as file:
-            caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt:"))
-        if not caught >> (ASK - 1) & 1:
+            known = dict(line.split(":", 1) for line in file)
+        if known["State"].split()[0] not in _ASLEEP or not int(known["SigCgt"], 16) >> (ASK - 1) & 1:
             return False
         os.kill(pid, ASK)
-    except (OSError, StopIteration, ValueError):
+    except (OSError, KeyError, ValueError):
         return False
     return True
