@@ -109,6 +109,9 @@ def test_control_channel_waits_for_the_magics(early: EarlyNotebook, gate: Path) 
     assert [each["parent_header"]["msg_id"] for each in replies] == [each["header"]["msg_id"] for each in messages]
     assert "config" in replies[1]["content"]["matches"]
     assert early.run("get_ipython().kernel._session is not None").ok().shown == "True"
+    # The adapter of the debugger ends with a kernel that ends by itself; after a kill it may take a while.
+    early.client.shutdown()
+    assert wait_until(lambda: not early.manager.is_alive())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.3, 0.5, 0.8])
