@@ -445,7 +445,7 @@ export interface Pin {
   kind: 'pin';
   rank: number;
   uid?: string;
-  /** Whether to compute the norms of tensors above 64 MB too. */
+  /** Whether to compute the norms of tensors above 64 MiB too. */
   norms?: boolean;
   view?: string;
 }

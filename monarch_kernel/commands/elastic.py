@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._kernel_api import axes_text, current_node, describe_ranks, state_of
+from monarch._kernel_api import Copied, axes_text, current_node, describe_ranks, state_of
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
@@ -95,7 +95,7 @@ class Elastic:
             raise
         print_new(mesh, new, not copying)
         if copied is not None:
-            names, left, unwrapped = copied
+            names, left, unwrapped, _ = copied
             if not variables and not left:
                 mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
@@ -108,9 +108,7 @@ class Elastic:
                     f"ranks:\n    {name} = DDP(getattr({name}, 'module', {name}))"
                 )
 
-    def _copy(
-        self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]
-    ) -> tuple[list[str], dict[str, str], list[str]]:
+    def _copy(self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]) -> Copied:
         """Copy variables to new ranks; see ``Mesh.copy``."""
         try:
             with one_line(mesh, "%mesh heal --copy-from"):

@@ -12,12 +12,15 @@ from monarch._kernel_api import (
     ActorMesh,
     CellResult,
     Channel,
+    Copied,
     Liveness,
     ProcMesh,
     StateTransfer,
     ask_soon,
+    begin_copies_afresh,
     called,
     current_node,
+    endpoint_of,
     give_copies,
     groups,
     heal_mesh,
@@ -203,21 +206,19 @@ class Mesh:
             replace_procs(current_node(), [procs.proc(rank) for rank in ranks], _KILLING)
         return self._fill(True)
 
-    def copy(
-        self, ranks: list[int], source: int | None, names: list[str]
-    ) -> tuple[list[str], dict[str, str], list[str]]:
+    def copy(self, ranks: list[int], source: int | None, names: list[str]) -> Copied:
         """Copy variables to some ranks from a live one.
 
         Args:
             ranks: the ranks to copy to.
             source: the rank to copy from; None for any other.
             names: the names of the variables; empty for all that can be copied.
-
-        Returns:
-            The names that were copied; those that were not, with the reason; and those that were copied without their
-            DistributedDataParallel.
         """
-        return StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
+        copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
+        if copied.in_step:
+            # Without a wait: each rank does so before its next cell.
+            endpoint_of(self.cells, begin_copies_afresh).call()
+        return copied
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Resize the mesh; return the number of cells whose definitions new ranks ran."""

@@ -382,7 +382,7 @@ class Pin(_Struct, frozen=True, tag_field="kind", tag="pin"):
     rank: int
     uid: str = ""
     norms: bool = False
-    """Whether to compute the norms of tensors above 64 MB too."""
+    """Whether to compute the norms of tensors above 64 MiB too."""
     view: str = ""
 
 

@@ -361,9 +361,33 @@ def train():
 train()"""
 
 
-def test_model_in_ddp_is_copied_with_its_optimizer(mortal: Notebook) -> None:
-    """The optimizer of the new rank changes the parameters of the copied model."""
+def test_model_in_ddp_trains_on_after_a_death(mortal: Notebook) -> None:
+    """Also if a rank dies in the middle of a step: the cell that trains runs again as it is."""
     mortal.mesh(WRAPPED).ok()
+    dies = "model.module.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))"
+    mortal.mesh(f"import os, signal\nif rank == 1: {dies}\ntrain()")
+    text = mortal.run("%mesh heal --copy-from 0").ok().stream()
+    assert re.search("copied from rank 0 to rank 1: .*model, .*optimizer\n", text) and "wrap" not in text, text
+    for _ in range(2):
+        shown = mortal.mesh("train()").ok().shown
+        assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", shown), shown
+
+
+def test_model_in_ddp_is_copied_to_a_rank_that_has_trained(mortal: Notebook) -> None:
+    """An earlier heal has replaced it without a copy, so the other ranks have no failure to recover from."""
+    mortal.mesh(WRAPPED).ok()
+    mortal.mesh("import os, signal\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
+    mortal.run("%mesh heal").ok()
+    mortal.mesh(WRAPPED.replace("manual_seed(0)", "manual_seed(rank)")).ok()
+    text = mortal.run("%mesh heal --copy-from 1").ok().stream()
+    assert re.search("copied from rank 1 to ranks? 0.*: .*model, .*optimizer\n", text), text
+    shown = mortal.mesh("train()").ok().shown
+    assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", shown), shown
+
+
+def test_model_in_ddp_with_a_group_of_its_own_is_wrapped_again(mortal: Notebook) -> None:
+    """Torch restores only the default group. The optimizer of the new rank changes the parameters of its copy."""
+    mortal.mesh(WRAPPED.replace("Linear(4, 1))", "Linear(4, 1), process_group=dist.new_group())")).ok()
     mortal.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
     advice = re.search(

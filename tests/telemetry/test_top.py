@@ -39,7 +39,7 @@ def test_view_names_state_call_line_and_value() -> None:
     text = shown(model_of(e.CallStarted(1, "cell [3]", 3, (1,)), report, e.Metrics(1, "loss", (0,), (0.25,))))
     assert "mesh (gpus=2): 1 idle, 1 running" in text
     row = next(line for line in text.splitlines() if line.lstrip().startswith("1 "))
-    for part in ("running", "12", "cell [3]", "cell [3] line 5", "150%", "3.0 GB", "8.0 GB 90%", "loss 0.25"):
+    for part in ("running", "12", "cell [3]", "cell [3] line 5", "150%", "3.0 GiB", "8.0 GiB 90%", "loss 0.25"):
         assert part in row
 
 

@@ -205,7 +205,7 @@ function Tensors(props: { rows: TensorRow[]; device: string; session: MeshSessio
             type="button"
             class="mk-button mk-small"
             onClick={() => session.askNorms()}
-            title={trans.__('Include tensors above 64 MB; takes time on the device')}
+            title={trans.__('Include tensors above 64 MiB; takes time on the device')}
           >
             {trans.__('Compute all norms')}
           </button>

@@ -23,9 +23,9 @@ describe('words', () => {
   test.each([
     [0, '0 B'],
     [999, '999 B'],
-    [1500, '1.5 kB'],
-    [3.62e10, '36.2 GB'],
-    [1.5e11, '150 GB']
+    [1536, '1.5 KiB'],
+    [3.62e10, '33.7 GiB'],
+    [1.5e11, '140 GiB']
   ])('%d bytes are %s', (count, text) => {
     expect(bytes(count)).toBe(text);
   });

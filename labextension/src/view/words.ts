@@ -18,13 +18,13 @@ export function duration(seconds: number, trans: Trans): string {
   return trans.__('%1 h %2 min', Math.floor(whole / 3600), Math.floor((whole % 3600) / 60));
 }
 
-/** Return a size, as in "1.5 GB". */
+/** Return a size, as in "1.5 GiB". */
 export function bytes(count: number): string {
-  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let at = 0;
   let size = count;
   while (size >= 1000 && at < units.length - 1) {
-    size /= 1000;
+    size /= 1024;
     at += 1;
   }
   return `${at && size < 99.5 ? size.toFixed(1) : Math.round(size)} ${units[at]}`;

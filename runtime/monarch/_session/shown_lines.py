@@ -10,7 +10,7 @@ from monarch._core.text.folding.blocks import Block, OutputLine
 
 def in_units(count: int) -> str:
     """Return a byte count with a unit, in brackets; empty for small counts."""
-    for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= size:
             return f" ({count / size:.1f} {unit})"
     return ""

@@ -80,7 +80,7 @@ def _title(model: MeshModel) -> str:
 def _row(model: MeshModel, rank: RankModel, now: float) -> list[object]:
     call = model.calls.get(rank.calls[0]) if rank.calls else None
     usage = rank.usage
-    gpu = f"{usage.gpu_memory / 2**30:.1f} GB" if usage.gpu_memory else ""
+    gpu = f"{usage.gpu_memory / 2**30:.1f} GiB" if usage.gpu_memory else ""
     return [
         rank.rank,
         rank.state.value,
@@ -88,7 +88,7 @@ def _row(model: MeshModel, rank: RankModel, now: float) -> list[object]:
         call.title if call is not None else "",
         rank.reason or rank.place,
         f"{usage.cpu:.0%}" if usage.cpu else "",
-        f"{usage.rss / 2**30:.1f} GB" if usage.rss else "",
+        f"{usage.rss / 2**30:.1f} GiB" if usage.rss else "",
         gpu + (f" {usage.gpu_load:.0%}" if usage.gpu_load >= 0 else ""),
         _last_value(model, rank.rank),
     ]

@@ -1,4 +1,4 @@
-"""Every private name of torch that the package uses, except those of ``_wire/tensor_compat.py``.
+"""Every private name of torch that the package uses, except those of ``ddp_compat.py`` and ``_wire/tensor_compat.py``.
 
 Nothing of torch is imported before a function needs it: rank processes import this file before torch. Tests call each
 function, so a torch version without one of the names fails there and not in a training run.
@@ -7,7 +7,6 @@ function, so a torch version without one of the names fails there and not in a t
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 import sys
 import threading
@@ -179,27 +178,6 @@ def release_names() -> None:
     for name, first in list(_first_names.items()):
         if name not in present:
             release_name(first)
-
-
-def reset_ddp(model: Any) -> None:
-    """Let the next forward pass of a DDP module begin afresh; it first copies the state of the group's first rank.
-
-    An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
-    """
-    utils: Any = importlib.import_module("torch.distributed.utils")
-
-    def copy_first(*_: Any) -> None:
-        hook.remove()
-        utils._sync_module_states(
-            module=model.module,
-            process_group=model.process_group,
-            broadcast_bucket_size=model.broadcast_bucket_size,
-            src=0,
-            params_and_buffers_to_ignore=model.parameters_to_ignore,
-        )
-
-    model.reducer._reset_state()
-    hook = model.register_forward_pre_hook(copy_first)
 
 
 def fsdp_state_class() -> type | None:

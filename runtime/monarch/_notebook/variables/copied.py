@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
@@ -32,15 +32,24 @@ _BOUND = (
 )
 """Types of values that exist in one process only."""
 
-Copied: TypeAlias = "tuple[list[str], dict[str, str], list[str]]"
-"""Names that were copied; those that were not, with the reason; and those whose module was copied alone, without
-DistributedDataParallel, which belongs to its rank."""
+
+class Copied(NamedTuple):
+    """The outcome of a copy of a rank's variables."""
+
+    names: list[str]
+    """Those that were copied."""
+    left: dict[str, str]
+    """Those that were not, with the reason."""
+    unwrapped: list[str]
+    """Those whose module was copied alone, without its DistributedDataParallel."""
+    in_step: bool
+    """Whether the rank has modules in DistributedDataParallel, so that all ranks must begin theirs afresh."""
 
 
 @service("replicas.give", "actor")
 def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Copied]:
     """Pack variables on their rank, together so that shared objects stay shared: an optimizer has the parameters of its
-    model, also if that was in a DistributedDataParallel, of which the module is copied.
+    model.
 
     Args:
         namespace: the namespace of this rank.
@@ -57,7 +66,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
     wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
     if not names:
         wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
-    unwrapped = sorted(name for name, value in wanted.items() if _is_ddp(value))
+    unwrapped = [name for name, value in wanted.items() if _is_ddp(value) and not _goes_along(value)]
     wanted.update({name: wanted[name].module for name in unwrapped})
     left = {name: why for name, value in wanted.items() if (why := _of_its_cell(value) or _of_its_rank(value))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
@@ -65,18 +74,36 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
         dumps(wanted, here=True)
     except SerializationError:
         for name, value in list(wanted.items()):
-            try:
-                dumps(value, name, here=True)
-            except SerializationError as error:
-                left[name] = str(error).partition("\n")[0]
-                del wanted[name]
-    return wanted, (sorted(wanted), left, [name for name in unwrapped if name in wanted])
+            if why := _unpicklable(value, name):
+                if _is_ddp(value) and not _unpicklable(value.module, name):
+                    wanted[name] = value.module
+                    unwrapped.append(name)
+                else:
+                    left[name] = why
+                    del wanted[name]
+    return wanted, Copied(sorted(wanted), left, sorted(name for name in unwrapped if name in wanted), _has_ddp())
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
     namespace.variables.update(state)
+    if _has_ddp():
+        from monarch._tensors.ddp_compat import ddp_modules, reset_ddp, settle
+
+        for model in ddp_modules():
+            settle(model)
+            reset_ddp(model)
+
+
+@service("replicas.begin_afresh", "actor")
+def begin_afresh(_: Namespace) -> None:
+    """Let modules in DistributedDataParallel begin afresh, as a copy of one on another rank does."""
+    if _has_ddp():
+        from monarch._tensors.ddp_compat import ddp_modules, reset_ddp
+
+        for model in ddp_modules():
+            reset_ddp(model)
 
 
 @service("replicas.copyable_here", "threaded")
@@ -102,6 +129,30 @@ def _is_copyable(value: Any) -> bool:
 def _is_ddp(value: Any) -> bool:
     parallel = sys.modules.get("torch.nn.parallel")
     return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
+
+
+def _has_ddp() -> bool:
+    # Where nobody has imported it, there are none.
+    if "torch.nn.parallel.distributed" not in sys.modules:
+        return False
+    from monarch._tensors.ddp_compat import ddp_modules
+
+    return bool(ddp_modules())
+
+
+def _goes_along(model: Any) -> bool:
+    from monarch._tensors.ddp_compat import goes_along
+
+    return goes_along(model)
+
+
+def _unpicklable(value: Any, name: str) -> str:
+    """Return why a value cannot be pickled; empty if it can."""
+    try:
+        dumps(value, name, here=True)
+    except SerializationError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _of_its_cell(value: Any) -> str:

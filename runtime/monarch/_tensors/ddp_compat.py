@@ -1,0 +1,100 @@
+"""Modules in DistributedDataParallel that begin afresh, together on all ranks: after a failure, and on a new rank.
+
+A reducer divides the gradients into buckets, at first by size and then in the order in which a backward pass had them.
+Ranks whose buckets differ reduce different tensors in one collective. So all make a new reducer before their next pass.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def ddp_modules() -> list[Any]:
+    """Return the modules in DDP of this process, without those whose constructor was broken off."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    kind = getattr(parallel, "DistributedDataParallel", None)
+    if kind is None:
+        return []
+    kinds = {*with_subclasses(kind)}
+    # Torch keeps no list of them, but each object refers to its class. Not gc.get_objects: a reference to each object
+    # of the process would unshare the memory of all with the zygote. Not isinstance: objects tell their class.
+    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds and "reducer" in vars(each)]
+
+
+def with_subclasses(kind: type) -> Iterator[type]:
+    """Yield a class and all classes that inherit from it."""
+    yield kind
+    for each in type.__subclasses__(kind):
+        yield from with_subclasses(each)
+
+
+def reset_ddp(model: Any) -> None:
+    """Let the next forward pass of a module in DDP begin afresh; it first copies the state of the group's first rank.
+
+    An interrupt may have reached the ranks in different steps, and the middle of a backward pass. A new rank has a
+    copy.
+    """
+    model.reducer._reset_state()
+    if _begin not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_begin)
+
+
+def goes_along(model: Any) -> bool:
+    """Return whether a module in DDP can be pickled as it is: torch restores its group and its reducer then."""
+    try:
+        model._check_default_group()
+    except RuntimeError:
+        return False
+    # Neither built-in hooks nor those of parameters are restored.
+    return not (_builtin_hook(model) or model._delay_all_reduce_params)
+
+
+def settle(model: Any) -> None:
+    """Use the device of the parameters, after a copy from another rank."""
+    first = next(model.module.parameters())
+    model.device = first.device
+    if model.device_ids:
+        model.device_ids = [first.device.index]
+        model.output_device = first.device.index
+
+
+def _begin(model: Any, _: Any) -> None:
+    # By its function, so that a copy of the module has the hook too.
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if hook is _begin:
+            del model._forward_pre_hooks[key]
+    if not _builtin_hook(model):
+        _make_reducer(model)
+    utils: Any = importlib.import_module("torch.distributed.utils")
+    utils._sync_module_states(
+        module=model.module,
+        process_group=model.process_group,
+        broadcast_bucket_size=model.broadcast_bucket_size,
+        src=0,
+        params_and_buffers_to_ignore=model.parameters_to_ignore,
+    )
+
+
+def _make_reducer(model: Any) -> None:
+    """Make a new reducer, as in a new module: with the first buckets, and the hooks that the program has registered."""
+    dist: Any = importlib.import_module("torch.distributed")
+    parameters, sparse = model._build_params_for_reducer()
+    # Else the gradients of each parameter would go to both.
+    model.reducer._remove_autograd_hooks()
+    model._ddp_init_helper(parameters, sparse, model._build_debug_param_to_name_mapping(parameters), model.static_graph)
+    model._has_rebuilt_buckets = False
+    if model.static_graph:
+        model._static_graph_delay_allreduce_enqueued = False
+        model.reducer._set_static_graph()
+        model.logger._set_static_graph()
+    for hook, state in model._comm_hooks:
+        model.logger._set_comm_hook_name(hook.__qualname__)
+        dist._register_comm_hook(model.reducer, state, hook)
+
+
+def _builtin_hook(model: Any) -> bool:
+    return not model._comm_hooks and bool(model._get_ddp_logging_data().get("comm_hook"))
