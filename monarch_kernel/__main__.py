@@ -46,6 +46,7 @@ def main() -> None:
     finally:
         gc.enable()
 
+    MonarchKernel.is_ready_first = True
     IPKernelApp.launch_instance(kernel_class=MonarchKernel, outstream_class=_STREAM)
 
 

@@ -261,8 +261,10 @@ def _padded(before: list[str], after: list[str]) -> list[str]:
 
 
 def runs_code_first(app: Any) -> bool:
-    """Return whether a configured kernel needs its magics before the first message: it runs code or loads extensions
-    as it starts, or an event loop of a GUI, which takes no callbacks before that message. True if that is not known.
+    """Return whether a configured kernel needs its magics before the first message; True if that is not known.
+
+    It does if it runs code or loads extensions as it starts, or the event loop of a GUI, which takes no callbacks
+    before that message.
     """
     try:
         if any(getattr(app, name) for name in _AT_START if hasattr(app, name)):

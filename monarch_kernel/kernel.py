@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
         def pre_handler_hook(self) -> None: ...
         async def shell_channel_thread_main(self, msg: Any) -> None: ...
-        def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any: ...
         async def kernel_info_request(self, stream: Any, ident: Any, parent: Any) -> None: ...
         async def dispatch_control(self, msg: Any) -> None: ...
         async def process_control(self, msg: Any) -> None: ...
@@ -68,8 +67,8 @@ _BREATH = 0.1
 
 _CELL_S = 1.0
 """Seconds that the end of the kernel waits for the running cell before it ends the meshes."""
-_WARM_S = 5.0
-"""The most seconds that it waits for the start of its session, which cannot be cut off."""
+_WARM_S = 1.5
+"""The most seconds that it waits for the start of its session, which cannot be cut off. Jupyter kills it after 5 s."""
 _LOST_S = 0.5
 """Seconds that it waits for a cell that still runs then, whose calls have failed."""
 
@@ -81,6 +80,8 @@ class MonarchKernel(IPythonKernel):
     implementation = "monarch"
     stopped_await = False
     """Whether a Ctrl-C stopped the last cell at an await."""
+    is_ready_first = False
+    """Whether its magics may load after its first answer. Set by a program that does not use them before its start."""
     serves_terminal = False
     """Whether a front end asked when input is complete, as those with a prompt do; set by the thread of the shell."""
 
@@ -150,13 +151,6 @@ class MonarchKernel(IPythonKernel):
         """Answer a front end that waits for the kernel."""
         await super().kernel_info_request(stream, ident, parent)
         self._late_magics.load_soon()
-
-    def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
-        """Return whether to handle a message. All but the question of a new front end may need the magics."""
-        if msg["header"]["msg_type"] != "kernel_info_request":
-            # For a kernel whose shell channel has no thread.
-            self._late_magics.load()
-        return super().should_handle(stream, msg, idents)
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Take a message of the shell channel: those of views do not wait for the running cell."""
@@ -294,6 +288,7 @@ class MonarchKernel(IPythonKernel):
         self.stopped_await = False
 
         def stop(_number: int, frame: FrameType | None) -> None:
+            self._late_magics.stop_was_heard()
             if runs_cell(frame):
                 # The cell runs and awaits nothing.
                 raise KeyboardInterrupt
@@ -368,7 +363,7 @@ class MonarchKernel(IPythonKernel):
         self.ending.set()
         # Jupyter has sent a Ctrl-C. The Stop of the cell needs the ranks, and its reply a socket that is closed next.
         self._replied.wait(_CELL_S)
-        # A session that begins now would outlive the end of all that there are.
+        # A session that starts after the next call would be left behind.
         self._warm.wait(_WARM_S)
         with suppress(MonarchError):
             # Another thread may have ended the session, or does so; the kernel ends in any case.

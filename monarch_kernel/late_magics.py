@@ -1,4 +1,4 @@
-"""The magics of the kernel load after it has said that it is ready: to import them takes as long as ipykernel.
+"""The magics of the kernel load after it has said that it is ready: to import them takes 0.25 s.
 
 Until then the kernel answers what it is, and the other messages wait, each channel in its order.
 """
@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,13 +16,15 @@ from typing import Any
 
 from monarch_kernel.compat import keep_modules, peeked, runs_code_first
 
-_AT_ONCE = frozenset({"kernel_info_request", "shutdown_request", "interrupt_request"})
-"""Messages that need no magics: the first question of a front end, and those that end something."""
+_QUESTIONS = frozenset({"kernel_info_request", "create_subshell_request", "list_subshell_request"})
+"""Messages that need no magics: the first question of a front end, and those that make or list threads for cells."""
+_ENDS = frozenset({"shutdown_request", "interrupt_request"})
+"""Messages of the control channel that end something. On the shell channel they come after its cells."""
 _CELL = "execute_request"
 _SOON_S = 0.02
 """Seconds after the answer to the first question: front ends hear first that the kernel is idle."""
 _AGAIN_S = 1.0
-"""Seconds after which a message that waits has the magics loaded again, which an interrupt may have cut."""
+"""Seconds after which a message that still waits asks again."""
 
 
 class LateMagics:
@@ -42,11 +43,11 @@ class LateMagics:
         """Notebook's thread only."""
         self._loaded: Future[None] = Future()
         """Done by the notebook's thread; any thread looks."""
-        self.shell, self.control = MessageGate(self), MessageGate(self)
-        """Of the two channels, each for the thread of its channel."""
+        self.shell, self.control = MessageGate(self, _QUESTIONS), MessageGate(self, _QUESTIONS | _ENDS)
+        """The gate of each channel, used by the thread of that channel."""
         self._stopped: frozenset[str] = frozenset()
         """Ids of the cells that waited at a Stop. Main thread only."""
-        if runs_code_first(kernel.parent):
+        if not kernel.is_ready_first or runs_code_first(kernel.parent):
             self._load_now()
 
     @property
@@ -55,26 +56,21 @@ class LateMagics:
         return self._loaded.done()
 
     def load(self) -> None:
-        """Load them, unless that has begun or the kernel ends; the process ends without them. Does nothing in another
-        thread."""
+        """Load them once, unless the kernel ends; end the process if that fails. Does nothing in another thread."""
         if threading.current_thread() is not self._thread or self._begun or self._kernel.ending.is_set():
             return
         try:
             self._load_now()
-        except Exception:
-            # Front ends see that the kernel has died, and its output says why. It would answer no cell.
-            traceback.print_exc(file=sys.__stderr__)
+        except BaseException:
+            # Front ends see that the kernel has died, and its log says why. It would answer no cell. ipykernel has put
+            # a pipe over stderr, of which the end of the process would lose the last lines, but for those of this log.
+            self._kernel.log.critical("the kernel ends, since its magics cannot load", exc_info=True)
             os._exit(1)
 
     def _load_now(self) -> None:
         self._begun = True
         before = set(sys.modules)
-        try:
-            self._load()
-        except BaseException:
-            # An interrupt: the message that waits has them loaded again.
-            self._begun = False
-            raise
+        self._load()
         # As if they had been there from the start.
         keep_modules(self._kernel.shell, sys.modules.keys() - before)
         self._loaded.set_result(None)
@@ -111,14 +107,20 @@ class LateMagics:
 
 
 class MessageGate:
-    """Where the messages of a channel wait for the magics, in their order. For the thread of the channel."""
+    """Where the messages of a channel wait for the magics, in their order. For the thread of the channel.
 
-    def __init__(self, magics: LateMagics) -> None:
+    Args:
+        magics: they open it.
+        passes: the types of messages that do not wait.
+    """
+
+    def __init__(self, magics: LateMagics, passes: frozenset[str]) -> None:
         self._magics = magics
+        self._passes = passes
         self._lock = asyncio.Lock()
-        """Fair: who comes later waits behind the others."""
+        """Fair, so that messages keep their order."""
         self._waiting = 0
-        """Messages that came before the gate opened and are not through."""
+        """Messages that are not through yet, also those that came after the first ones were let through."""
         self.cells: set[str] = set()
         """Ids of the cells among them, but for those of subshells. Other threads copy it, in one step."""
 
@@ -128,7 +130,7 @@ class MessageGate:
             return
         header, _ = peeked(kernel, message)
         kind = header.get("msg_type", "")
-        if kind in _AT_ONCE or "subshell" in kind:
+        if kind in self._passes:
             return
         self._waiting += 1
         if kind == _CELL and header.get("subshell_id") is None:

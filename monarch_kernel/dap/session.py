@@ -64,7 +64,7 @@ class DebugSession:
         """Whether breakpoints are about to be sent to new ranks; set by any thread, cleared by the control thread."""
         self._ids = Ids()
         self._none = FrontEnd()
-        """For the time without magics: before they are loaded, and after they were unloaded."""
+        """For the time without magics, after they were unloaded."""
         self._sources = Sources(lambda: self._front_end)
         self._breakpoints = Breakpoints(self._sources)
         self._frames = FrameRequests(self._ids, self._sources, debugger.accept_variable)

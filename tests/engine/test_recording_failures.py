@@ -149,13 +149,15 @@ def test_stop_in_the_middle_of_replays_leaves_replicas_equal(mesh: Any) -> None:
             over.wait(5)
 
     thread = threading.Thread(target=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        thread.start()
-        for at in range(1_000_000):
-            step(x)
-            done.append(at)
-    over.set()
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            for at in range(1_000_000):
+                step(x)
+                done.append(at)
+    finally:
+        over.set()
+        thread.join()
     assert step(x).item() > 0
     weight = model[0].weight
     parts = [monarch.fetch(weight.detach(), dp=dp, mp=mp) for dp in range(2) for mp in range(2)]

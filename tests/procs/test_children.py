@@ -116,6 +116,22 @@ while True:
         assert stacks_of([busy.pid]) == {}, "frames of a thread that runs may be half made"
 
 
+def test_child_that_sleeps_for_moments_is_not_asked_for_its_stack() -> None:
+    """It may run Python again when the signal comes."""
+    code = """
+import sys, time
+from monarch._procs.os.child_stacks import serve
+serve()
+print("serves", flush=True)
+while True:
+    time.sleep(0.001)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with child(code, stdout=subprocess.PIPE, env=env) as blinks:
+        assert blinks.stdout is not None and blinks.stdout.readline() == b"serves\n"
+        assert [stacks_of([blinks.pid]) for _ in range(20)] == [{}] * 20
+
+
 def test_collective_of_a_child_is_told_with_its_line() -> None:
     torch = "/usr/lib/python3/site-packages/torch/distributed"
     stack = [

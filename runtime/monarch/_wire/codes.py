@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import cloudpickle
 
-from monarch._wire.torch_constants import ConstantTable
+from monarch._wire.torch_constants import DispatchTable
 
 Reducer = Callable[[Any], Any]
 
@@ -27,7 +27,9 @@ def _make_code(filename: str, make: Callable[..., types.CodeType], *args: Any) -
     return code if code.co_filename == filename else code.replace(co_filename=filename)
 
 
-_theirs = cast("MutableMapping[Any, Reducer]", cloudpickle.Pickler.dispatch_table)
+# The second map is that of plain pickle, to which modules may add at any time.
+_theirs = cast("ChainMap[Any, Reducer]", cloudpickle.Pickler.dispatch_table).maps[0]
 _reduce = _theirs[types.CodeType]
-DISPATCH_TABLE: ChainMap[Any, Reducer] = ChainMap({types.CodeType: reduce_code}, ConstantTable(), _theirs)
+# Not a ChainMap, which is Python for each object.
+DISPATCH_TABLE = DispatchTable({**_theirs, types.CodeType: reduce_code})
 """For subclasses of ``cloudpickle.Pickler``."""

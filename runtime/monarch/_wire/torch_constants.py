@@ -27,19 +27,14 @@ def make_constant(name: str) -> Any:
     return getattr(torch, name)
 
 
-class ConstantTable(dict[Any, Callable[[Any], Any]]):
-    """The reducers of constants, for the dispatch table of a pickler."""
+class DispatchTable(dict[Any, Callable[[Any], Any]]):
+    """The dispatch table of a pickler: given reducers, those of plain pickle, and those of constants."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        reduce = copyreg.dispatch_table.get(kind)
+        if reduce is not None:
+            return reduce
         # By name first: torch may not be loaded, and then nothing has its types.
         if kind.__name__ in _KINDS and kind is getattr(sys.modules.get("torch"), kind.__name__, None):
             return reduce_constant
         raise KeyError(kind)
-
-
-class PlainTable(ConstantTable):
-    """The same, with all reducers of plain pickle: the whole dispatch table of one."""
-
-    def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        reduce = copyreg.dispatch_table.get(kind)
-        return super().__missing__(kind) if reduce is None else reduce

@@ -23,13 +23,13 @@ import torch
 
 from monarch._core.kinds import is_list
 from monarch._engine.dtensor_compat import overload_of, schema_of
-from monarch._wire.torch_constants import PlainTable
+from monarch._wire.torch_constants import DispatchTable
 
 NEW = "new"
 CALL = "call"
 """Kind of an entry that a halted rank keeps for later, as a shard from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
-_TABLE = PlainTable()
+_TABLE = DispatchTable()
 
 
 class Input(NamedTuple):

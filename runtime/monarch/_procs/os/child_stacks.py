@@ -21,6 +21,8 @@ _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _PATIENCE_S = 0.3
 """Seconds for the answers of all children that are asked together."""
 _PAUSE_S = 0.002
+_ASLEEP_S = 0.02
+"""Seconds for which a child has slept before it is asked: one that wakes up now and then runs Python soon."""
 _own = -1
 """The file of this process; -1 if it has none. Written by the main thread, or right after a fork."""
 
@@ -70,7 +72,10 @@ def stacks_of(pids: Iterable[int]) -> dict[int, list[StackLine]]:
     files = {pid: file for pid in pids if (file := _file_of(pid)) >= 0}
     found: dict[int, list[StackLine]] = {}
     try:
-        asked = {pid: os.fstat(file).st_size for pid, file in files.items() if _ask(pid)}
+        asleep = {pid: slept for pid in files if (slept := _asleep(pid))}
+        if asleep:
+            time.sleep(_ASLEEP_S)
+        asked = {pid: os.fstat(files[pid]).st_size for pid, slept in asleep.items() if _ask(pid, slept)}
         deadline = time.monotonic() + _PATIENCE_S
         while len(found) < len(asked):
             for pid, begin in asked.items():
@@ -111,18 +116,28 @@ def _is_served(path: str) -> bool:
     return os.readlink(path).startswith(f"/memfd:{_FILE}")
 
 
-def _ask(pid: int) -> bool:
-    """Ask a process, unless the signal would end it, or its main thread runs.
-
-    The handler reads the frames of a thread as they are: those of one that runs may be half made, and that has ended
-    processes by SIGSEGV.
-    """
+def _asleep(pid: int) -> str:
+    """Return how often the main thread of a process has gone to sleep; empty if it runs, or the signal would end it."""
     try:
         with open(f"/proc/{pid}/status") as file:
             known = dict(line.split(":", 1) for line in file)
-        if known["State"].split()[0] not in _ASLEEP or not int(known["SigCgt"], 16) >> (ASK - 1) & 1:
-            return False
-        os.kill(pid, ASK)
+        if known["State"].split()[0] in _ASLEEP and int(known["SigCgt"], 16) >> (ASK - 1) & 1:
+            return known["voluntary_ctxt_switches"].strip()
     except (OSError, KeyError, ValueError):
+        pass
+    return ""
+
+
+def _ask(pid: int, slept: str) -> bool:
+    """Ask a process, unless its main thread has run since it went to sleep that often.
+
+    The handler reads the frames of a thread as they are: those of one that runs may be half made, and that has ended
+    processes by SIGSEGV. One that wakes up in this very moment still runs that risk.
+    """
+    if _asleep(pid) != slept:
+        return False
+    try:
+        os.kill(pid, ASK)
+    except OSError:
         return False
     return True
