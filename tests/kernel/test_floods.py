@@ -113,7 +113,7 @@ def test_flood_left_out_bytes_are_counted(notebook: Notebook, tmp_path: Path) ->
     finally:
         os.kill(pid, signal.SIGCONT)
     cell.wait().ok()
-    left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) omitted"
+    left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MiB\) omitted"
     # The end of the output is always shown, on a busy machine some time after the cell's end.
     cell.until(lambda: re.search(left_out, cell.stream()) and "the end" in cell.said())
 
