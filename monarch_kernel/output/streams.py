@@ -17,6 +17,7 @@ from monarch._kernel_api import (
     Node,
     UnjoinedCollectives,
     UnjoinedRanks,
+    advice,
     describe_ranks,
     describe_unjoined,
     in_units,
@@ -48,6 +49,8 @@ TEXT_SHOWN = 1 << 20
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
 _MORE = "… more lines of this cell: {}; first lines of other ranks follow, and last lines of each when it ends\n"
+_TEMPORARY = "ipykernel_"
+"""In the names of files that ipykernel makes up for cells; errors and warnings of ranks show the cells instead."""
 _UNFINISHED = 200
 """Most characters shown of an unfinished line."""
 
@@ -151,6 +154,8 @@ class Streams:
         shown: list[Block] = []
         for block in blocks:
             port = _port_of(block.source)
+            if block.stream == "stderr" and _TEMPORARY in block.text:
+                block = block._replace(text=advice().placed(block.text))
             text = block.prefixed()
             # A progress bar on stderr is not an error.
             name = "stdout" if block.stream.startswith(PROGRESS) else block.stream

@@ -219,3 +219,22 @@ def test_torch_warns_of_connections_that_user_code_cuts(notebook: Notebook) -> N
     cell = notebook.mesh(f"import os\n{body}", "[0]")
     assert "DistNetworkError" in cell.text
     assert "TCPStore.cpp" in cell.text and "C++ frames omitted" in cell.text, cell.text
+
+
+def test_classes_of_cells_are_placed_in_their_cells(notebook: Notebook) -> None:
+    """In what ranks print, and for errors that nobody has read: ipykernel's temporary file says nothing to a person."""
+    code = """class Warns(Actor):
+    @endpoint
+    def warn(self):
+        import warnings
+        warnings.warn("here")
+    @endpoint
+    def fail(self):
+        raise ValueError("there")"""
+    notebook.mesh(code, "spawn warners").ok()
+    text = notebook.run("warners.warn.call().get()").ok().text
+    found = re.search(r"\] (cell \[\d+\]) line 6: UserWarning: here", text)
+    assert found is not None and "ipykernel_" not in text, text
+    left = notebook.run("warners.fail.call(); await warners.warn.call(); None")
+    left.until(lambda: "future was dropped" in left.text)
+    assert f"at {found[1]} line 9, in fail: ValueError: there" in left.text, left.text

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
+from monarch._core.text.advice import advice
 from monarch._wire.messages import Dead, Failure
 from monarch._wire.receiving.aside import tell
 from monarch.exceptions import StoppedError
@@ -47,7 +48,7 @@ _of_deaths: WeakValueDictionary[str, UnreadError] = WeakValueDictionary()
 def of_endpoint(label: str, rank: int, failure: Failure) -> UnreadError:
     """Return the error of a call whose endpoint raised on a rank."""
     first = f"{failure.kind}: {failure.text}".partition("\n")[0][:_LONGEST]
-    where = f" at {failure.where}" if failure.where else ""
+    where = f" at {advice().placed(failure.where)}" if failure.where else ""
     text = f"{label} failed on rank {rank}{where}: {first}"
     # An actor that ends because its mesh was stopped says so in an error of ours.
     is_stopped = failure.kind in _STOPPED or (failure.own and failure.kind == StoppedError.__name__)
