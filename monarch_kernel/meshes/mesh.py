@@ -217,7 +217,7 @@ class Mesh:
         copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
         if copied.in_step:
             # Without a wait: each rank does so before its next cell.
-            endpoint_of(self.cells, begin_copies_afresh).call()
+            endpoint_of(self.cells, begin_copies_afresh).call(copied.names)
         return copied
 
     def resize(self, sizes: dict[str, int]) -> int:

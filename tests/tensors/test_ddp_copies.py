@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch._tensors.ddp_compat import goes_along, reset_ddp, settle
+from monarch._tensors.ddp_compat import begin_afresh, ddp_modules_in, goes_along, reset_ddp, settle
 from monarch._wire.pickling import dumps, loads
 from monarch.actor import Actor, current_rank, endpoint
 
@@ -69,11 +70,25 @@ class Twins(Actor):
                 settle(model)
             # Twice: a failure and a copy may both ask for it.
             reset_ddp(model)
-            reset_ddp(model)
+            begin_afresh(model)
             self.train(model, optimizer, 3)
             self.train(twin, own, 3)
         equal = all(torch.equal(*both) for both in zip(model.parameters(), twin.parameters(), strict=True))
         return equal, len(model._forward_pre_hooks)
+
+    @endpoint
+    def inside(self) -> list[int]:
+        """Return how many modules in DDP are found in values."""
+        model, other = self.make("plain")[0], self.make("plain")[0]
+        holder = SimpleNamespace(models={"one": [model]})
+        kind = type("Kind", (), {"of_the_class": other})
+        values: list[Any] = [
+            [holder],
+            [lambda: model],
+            [model.module, "text", kind],
+            [holder, {2: (other,)}],
+        ]
+        return [len(ddp_modules_in(each)) for each in values]
 
     @endpoint
     def kept_apart(self) -> list[bool]:
@@ -100,3 +115,7 @@ def test_training_goes_on_with_a_copy_bit_by_bit(twins: Any, kind: str) -> None:
 
 def test_modules_that_torch_cannot_restore_stay_behind(twins: Any) -> None:
     assert twins.kept_apart.call().get(60).values() == [[True, False, False]] * SIZE
+
+
+def test_modules_are_found_inside_of_values(twins: Any) -> None:
+    assert twins.inside.call().get(60).values() == [[1, 1, 0, 2]] * SIZE

@@ -9,8 +9,12 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+_OF_THE_PROCESS = (types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, bytearray, int, float)
+"""Types of objects that refer to nothing of a value, or to all of the process."""
 
 
 def ddp_modules() -> list[Any]:
@@ -25,6 +29,26 @@ def ddp_modules() -> list[Any]:
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds and "reducer" in vars(each)]
 
 
+def ddp_modules_in(values: Iterable[object]) -> list[Any]:
+    """Return the modules in DDP among some values, and inside."""
+    known = {id(each): each for each in ddp_modules()}
+    found: dict[int, Any] = {}
+    left, seen = list(values) if known else [], set[int]()
+    while left:
+        value = left.pop()
+        if id(value) in seen or issubclass(type(value), _OF_THE_PROCESS):
+            continue
+        seen.add(id(value))
+        if id(value) in known:
+            found[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            # Not its globals.
+            left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
+        else:
+            left += gc.get_referents(value)
+    return list(found.values())
+
+
 def with_subclasses(kind: type) -> Iterator[type]:
     """Yield a class and all classes that inherit from it."""
     yield kind
@@ -33,12 +57,19 @@ def with_subclasses(kind: type) -> Iterator[type]:
 
 
 def reset_ddp(model: Any) -> None:
-    """Let the next forward pass of a module in DDP begin afresh; it first copies the state of the group's first rank.
+    """Give up the last pass of a module in DDP, and let the next one begin afresh.
 
-    An interrupt may have reached the ranks in different steps, and the middle of a backward pass. A new rank has a
-    copy.
+    An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
     """
     model.reducer._reset_state()
+    begin_afresh(model)
+
+
+def begin_afresh(model: Any) -> None:
+    """Let the next forward pass of a module in DDP make a new reducer and copy the state of the group's first rank.
+
+    All ranks of its group must do this before their next pass. To do it twice is the same as once.
+    """
     if _begin not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_begin)
 

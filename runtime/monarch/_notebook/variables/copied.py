@@ -43,7 +43,7 @@ class Copied(NamedTuple):
     unwrapped: list[str]
     """Those whose module was copied alone, without its DistributedDataParallel."""
     in_step: bool
-    """Whether the rank has modules in DistributedDataParallel, so that all ranks must begin theirs afresh."""
+    """Whether modules in DistributedDataParallel are among or inside them, which all ranks must begin afresh."""
 
 
 @service("replicas.give", "actor")
@@ -81,29 +81,35 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
                 else:
                     left[name] = why
                     del wanted[name]
-    return wanted, Copied(sorted(wanted), left, sorted(name for name in unwrapped if name in wanted), _has_ddp())
+    return wanted, Copied(
+        sorted(wanted), left, sorted(name for name in unwrapped if name in wanted), bool(_ddp_modules_in(wanted))
+    )
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
     namespace.variables.update(state)
-    if _has_ddp():
-        from monarch._tensors.ddp_compat import ddp_modules, reset_ddp, settle
+    for model in _ddp_modules_in(state):
+        from monarch._tensors.ddp_compat import settle
 
-        for model in ddp_modules():
-            settle(model)
-            reset_ddp(model)
+        settle(model)
+    begin_afresh(namespace, [*state])
 
 
 @service("replicas.begin_afresh", "actor")
-def begin_afresh(_: Namespace) -> None:
-    """Let modules in DistributedDataParallel begin afresh, as a copy of one on another rank does."""
-    if _has_ddp():
-        from monarch._tensors.ddp_compat import ddp_modules, reset_ddp
+def begin_afresh(namespace: Namespace, names: Sequence[str]) -> None:
+    """Let modules in DistributedDataParallel begin afresh, as their copies on other ranks do.
 
-        for model in ddp_modules():
-            reset_ddp(model)
+    Args:
+        namespace: the namespace of this rank.
+        names: the variables that were copied.
+    """
+    variables = namespace.variables
+    for model in _ddp_modules_in({name: variables[name] for name in names if name in variables}):
+        from monarch._tensors.ddp_compat import begin_afresh
+
+        begin_afresh(model)
 
 
 @service("replicas.copyable_here", "threaded")
@@ -131,13 +137,13 @@ def _is_ddp(value: Any) -> bool:
     return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
 
 
-def _has_ddp() -> bool:
+def _ddp_modules_in(variables: dict[str, Any]) -> list[Any]:
     # Where nobody has imported it, there are none.
     if "torch.nn.parallel.distributed" not in sys.modules:
-        return False
-    from monarch._tensors.ddp_compat import ddp_modules
+        return []
+    from monarch._tensors.ddp_compat import ddp_modules_in
 
-    return bool(ddp_modules())
+    return ddp_modules_in(variables.values())
 
 
 def _goes_along(model: Any) -> bool:
