@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._kernel_api import Copied, axes_text, current_node, describe_ranks, state_of
+from monarch._kernel_api import Copied, axes_text, copied_by, current_node, describe_ranks, state_of
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
@@ -88,8 +88,11 @@ class Elastic:
             if not again:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
+        actors: dict[str, str] | None = None
         try:
             copied = self._copy(mesh, bare, source, variables) if copying else None
+            if copying and not variables:
+                actors = self._copy_actors(mesh, bare, source)
         except BaseException:
             print_new(mesh, new, True)
             raise
@@ -99,7 +102,8 @@ class Elastic:
             if not variables and not left:
                 mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
-            print(f"copied from {whose} to {describe_ranks(bare)}: {', '.join(names) or 'nothing'}")
+            if names or not actors:
+                print(f"copied from {whose} to {describe_ranks(bare)}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
                 print(f"not copied: {name} ({why})")
             for name in unwrapped:
@@ -107,6 +111,8 @@ class Elastic:
                     f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all "
                     f"ranks:\n    {name} = DDP(getattr({name}, 'module', {name}))"
                 )
+        for line in recreated_lines(mesh, [rank for rank, _ in new] if actors is None else bare, actors):
+            print(line)
 
     def _copy(self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]) -> Copied:
         """Copy variables to new ranks; see ``Mesh.copy``."""
@@ -118,6 +124,11 @@ class Elastic:
                 f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may be "
                 f"incomplete; %mesh heal --copy-from {'peer' if source is None else source} copies them"
             ) from None
+
+    def _copy_actors(self, mesh: Mesh, ranks: list[int], source: int | None) -> dict[str, str]:
+        """Copy the state of actors to new ranks; see ``Mesh.copy_actors``."""
+        with one_line(mesh, "%mesh heal --copy-from"):
+            return mesh.copy_actors(ranks, source)
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
         """Return the mesh, and the variables to copy."""
@@ -230,7 +241,7 @@ def _heal_stopped(mesh: Mesh) -> str:
 def healed(mesh: Mesh) -> list[str]:
     """Replace dead ranks, with the definitions of cells, and describe it in lines."""
     new, again = _heal(mesh, True)
-    lines = [*filter(None, [again]), *new_lines(mesh, new, True)]
+    lines = [*filter(None, [again]), *new_lines(mesh, new, True), *recreated_lines(mesh, [rank for rank, _ in new])]
     return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
 
 
@@ -257,4 +268,26 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> list[st
         left = f"; {whose} variables are lost" if are_lost else ""
         process = "a new process" if alone else "new processes"
         lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{left}")
+    return lines
+
+
+def recreated_lines(mesh: Mesh, ranks: list[int], copied: Mapping[str, str] | None = None) -> list[str]:
+    """Describe the actors on new ranks, in lines.
+
+    Args:
+        mesh: the mesh of the ranks.
+        ranks: the ranks.
+        copied: by name, why the state of actors was not copied; empty if it was. None if no copy was asked for.
+    """
+    lines: list[str] = []
+    for actors in mesh.users_actors_on(ranks):
+        state = state_of(actors)
+        why = copied.get(state.name) if copied is not None else None
+        if why == "":
+            lines.append(f"actors {state.name}: recreated on {describe_ranks(ranks)}, with the copied state")
+            continue
+        hint = f" ({why})" if why else ""
+        if copied is None and copied_by(state.cls) is not None:
+            hint = f"; %mesh heal {mesh.name} --copy-from peer copies that of another rank"
+        lines.append(f"actors {state.name}: recreated on {describe_ranks(ranks)}; their state is lost{hint}")
     return lines

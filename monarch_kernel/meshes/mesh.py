@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, TypeAlias
 
 from monarch._kernel_api import (
+    BOTH,
     ActorMesh,
     CellResult,
     Channel,
@@ -19,6 +20,7 @@ from monarch._kernel_api import (
     ask_soon,
     begin_copies_afresh,
     called,
+    copied_by,
     current_node,
     endpoint_of,
     give_copies,
@@ -219,6 +221,32 @@ class Mesh:
             # Without a wait: each rank does so before its next cell.
             endpoint_of(self.cells, begin_copies_afresh).call(copied.names)
         return copied
+
+    def copy_actors(self, ranks: list[int], source: int | None) -> dict[str, str]:
+        """Copy the state of the user's actors to some ranks from a live one.
+
+        Args:
+            ranks: the ranks to copy to.
+            source: the rank to copy from; None for any other.
+
+        Returns:
+            The names of the actor meshes there, each with the reason why its state was not copied; empty if it was.
+        """
+        found: dict[str, str] = {}
+        for each in self.users_actors_on(ranks):
+            name, cls = state_of(each).name, state_of(each).cls
+            found[name] = "" if copied_by(cls) is not None else f"{cls.__name__} has neither {BOTH}"
+            if not found[name]:
+                try:
+                    StateTransfer(each, ranks, source).run(60.0)
+                except MonarchError as error:
+                    found[name] = str(error).partition("\n")[0]
+        return found
+
+    def users_actors_on(self, ranks: Collection[int]) -> list[ActorMesh]:
+        """Return the meshes of the user's actors that have some of the ranks."""
+        users = self.users_actors()
+        return [each for each in users if not set(ranks).isdisjoint(state_of(each).region.base_ranks())]
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Resize the mesh; return the number of cells whose definitions new ranks ran."""

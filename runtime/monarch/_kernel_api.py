@@ -287,6 +287,8 @@ if TYPE_CHECKING:
     from monarch._state.checkpoint.api import find as find
     from monarch._state.checkpoint.api import folder_of as folder_of
     from monarch._state.checkpoint.api import send as send
+    from monarch._state.contract import BOTH as BOTH
+    from monarch._state.contract import copied_by as copied_by
     from monarch._state.drain import BusyError as BusyError
     from monarch._state.drain import Drained as Drained
     from monarch._state.drain import drain_hosts as drain_hosts
@@ -440,6 +442,7 @@ _WHERE = {
     "monarch._session.workers": "WorkerHosts attach_to_workers",
     "monarch._state.checkpoint.api": "Save find folder_of send",
     "monarch._state.drain": "BusyError Drained drain_hosts",
+    "monarch._state.contract": "BOTH copied_by",
     "monarch._state.handoff.sender": "StateTransfer",
     "monarch._state.heal": "heal_mesh",
     "monarch._supervision.broken_groups": "meshes_of_calls spoil_groups",

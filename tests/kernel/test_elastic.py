@@ -398,6 +398,49 @@ def test_model_in_ddp_with_a_group_of_its_own_is_wrapped_again(mortal: Notebook)
     assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
 
 
+TRAINERS = """import os, torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Trainer(Actor):
+    def __init__(self):
+        self.model = DDP(torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+    def __getstate__(self):
+        return self.model.module.state_dict(), self.optimizer.state_dict()
+    def __setstate__(self, state):
+        self.model.module.load_state_dict(state[0])
+        self.optimizer.load_state_dict(state[1])
+    @endpoint
+    def train(self):
+        self.optimizer.zero_grad()
+        self.model(torch.ones(2, 4)).square().mean().backward()
+        self.optimizer.step()
+        return round(self.model.module.weight.sum().item(), 5)
+class Counter(Actor):
+    @endpoint
+    def pid(self): return os.getpid()"""
+
+
+def test_actors_are_healed_with_the_state_of_another_rank(mortal: Notebook) -> None:
+    """Also if their constructor wraps a model in DDP, which the other ranks do not do again."""
+    mortal.mesh(TRAINERS, "spawn trainers").ok()
+    mortal.run("counters = mesh.spawn('counters', Counter)").ok()
+    trained = "r = [trainers.train.call().get() for _ in range(3)][-1].values()\nlen({*r})"
+    assert mortal.run(trained).ok().shown == "1"
+    mortal.run("import os; os.kill(counters.pid.call().get().values()[1], 9)").ok()
+    text = mortal.run("%mesh heal --copy-from 0").ok().stream()
+    assert "actors trainers: recreated on rank 1, with the copied state\n" in text
+    reason = "(Counter has neither state_dict and load_state_dict, or __getstate__ and __setstate__)"
+    assert f"actors counters: recreated on rank 1; their state is lost {reason}\n" in text, text
+    assert mortal.run(trained).ok().shown == "1"
+    mortal.run("os.kill(counters.pid.call().get().values()[0], 9)").ok()
+    text = mortal.run("%mesh heal").ok().stream()
+    hint = "; %mesh heal mesh --copy-from peer copies that of another rank"
+    assert f"actors trainers: recreated on rank 0; their state is lost{hint}\n" in text, text
+    assert "with the copied state" in mortal.run("%mesh heal mesh --copy-from peer").ok().stream()
+    assert mortal.run(trained).ok().shown == "1"
+    mortal.run("trainers.stop().get(); counters.stop().get()").ok()
+
+
 def test_functions_that_fail_or_die_in_their_cell_are_restored(mortal: Notebook) -> None:
     assert mortal.mesh("def g(n):\n    return 1 / n\ng(0)").status == "error"
     dies = "import os\ndef f():\n    if rank == 1:\n        os.kill(os.getpid(), 9)\n    dist.barrier()"

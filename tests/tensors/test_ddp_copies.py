@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from meshes import kill, values
 from monarch._tensors.ddp_compat import begin_afresh, ddp_modules_in, goes_along, reset_ddp, settle
 from monarch._wire.pickling import dumps, loads
-from monarch.actor import Actor, current_rank, endpoint
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 
 SIZE = 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -110,12 +112,75 @@ def twins(procs: Callable[..., Any]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_with_a_copy_bit_by_bit(twins: Any, kind: str) -> None:
-    assert twins.compare.call(kind, 2).get(60).values() == [(True, 0)] * SIZE
+    assert values(twins.compare.call(kind, 2)) == [(True, 0)] * SIZE
 
 
 def test_modules_that_torch_cannot_restore_stay_behind(twins: Any) -> None:
-    assert twins.kept_apart.call().get(60).values() == [[True, False, False]] * SIZE
+    assert values(twins.kept_apart.call()) == [[True, False, False]] * SIZE
 
 
 def test_modules_are_found_inside_of_values(twins: Any) -> None:
-    assert twins.inside.call().get(60).values() == [[1, 1, 0, 2]] * SIZE
+    assert values(twins.inside.call()) == [[1, 1, 0, 2]] * SIZE
+
+
+class Trainer(Actor):
+    """Wraps its module in its constructor, as programs do."""
+
+    def __init__(self, momentum: float) -> None:
+        import torch
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(current_rank().rank)
+        self.model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1)), bucket_cap_mb=0.001)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=momentum)
+
+    def state_dict(self) -> Any:
+        return self.model.module.state_dict(), self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.model.module.load_state_dict(state[0])
+        self.optimizer.load_state_dict(state[1])
+
+    @endpoint
+    def train(self, steps: int) -> float:
+        import torch
+
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(4, 8)).square().mean().backward()
+            self.optimizer.step()
+        return sum(each.double().abs().sum().item() for each in self.model.parameters())
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+
+@pytest.mark.parametrize("dead", [(1,), (0,), (0, 2)])
+def test_actors_that_wrap_in_their_constructor_are_healed(procs: Callable[..., Any], dead: tuple[int, ...]) -> None:
+    """New ones begin with the state of the copy."""
+    trainers, calm = (procs(SIZE).spawn("trainers", Trainer, 0.9) for _ in range(2))
+    for _ in range(3):
+        values(trainers.train.call(2))
+        kill(trainers, *dead)
+        heal_mesh(trainers, copy_from="peer")
+        # Another death before the first step: the new ranks have had no step yet.
+        kill(trainers, 1)
+        heal_mesh(trainers, copy_from=2 if 2 not in dead else "peer")
+    expected = [values(calm.train.call(2)) for _ in range(4)][-1]
+    assert values(trainers.train.call(2)) == expected and len({*expected}) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_new_ranks_begin_with_the_parameters_of_the_others(procs: Callable[..., Any], again: bool) -> None:
+    """Without a copy, also if it is the first rank that is new, from which modules are synchronized else."""
+    trainers, calm = (procs(SIZE).spawn("trainers", Trainer, 0.0) for _ in range(2))
+    values(trainers.train.call(3))
+    kill(trainers, 0)
+    heal_mesh(trainers)
+    if again:
+        kill(trainers, 1)
+        heal_mesh(trainers)
+    values(calm.train.call(3))
+    assert values(trainers.train.call(3)) == values(calm.train.call(3))

@@ -229,6 +229,7 @@ class Rendezvous:
         return self._formers
 
     def _form(self, number: int, address: str, port: int, store: Any, of_store: Sockets) -> None:
+        from monarch._tensors.collectives import newcomers
         from monarch._tensors.collectives import store as rendezvous
         from monarch._tensors.collectives import world as worlds
         from monarch._tensors.collectives.connections import open_sockets
@@ -236,6 +237,7 @@ class Rendezvous:
         def ended() -> str:
             return self._ended_early(number)
 
+        newcomers.joins = _joins_others
         try:
             self._leave_formed()
             with self.lock:
@@ -406,3 +408,9 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return make
+
+
+def _joins_others() -> bool:
+    """Return whether this thread runs the constructor of an actor that joins others of its mesh."""
+    here = current.get()
+    return here is not None and here[1].method == "__init__" and here[0].spec is not None and here[0].spec.is_added

@@ -30,6 +30,8 @@ class ActorSpec:
     """The identity of that actor; None for a program."""
     whole: bool = False
     """Whether it is on all procs and so is resized with them."""
+    is_added: bool = False
+    """Whether this actor joins others of the mesh that exist already."""
 
 
 @dataclass

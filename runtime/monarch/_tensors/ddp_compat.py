@@ -6,15 +6,66 @@ Ranks whose buckets differ reduce different tensors in one collective. So all ma
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from monarch._python.frames import caller
 
 _OF_THE_PROCESS = (types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, bytearray, int, float)
 """Types of objects that refer to nothing of a value, or to all of the process."""
+
+
+def _is_of_all(_: Any) -> bool:
+    return False
+
+
+def _first_rank(_: Any) -> int:
+    return 0
+
+
+# Replaced as a generation of groups forms.
+_source: Callable[[Any], int] = _first_rank
+"""Returns the rank in a group from which a module that begins afresh gets its state."""
+_joins: Callable[[Any], bool] = _is_of_all
+"""Returns whether the constructor of a module with a group runs on this rank alone."""
+
+
+def use(source: Callable[[Any], int], joins: Callable[[Any], bool]) -> None:
+    """Set who has the state of a group's modules, and which constructors run on one rank alone, by the group.
+
+    Such a constructor leaves its collectives out, and its module begins afresh.
+    """
+    global _source, _joins
+    _source, _joins = source, joins
+    parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
+    if parallel is None or hasattr(parallel._sync_module_states, "monarch"):
+        return
+    verify, sync = parallel._verify_param_shape_across_processes, parallel._sync_module_states
+
+    @functools.wraps(verify)
+    def verify_unless_alone(process_group: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _joins(process_group) else verify(process_group, *args, **kwargs)
+
+    @functools.wraps(sync)
+    def sync_unless_alone(module: Any, process_group: Any, *args: Any, **kwargs: Any) -> None:
+        if _joins(process_group):
+            begin_afresh(caller().f_locals["self"])
+        else:
+            sync(module, process_group, *args, **kwargs)
+
+    sync_unless_alone.monarch = True  # type: ignore[attr-defined]
+    parallel._verify_param_shape_across_processes = verify_unless_alone
+    parallel._sync_module_states = sync_unless_alone
+
+
+def has_pending() -> bool:
+    """Return whether a module in DDP of this process still has to begin afresh."""
+    return any(_begin in model._forward_pre_hooks.values() for model in ddp_modules())
 
 
 def ddp_modules() -> list[Any]:
@@ -105,7 +156,7 @@ def _begin(model: Any, _: Any) -> None:
         module=model.module,
         process_group=model.process_group,
         broadcast_bucket_size=model.broadcast_bucket_size,
-        src=0,
+        src=_source(model.process_group),
         params_and_buffers_to_ignore=model.parameters_to_ignore,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,7 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     position = state.region.position_of(rank)
     assert position is not None and state.spec is not None
     whole = view_at(actor, state.region)
-    body, buffers = dumps(state.spec)
+    body, buffers = dumps(dataclasses.replace(state.spec, is_added=True))
     targets = targets_of(member_at(whole, position))
     gather = _Made(node, targets.peers, whole.extent, state.name, "__init__", _nothing, state.key)
     gather.place, gather.rank, gather.creation = position, rank, state.creation

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from monarch._tensors.collectives.newcomers import is_of_earlier
 from monarch._tensors.torch_compat import (
     backends_of,
     default_group,
@@ -23,6 +24,9 @@ from monarch._tensors.torch_compat import (
 _MOST = 100
 """How often groups get new connections; later ones are new groups."""
 _BETWEEN = ";"
+_DEFAULT, _WAITING = "default ", "waiting "
+"""Before the size of the default group, in the place of a name: of a rank with the state of its steps, and of a new one
+that has not begun a step yet."""
 
 
 class Former(NamedTuple):
@@ -89,13 +93,24 @@ class Formers:
 
     def text(self) -> str:
         """Return the groups that this rank can renew, for the other ranks."""
-        return _BETWEEN.join([str(self.count), *sorted(self.others)])
+        kind = _DEFAULT if is_of_earlier() else _WAITING
+        default = [f"{kind}{self.default.size()}"] if self.default is not None else []
+        return _BETWEEN.join([str(self.count), *default, *sorted(self.others)])
 
     def renew_default(self, size: int) -> None:
         """Make the former default group the default one, with the connections of the new one."""
         if self.default is not None and self.default.size() == size:
             replace_backends(self.default, default_group(), self.times)
             self.renewed.append(self.default)
+
+    @staticmethod
+    def earlier(texts: Sequence[str]) -> list[int]:
+        """Return the ranks that had the default group before: those with the state of its steps, if there are any."""
+        said = [text.split(_BETWEEN) for text in texts]
+        kinds = [
+            [rank for rank, each in enumerate(said) if f"{kind}{len(said)}" in each] for kind in (_DEFAULT, _WAITING)
+        ]
+        return kinds[0] or kinds[1]
 
     def renew_others(self, texts: Sequence[str], make: Callable[[Former], Any]) -> list[Former]:
         """Renew the groups that all their members have; in the same order on each rank, so that none waits in vain.

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._procs.os.helpers import in_helper
-from monarch._tensors.collectives import checks
+from monarch._tensors.collectives import checks, newcomers
 from monarch._tensors.collectives.agreeing import begin_again, free_checks
 from monarch._tensors.collectives.any_rank import free_receives
 from monarch._tensors.collectives.connections import connected_to, open_sockets, shut_down
@@ -173,6 +173,7 @@ class World:
                     # That of all ranks is the default group, also where the mesh had more ranks before.
                     self.groups[former.ranks] = former.group
         begin_again(formers.renewed)
+        newcomers.note(formers.earlier(texts), self.place.rank)
         reset_wrappers(formers.renewed)
         for each in on_renewed:
             each()
