@@ -51,6 +51,8 @@ class StopReport:
         """The timeout that ran out, if that was the reason."""
         self.stuck = ""
         """Why the cell waited; empty if that is unknown."""
+        self.apart = ""
+        """In which models the ranks differ now; empty for none."""
         self.errors: dict[int, CellError] = {}
         """Errors from before the stop, by rank."""
 
@@ -94,7 +96,7 @@ class StopReport:
         if self._endings and all(each is Ending.LEFT for each in self._endings.values()):
             head = "not stopped yet"
         text = f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
-        return f"{text}\n{self.stuck}" if self.stuck else text
+        return "\n".join(filter(None, [text, self.stuck, self.apart]))
 
     def outcome(self) -> str:
         """Describe in one line what became of the cell."""

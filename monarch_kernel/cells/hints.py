@@ -116,8 +116,8 @@ class Hints:
         if lost and (holders or (lost == ranks and not hint)):
             who = f"{describe_ranks(lost)} {'was' if len(lost) == 1 else 'were'} replaced{_after(replaced, lost)}"
             if holders:
-                copy = f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]} {name}"
-                lack = f"{who} and lost {name!r}; {copy} copies it from rank {holders[0]}"
+                copy = f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]}"
+                lack = f"{who} and lost {name!r}; {copy} copies the variables of rank {holders[0]}"
             else:
                 # It may never have been there.
                 lack = f"{who} and lost all variables; if an earlier cell defines {name!r}, run it again"
@@ -129,6 +129,10 @@ class Hints:
         if mesh is not None and mesh.name != self._meshes.used:
             return f"copy it with %mesh use {mesh.name}, then %mesh push {name}"
         return f"{copies} to their ranks" if mesh is None else copies
+
+    def has_mesh(self) -> bool:
+        """Return whether a mesh is running."""
+        return bool(self._meshes.by_name)
 
     def of_endpoint(self, error: ActorError) -> str:
         """Return a hint for an endpoint that used an undefined name; empty for other errors."""

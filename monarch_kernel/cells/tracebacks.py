@@ -38,6 +38,9 @@ _STREAM = os.path.join(_HERE, "output", "notebook_stream.py")
 
 
 # HeaderError is a ValueError, like the other errors about invalid lines.
+_NO_GROUP = "Default process group has not been initialized"
+"""torch's words for code that runs outside of ranks."""
+_IN_NOTEBOOK = "this cell ran in the notebook, which is no rank; begin it with %%mesh to run it on the ranks"
 _KINDS = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterrupt, asyncio.CancelledError)
 """Errors that are worded here; others are shown as IPython does."""
 
@@ -87,6 +90,9 @@ def _show(
     # In a terminal, the line about running ranks would be in front of the error.
     notebook.wipe()
     if not isinstance(error, _KINDS):
+        with contextlib.suppress(Exception):
+            if str(error).startswith(_NO_GROUP) and notebook.hints.has_mesh():
+                error.add_note(_IN_NOTEBOOK) if sys.version_info >= (3, 11) else print(_IN_NOTEBOOK, file=sys.stderr)
         try:
             _show_others(shell, kind, error, tb)
         except Exception as failure:

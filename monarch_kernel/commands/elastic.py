@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._kernel_api import Copied, axes_text, copied_by, current_node, describe_ranks, state_of
+from monarch._kernel_api import Copied, Steps, axes_text, copied_by, current_node, describe_ranks, state_of
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import NotebookMeshes
+from monarch_kernel.meshes.steps import copied_apart
 from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
@@ -79,6 +80,11 @@ class Elastic:
             print(again)
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
         bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
+        if arguments.all:
+            source = source if source is not None else min(set(range(len(mesh.cells))).difference(bare), default=0)
+            bare = [rank for rank in range(len(mesh.cells)) if rank != source]
+        else:
+            bare = sorted({*bare, *(mesh.replaced.uncopied - {source})})
         copying = arguments.copy_from is not None and bool(bare)
         if copying and source is None:
             # Not from a rank that lacks the variables itself, since an earlier heal has replaced it.
@@ -89,13 +95,20 @@ class Elastic:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
         actors: dict[str, str] | None = None
+        before: dict[int, Steps] = {}
+        if copying:
+            before = mesh.steps([rank for rank in range(len(mesh.cells)) if arguments.all or rank not in bare])
         try:
             copied = self._copy(mesh, bare, source, variables) if copying else None
             if copying and not variables:
                 actors = self._copy_actors(mesh, bare, source)
         except BaseException:
+            if not variables:
+                mesh.replaced.uncopied.update(bare)
             print_new(mesh, new, True)
             raise
+        if copying:
+            mesh.replaced.uncopied.difference_update(bare)
         print_new(mesh, new, not copying)
         if copied is not None:
             names, left, unwrapped, _ = copied
@@ -109,8 +122,10 @@ class Elastic:
             for name in unwrapped:
                 print(
                     f"{name}: copied without DistributedDataParallel; before the next step, wrap it again on all "
-                    f"ranks:\n    {name} = DDP(getattr({name}, 'module', {name}))"
+                    f"ranks, with its group and hooks:\n    {name} = DDP(getattr({name}, 'module', {name}))"
                 )
+            for line in copied_apart(mesh, before, names, bare):
+                print(line)
         for line in recreated_lines(mesh, [rank for rank, _ in new] if actors is None else bare, actors):
             print(line)
 

@@ -15,6 +15,7 @@ def _heal() -> Parser:
     parser.add_argument("--bare", action="store_true", help="restore no definitions on the new ranks")
     copying = "rank to copy variables from, or 'peer' for any live rank"
     parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
+    parser.add_argument("--all", action="store_true", help="copy to all other ranks, not only to new ones")
     _grow_onto(parser)
     return parser
 

@@ -60,6 +60,7 @@ from monarch_kernel.debug.variables import VariablesCommand
 from monarch_kernel.debug.watching import Watches
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.grammar.header import Header, HeaderError, parse
+from monarch_kernel.grammar.help import OTHERS
 from monarch_kernel.grammar.line_words import without_comment
 from monarch_kernel.grammar.one_line import is_code
 from monarch_kernel.grammar.short_forms import asks_for_help
@@ -72,6 +73,7 @@ from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.preempting import Preempting
 from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.restarts import Restarts
+from monarch_kernel.meshes.variable_errors import variables
 from monarch_kernel.meshes.variables import provide_variables
 from monarch_kernel.output.imports import Importing, SlowImports
 from monarch_kernel.output.streams import Streams
@@ -171,7 +173,7 @@ class MeshMagics(Magics):
         self._attach_streams()
         is_assigned = line.startswith(VALUE)
         line = line.removeprefix(VALUE)
-        if is_code(line, self._commands.names()):
+        if is_code(line, self._commands.names()) or self._is_variable(line):
             self._is_assigned = is_assigned
             try:
                 self.cell("", line)
@@ -182,6 +184,13 @@ class MeshMagics(Magics):
             return self._commands.run(line)
         # Braces of code are its own; those of commands name variables of the notebook, as in other magics.
         return self._commands.run(self.shell.var_expand(line, depth=_CALLER))
+
+    def _is_variable(self, line: str) -> bool:
+        """Return whether all that follows ``%mesh`` is a variable of ranks, which may be spelled like a command."""
+        text, used = line.strip(), self.meshes.used
+        if not text.isidentifier() or text in self._commands.names() or text in OTHERS or used is None:
+            return False
+        return text in variables(self.meshes.get(used))
 
     @line_magic("%mesh")
     def misplaced(self, line: str) -> None:

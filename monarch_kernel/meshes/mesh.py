@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from monarch._kernel_api import (
     BOTH,
@@ -17,17 +17,18 @@ from monarch._kernel_api import (
     Liveness,
     ProcMesh,
     StateTransfer,
+    Steps,
     ask_soon,
-    begin_copies_afresh,
+    begin_afresh,
     called,
     copied_by,
     current_node,
-    endpoint_of,
     give_copies,
     groups,
     heal_mesh,
     in_step,
     is_a,
+    is_tuple,
     member_at,
     meshes_of,
     replace_procs,
@@ -35,6 +36,7 @@ from monarch._kernel_api import (
     resize_procs,
     spoil_groups,
     state_of,
+    steps_here,
     take_copies,
     targets_of,
 )
@@ -55,6 +57,8 @@ Position: TypeAlias = tuple[int, dict[str, int] | None]
 """Of a rank in its process groups: their generation, and how many collectives of each group it has begun."""
 _KILLING = 20.0
 """Seconds for new processes to be ready."""
+_STEPS_S = 2.0
+"""Seconds for ranks to tell how far they are."""
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
 
@@ -136,13 +140,15 @@ class Mesh:
             self._spoil(known)
             return
         told = told or {}
-        peers = [peer.proc for peer in targets_of(self.cells).peers if peer.dead is None]
+        peers = self._living()
         ranks = {proc: state_of(self.procs).procs.rank_of(proc) for proc in peers}
         positions = [told[rank] for rank in ranks.values() if rank in told]
         positions += _positions([proc for proc, rank in ranks.items() if rank not in told])
         # A rank that does not answer is inside a C call, and may be in a collective.
         if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
             self._spoil(max((number for number, _ in positions), default=0))
+        elif any(at for _, at in positions) and any(each.unfinished for each in self.steps(ranks.values()).values()):
+            self._begin_afresh(None, True)
 
     def _spoil(self, number: int) -> None:
         """Break one generation: a rank that hears of it late may have newer groups by then."""
@@ -218,9 +224,29 @@ class Mesh:
         """
         copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
         if copied.in_step:
-            # Without a wait: each rank does so before its next cell.
-            endpoint_of(self.cells, begin_copies_afresh).call(copied.names)
+            self._begin_afresh(copied.names, False)
         return copied
+
+    def _begin_afresh(self, names: list[str] | None, resets: bool) -> None:
+        """Let all ranks begin their modules in DistributedDataParallel afresh, each before its next cell."""
+        living = self._living()
+        if len(ask_soon(living, request(begin_afresh, names, resets))) < len(living):
+            # One that does not hear it would call other collectives. With new connections all begin afresh.
+            self._spoil(max((number for number, _ in _positions(living)), default=0))
+
+    def _living(self) -> list[str]:
+        return [peer.proc for peer in targets_of(self.cells).peers if peer.dead is None]
+
+    def steps(self, ranks: Collection[int], names: list[str] | None = None) -> dict[int, Steps]:
+        """Return how far ranks are in their training, by rank; without those that do not answer soon.
+
+        Args:
+            ranks: the ranks to ask.
+            names: the variables to look at; None for all of cells.
+        """
+        procs = state_of(self.procs).procs
+        answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, names), _STEPS_S)
+        return {procs.rank_of(proc): cast("Steps", each) for proc, each in answers.items() if is_tuple(each)}
 
     def copy_actors(self, ranks: list[int], source: int | None) -> dict[str, str]:
         """Copy the state of the user's actors to some ranks from a live one.

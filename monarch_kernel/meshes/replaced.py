@@ -32,6 +32,8 @@ class Replaced:
         """By replaced rank, the last cell of its old process. Lock: ``_lock`` to write; read as a copy."""
         self.counts: dict[int, int] = {}
         """How often each rank was replaced. Lock: ``_lock`` to write; read as a copy."""
+        self.uncopied: set[int] = set()
+        """Ranks to which a copy of variables has failed. Main thread."""
         self.last_cell = ""
         """The cell that began last on the mesh; written by the main thread."""
         events = meshes_of(current_node())

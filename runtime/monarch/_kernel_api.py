@@ -218,13 +218,15 @@ if TYPE_CHECKING:
     from monarch._notebook.showing.display import CLEAR as CLEAR
     from monarch._notebook.showing.display import UPDATE as UPDATE
     from monarch._notebook.showing.display import ShownObject as ShownObject
+    from monarch._notebook.variables.afresh import Steps as Steps
+    from monarch._notebook.variables.afresh import begin as begin_afresh
+    from monarch._notebook.variables.afresh import steps as steps_here
     from monarch._notebook.variables.checkpoint import STATEFUL as STATEFUL
     from monarch._notebook.variables.checkpoint import TENSOR as TENSOR
     from monarch._notebook.variables.checkpoint import VALUE as VALUE
     from monarch._notebook.variables.checkpoint import load as load_variables
     from monarch._notebook.variables.checkpoint import take as take_variables
     from monarch._notebook.variables.copied import Copied as Copied
-    from monarch._notebook.variables.copied import begin_afresh as begin_copies_afresh
     from monarch._notebook.variables.copied import copyable_here as copyable_here
     from monarch._notebook.variables.copied import give as give_copies
     from monarch._notebook.variables.copied import take as take_copies
@@ -397,8 +399,8 @@ _WHERE = {
     "monarch._notebook.reporting.busy": "ThreadState prod thread_state",
     "monarch._notebook.variables.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
     "monarch._notebook.who.complete": "complete_here inspect_here",
-    "monarch._notebook.variables.copied": "Copied begin_copies_afresh=begin_afresh copyable_here "
-    "give_copies=give take_copies=take",
+    "monarch._notebook.variables.afresh": "Steps begin_afresh=begin steps_here=steps",
+    "monarch._notebook.variables.copied": "Copied copyable_here give_copies=give take_copies=take",
     "monarch._notebook.showing.display": "CLEAR UPDATE ShownObject",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",

@@ -1,6 +1,7 @@
 """Where the services of a process are, by the first part of their names: modules that are imported when asked for."""
 
 SERVICES = {
+    "afresh": "monarch._notebook.variables.afresh",
     "arguments": "monarch._engine.local.arguments",
     "attached": "monarch._debug.attached",
     "breaking_off": "monarch._notebook.looking.breaking_off",

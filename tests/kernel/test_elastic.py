@@ -367,7 +367,7 @@ def test_model_in_ddp_trains_on_after_a_death(mortal: Notebook) -> None:
     dies = "model.module.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))"
     mortal.mesh(f"import os, signal\nif rank == 1: {dies}\ntrain()")
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
-    assert re.search("copied from rank 0 to rank 1: .*model, .*optimizer\n", text) and "wrap" not in text, text
+    assert re.search("copied from rank 0 to ranks? 1.*: .*model, .*optimizer\n", text) and "wrap" not in text, text
     for _ in range(2):
         shown = mortal.mesh("train()").ok().shown
         assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", shown), shown
@@ -391,11 +391,44 @@ def test_model_in_ddp_with_a_group_of_its_own_is_wrapped_again(mortal: Notebook)
     mortal.mesh("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
     advice = re.search(
-        r"model: copied without DistributedDataParallel; .*, wrap it again on all ranks:\n    (.*)", text
+        r"model: copied without DistributedDataParallel; .*, wrap it again on all ranks.*:\n    (.*)", text
     )
     assert advice and "optimizer" in text and "not copied: model" not in text, text
     first = mortal.mesh(f"{advice[1]}\ntrain()").ok().shown
     assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", first), first
+
+
+APART = """import time
+from torch.utils.data import DistributedSampler
+sampler, mine, lossf = DistributedSampler(range(8), shuffle=False), rank, torch.nn.functional.mse_loss
+def scaled(by):
+    return lambda: by * world_size
+scale = scaled(2)
+def step():
+    optimizer.zero_grad(); model(torch.ones(2, 4)).square().mean().backward()
+    if rank == 1:
+        open(f"{gate}.1", "w").close(); time.sleep(60)
+    optimizer.step()
+    open(f"{gate}.{rank}", "w").close()"""
+
+
+def test_stop_tells_that_models_differ_and_a_copy_to_all_mends_it(mortal: Notebook, tmp_path: Path) -> None:
+    mortal.mesh(WRAPPED).ok()
+    gate = tmp_path / "gate"
+    mortal.mesh(f"gate = {str(gate)!r}\n{APART}").ok()
+    cell = mortal.send("%%mesh\nstep(); dist.barrier()")
+    cell.until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(4)))
+    mortal.interrupt()
+    cell.wait()
+    repair = "%mesh heal mesh --copy-from 0 --all"
+    assert f"ranks 0-3 differ in model, since they were stopped in different steps; {repair} copies" in cell.text
+    text = mortal.run(repair).ok().stream()
+    assert re.search(r"copied from rank 0 to ranks 1-3: .*model, .*optimizer, .*sampler, .*scale", text), text
+    assert re.search(r"ranks 0-3 differed in .*mine.*: ranks 1-3 may need values of their own", text), text
+    shown = mortal.mesh("train(); train(), list(sampler), scale(), lossf.__name__").ok().shown
+    trained = re.findall(r"\[rank (\d)\] \((-?[\d.]+), \[(\d), \d\], 8, 'mse_loss'\)", shown)
+    assert [(rank, first) for rank, _, first in trained] == [(str(rank), str(rank)) for rank in range(4)], shown
+    assert len({value for _, value, _ in trained}) == 1, shown
 
 
 TRAINERS = """import os, torch
@@ -414,7 +447,8 @@ class Trainer(Actor):
         self.optimizer.zero_grad()
         self.model(torch.ones(2, 4)).square().mean().backward()
         self.optimizer.step()
-        return round(self.model.module.weight.sum().item(), 5)
+        return round(self.model.module.weight.sum().item(), 5)"""
+COUNTERS = """import os
 class Counter(Actor):
     @endpoint
     def pid(self): return os.getpid()"""
@@ -423,7 +457,7 @@ class Counter(Actor):
 def test_actors_are_healed_with_the_state_of_another_rank(mortal: Notebook) -> None:
     """Also if their constructor wraps a model in DDP, which the other ranks do not do again."""
     mortal.mesh(TRAINERS, "spawn trainers").ok()
-    mortal.run("counters = mesh.spawn('counters', Counter)").ok()
+    mortal.mesh(COUNTERS, "spawn counters").ok()
     trained = "r = [trainers.train.call().get() for _ in range(3)][-1].values()\nlen({*r})"
     assert mortal.run(trained).ok().shown == "1"
     mortal.run("import os; os.kill(counters.pid.call().get().values()[1], 9)").ok()

@@ -112,7 +112,7 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
     mortal.run("%mesh heal --bare").ok()
     cell = mortal.mesh("lost")
     assert "rank 1 was replaced after cell [" in cell.text
-    assert "and lost 'lost'; %mesh heal --copy-from 0 lost copies it from rank 0" in cell.text
+    assert "and lost 'lost'; %mesh heal --copy-from 0 copies the variables of rank 0" in cell.text
     assert "copied from rank 0 to rank 1: lost" in mortal.run("%mesh heal --copy-from 0 lost").ok().stream()
     assert mortal.mesh("lost").ok().shown == "[ranks 0-3] 7"
     mortal.run("%mesh restart").ok()

@@ -116,7 +116,7 @@ while True:
         assert stacks_of([busy.pid]) == {}, "frames of a thread that runs may be half made"
 
 
-def test_child_that_sleeps_for_moments_is_not_asked_for_its_stack() -> None:
+def test_child_that_sleeps_for_moments_is_not_asked() -> None:
     """It may run Python again when the signal comes."""
     code = """
 import sys, time

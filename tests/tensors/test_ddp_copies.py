@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from meshes import kill, values
-from monarch._tensors.ddp_compat import begin_afresh, ddp_modules_in, goes_along, reset_ddp, settle
+from monarch._notebook.variables.afresh import ddp_modules_in
+from monarch._tensors.ddp_compat import begin_afresh, goes_along, reset_ddp, settle
 from monarch._wire.pickling import dumps, loads
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 
@@ -79,6 +80,65 @@ class Twins(Actor):
         return equal, len(model._forward_pre_hooks)
 
     @endpoint
+    def trains_after_a_pass(self, fails: bool) -> tuple[bool, int]:
+        """Begin afresh with an evaluation, or with a pass that fails; return whether the training is as without."""
+        import torch
+        import torch.distributed as torch_distributed
+
+        dist: Any = torch_distributed
+        model, optimizer = self.make("plain")
+        twin, own = self.make("plain")
+        self.train(model, optimizer, 0)
+        self.train(twin, own, 0)
+        reset_ddp(model)
+        if fails:
+            reducer = dist.Reducer
+            dist.Reducer = None
+            try:
+                model(torch.ones(2, 64))
+            except TypeError:
+                pass
+            finally:
+                dist.Reducer = reducer
+            left = len(model._forward_pre_hooks)
+        else:
+            model.eval()
+            with torch.inference_mode():
+                model(torch.ones(2, 64))
+            model.train()
+            left = len(model._forward_pre_hooks)
+        self.train(model, optimizer, 3)
+        self.train(twin, own, 3)
+        return all(torch.equal(*both) for both in zip(model.parameters(), twin.parameters(), strict=True)), left
+
+    @endpoint
+    def keeps_buckets(self) -> bool:
+        """Train with a hook that has a state for each bucket, and begin afresh without a new rank."""
+        import torch
+
+        model, optimizer = self.make("plain")
+        errors: dict[int, Any] = {}
+        # As torch's PowerSGD, not before the buckets are in their order.
+        began: list[bool] = []
+
+        def hook(_: Any, bucket: Any) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            if began:
+                errors.setdefault(bucket.index(), torch.zeros_like(bucket.buffer())).add_(bucket.buffer())
+            return future
+
+        # Torch wants its own types here.
+        hook.__annotations__.clear()
+        model.register_comm_hook(None, hook)
+        self.train(model, optimizer, 0)
+        began.append(True)
+        self.train(model, optimizer, 0)
+        reset_ddp(model)
+        self.train(model, optimizer, 0)
+        return len(errors) > 1
+
+    @endpoint
     def inside(self) -> list[int]:
         """Return how many modules in DDP are found in values."""
         model, other = self.make("plain")[0], self.make("plain")[0]
@@ -90,7 +150,7 @@ class Twins(Actor):
             [model.module, "text", kind],
             [holder, {2: (other,)}],
         ]
-        return [len(ddp_modules_in(each)) for each in values]
+        return [len(ddp_modules_in({str(at): one for at, one in enumerate(each)})) for each in values]
 
     @endpoint
     def kept_apart(self) -> list[bool]:
@@ -113,6 +173,15 @@ def twins(procs: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_with_a_copy_bit_by_bit(twins: Any, kind: str) -> None:
     assert values(twins.compare.call(kind, 2)) == [(True, 0)] * SIZE
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_goes_on_after_a_pass_without_gradients(twins: Any, fails: bool) -> None:
+    assert values(twins.trains_after_a_pass.call(fails)) == [(True, int(fails))] * SIZE
+
+
+def test_hooks_with_a_state_for_each_bucket_go_on(twins: Any) -> None:
+    assert values(twins.keeps_buckets.call()) == [True] * SIZE
 
 
 def test_modules_that_torch_cannot_restore_stay_behind(twins: Any) -> None:

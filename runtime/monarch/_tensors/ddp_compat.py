@@ -13,11 +13,12 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from monarch._python.frames import caller
 
-_OF_THE_PROCESS = (types.ModuleType, type, types.FrameType, types.CodeType, str, bytes, bytearray, int, float)
-"""Types of objects that refer to nothing of a value, or to all of the process."""
+_OF_THE_PROCESS = (types.ModuleType, type, types.FrameType)
+"""Types of objects that refer to much of the process."""
 
 
 def _is_of_all(_: Any) -> bool:
@@ -33,15 +34,24 @@ _source: Callable[[Any], int] = _first_rank
 """Returns the rank in a group from which a module that begins afresh gets its state."""
 _joins: Callable[[Any], bool] = _is_of_all
 """Returns whether the constructor of a module with a group runs on this rank alone."""
+_has_new = False
+"""Whether a rank lacks the modules that others have."""
+_remade: WeakSet[Any] = WeakSet()
+"""The modules that make a new reducer in their next pass. Single operations."""
 
 
-def use(source: Callable[[Any], int], joins: Callable[[Any], bool]) -> None:
+def use(source: Callable[[Any], int], joins: Callable[[Any], bool], has_new: bool) -> None:
     """Set who has the state of a group's modules, and which constructors run on one rank alone, by the group.
 
     Such a constructor leaves its collectives out, and its module begins afresh.
+
+    Args:
+        source: returns the rank in a group whose state is copied.
+        joins: returns whether the constructor of a module with a group runs on this rank alone.
+        has_new: whether a rank lacks the modules that others have.
     """
-    global _source, _joins
-    _source, _joins = source, joins
+    global _source, _joins, _has_new
+    _source, _joins, _has_new = source, joins, has_new
     parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
     if parallel is None or hasattr(parallel._sync_module_states, "monarch"):
         return
@@ -80,24 +90,20 @@ def ddp_modules() -> list[Any]:
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds and "reducer" in vars(each)]
 
 
-def ddp_modules_in(values: Iterable[object]) -> list[Any]:
-    """Return the modules in DDP among some values, and inside."""
-    known = {id(each): each for each in ddp_modules()}
-    found: dict[int, Any] = {}
-    left, seen = list(values) if known else [], set[int]()
+def objects_in(values: Iterable[object]) -> Iterator[Any]:
+    """Yield some values, and the objects inside, each once."""
+    left, seen = list(values), set[int]()
     while left:
         value = left.pop()
-        if id(value) in seen or issubclass(type(value), _OF_THE_PROCESS):
+        if id(value) in seen or not gc.is_tracked(value) or issubclass(type(value), _OF_THE_PROCESS):
             continue
         seen.add(id(value))
-        if id(value) in known:
-            found[id(value)] = value
+        yield value
         if isinstance(value, types.FunctionType):
             # Not its globals.
             left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
         else:
             left += gc.get_referents(value)
-    return list(found.values())
 
 
 def with_subclasses(kind: type) -> Iterator[type]:
@@ -113,16 +119,32 @@ def reset_ddp(model: Any) -> None:
     An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
     """
     model.reducer._reset_state()
-    begin_afresh(model)
+    begin_afresh(model, _has_new)
 
 
-def begin_afresh(model: Any) -> None:
-    """Let the next forward pass of a module in DDP make a new reducer and copy the state of the group's first rank.
+def begin_afresh(model: Any, has_new: bool = True) -> None:
+    """Let the next forward pass of a module in DDP make a new reducer and copy the state of a rank of its group.
 
     All ranks of its group must do this before their next pass. To do it twice is the same as once.
+
+    Args:
+        model: the module.
+        has_new: whether the module of a rank is new. Else one with communication hooks keeps its reducer, since these
+            may have a state for each bucket.
     """
+    if has_new:
+        _remade.add(model)
     if _begin not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_begin)
+
+
+def is_unfinished(model: Any) -> bool:
+    """Return whether the last backward pass of a module in DDP was broken off, so that the next one would raise."""
+    try:
+        model.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return True
+    return False
 
 
 def goes_along(model: Any) -> bool:
@@ -145,20 +167,24 @@ def settle(model: Any) -> None:
 
 
 def _begin(model: Any, _: Any) -> None:
-    # By its function, so that a copy of the module has the hook too.
+    torch: Any = sys.modules["torch"]
+    # Buckets that an evaluation makes in inference mode cannot be used in training.
+    with torch.inference_mode(False):
+        if not _builtin_hook(model) and (model in _remade or not model._comm_hooks):
+            _make_reducer(model)
+        utils: Any = importlib.import_module("torch.distributed.utils")
+        utils._sync_module_states(
+            module=model.module,
+            process_group=model.process_group,
+            broadcast_bucket_size=model.broadcast_bucket_size,
+            src=_source(model.process_group),
+            params_and_buffers_to_ignore=model.parameters_to_ignore,
+        )
+    # Last: what is cut short begins again. By its function, so that a copy of the module has the hook too.
+    _remade.discard(model)
     for key, hook in list(model._forward_pre_hooks.items()):
         if hook is _begin:
             del model._forward_pre_hooks[key]
-    if not _builtin_hook(model):
-        _make_reducer(model)
-    utils: Any = importlib.import_module("torch.distributed.utils")
-    utils._sync_module_states(
-        module=model.module,
-        process_group=model.process_group,
-        broadcast_bucket_size=model.broadcast_bucket_size,
-        src=_source(model.process_group),
-        params_and_buffers_to_ignore=model.parameters_to_ignore,
-    )
 
 
 def _make_reducer(model: Any) -> None:
@@ -174,8 +200,17 @@ def _make_reducer(model: Any) -> None:
         model.reducer._set_static_graph()
         model.logger._set_static_graph()
     for hook, state in model._comm_hooks:
+        _forget_buckets(state)
         model.logger._set_comm_hook_name(hook.__qualname__)
         dist._register_comm_hook(model.reducer, state, hook)
+
+
+def _forget_buckets(state: Any) -> None:
+    """Let the state of torch's PowerSGD hooks begin again, which is by bucket."""
+    if hasattr(state, "start_powerSGD_iter"):
+        state.iter = 0
+        for each in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            each.clear()
 
 
 def _builtin_hook(model: Any) -> bool:

@@ -27,9 +27,9 @@ def _make_code(filename: str, make: Callable[..., types.CodeType], *args: Any) -
     return code if code.co_filename == filename else code.replace(co_filename=filename)
 
 
-# The second map is that of plain pickle, to which modules may add at any time.
-_theirs = cast("ChainMap[Any, Reducer]", cloudpickle.Pickler.dispatch_table).maps[0]
-_reduce = _theirs[types.CodeType]
+# Without its last map, the one of plain pickle.
+_theirs = cast("ChainMap[Any, Reducer]", cloudpickle.Pickler.dispatch_table).maps[:-1]
+_reduce = _theirs[-1][types.CodeType]
 # Not a ChainMap, which is Python for each object.
-DISPATCH_TABLE = DispatchTable({**_theirs, types.CodeType: reduce_code})
+DISPATCH_TABLE = DispatchTable({types.CodeType: reduce_code}, *_theirs)
 """For subclasses of ``cloudpickle.Pickler``."""

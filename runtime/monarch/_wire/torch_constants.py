@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _KINDS = ("memory_format", "qscheme")
@@ -28,12 +28,22 @@ def make_constant(name: str) -> Any:
 
 
 class DispatchTable(dict[Any, Callable[[Any], Any]]):
-    """The dispatch table of a pickler: given reducers, those of plain pickle, and those of constants."""
+    """The dispatch table of a pickler: given reducers, those of other tables and of plain pickle, and constants.
+
+    Args:
+        given: the reducers.
+        others: tables to which modules may add at any time.
+    """
+
+    def __init__(self, given: Mapping[Any, Callable[[Any], Any]], *others: Mapping[Any, Callable[[Any], Any]]) -> None:
+        super().__init__(given)
+        self._others = (*others, copyreg.dispatch_table)
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        reduce = copyreg.dispatch_table.get(kind)
-        if reduce is not None:
-            return reduce
+        for each in self._others:
+            reduce = each.get(kind)
+            if reduce is not None:
+                return reduce
         # By name first: torch may not be loaded, and then nothing has its types.
         if kind.__name__ in _KINDS and kind is getattr(sys.modules.get("torch"), kind.__name__, None):
             return reduce_constant

@@ -29,7 +29,7 @@ NEW = "new"
 CALL = "call"
 """Kind of an entry that a halted rank keeps for later, as a shard from the program: a function and its arguments."""
 Entry = tuple[Any, ...] | int
-_TABLE = DispatchTable()
+_TABLE = DispatchTable({})
 
 
 class Input(NamedTuple):

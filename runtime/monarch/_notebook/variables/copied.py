@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
+from monarch._notebook.variables.afresh import begin_now, ddp_modules_in
 from monarch._notebook.variables.names import names_here
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
-
-_DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-"""Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
 
 _BOUND = (
     types.GeneratorType,
@@ -37,7 +35,7 @@ class Copied(NamedTuple):
     """The outcome of a copy of a rank's variables."""
 
     names: list[str]
-    """Those that were copied."""
+    """Those that were copied, without functions and classes of modules."""
     left: dict[str, str]
     """Those that were not, with the reason."""
     unwrapped: list[str]
@@ -65,10 +63,10 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
         raise NameError(f"rank {namespace.point.rank} has no variable {missing[0]!r}; it has {known}")
     wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
     if not names:
-        wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
+        wanted = {name: value for name, value in wanted.items() if not _is_defined(value, name)}
     unwrapped = [name for name, value in wanted.items() if _is_ddp(value) and not _goes_along(value)]
     wanted.update({name: wanted[name].module for name in unwrapped})
-    left = {name: why for name, value in wanted.items() if (why := _of_its_cell(value) or _of_its_rank(value))}
+    left = {name: why for name, value in wanted.items() if (why := _why_left(value, name))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
     try:
         dumps(wanted, here=True)
@@ -81,35 +79,42 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
                 else:
                     left[name] = why
                     del wanted[name]
-    return wanted, Copied(
-        sorted(wanted), left, sorted(name for name in unwrapped if name in wanted), bool(_ddp_modules_in(wanted))
-    )
+    unwrapped = sorted(name for name in unwrapped if name in wanted)
+    # Imports go along without a word.
+    told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
+    return wanted, Copied(told, left, unwrapped, bool(ddp_modules_in(wanted)))
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
-    namespace.variables.update(state)
-    for model in _ddp_modules_in(state):
-        from monarch._tensors.ddp_compat import settle
+    namespace.variables.update({name: _of_here(value, namespace.variables) for name, value in state.items()})
+    if "torch" in sys.modules:
+        _settle(state, namespace.point.rank, namespace.point.extent.nelements)
+    begin_now(namespace.variables, [*state], False)
 
+
+def _of_here(value: Any, variables: dict[str, Any]) -> Any:
+    """Return a function of a cell with the variables of this rank as its globals, and other values as they are."""
+    if type(value) is not types.FunctionType or value.__module__ != "__main__":
+        return value
+    made = types.FunctionType(value.__code__, variables, value.__name__, value.__defaults__, value.__closure__)
+    made.__dict__.update(value.__dict__)
+    made.__kwdefaults__, made.__qualname__, made.__doc__ = value.__kwdefaults__, value.__qualname__, value.__doc__
+    made.__annotations__ = value.__annotations__
+    return made
+
+
+def _settle(state: dict[str, Any], rank: int, size: int) -> None:
+    """Give what belongs to the rank of the sender the number and the device of this one."""
+    from monarch._tensors.ddp_compat import objects_in, settle
+
+    sampler: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", ())
+    for each in objects_in(state.values()):
+        if isinstance(each, sampler) and each.num_replicas == size:
+            each.rank = rank
+    for model in ddp_modules_in(state):
         settle(model)
-    begin_afresh(namespace, [*state])
-
-
-@service("replicas.begin_afresh", "actor")
-def begin_afresh(namespace: Namespace, names: Sequence[str]) -> None:
-    """Let modules in DistributedDataParallel begin afresh, as their copies on other ranks do.
-
-    Args:
-        namespace: the namespace of this rank.
-        names: the variables that were copied.
-    """
-    variables = namespace.variables
-    for model in _ddp_modules_in({name: variables[name] for name in names if name in variables}):
-        from monarch._tensors.ddp_compat import begin_afresh
-
-        begin_afresh(model)
 
 
 @service("replicas.copyable_here", "threaded")
@@ -119,14 +124,14 @@ def copyable_here() -> list[str]:
     Nothing is pickled, which may take long for large values.
     """
     variables = sys.modules["__main__"].__dict__
-    return [name for name in names_here() if name in variables and _is_copyable(variables[name])]
+    return [name for name in names_here() if name in variables and _is_copyable(variables[name], name)]
 
 
-def _is_copyable(value: Any) -> bool:
-    if issubclass(type(value), (*_DEFINED, *_BOUND)):
+def _is_copyable(value: Any, name: str) -> bool:
+    if issubclass(type(value), _BOUND) or _is_defined(value, name):
         return False
     try:
-        return not _of_its_rank(value.module if _is_ddp(value) else value)
+        return not _is_imported(value) and not _of_its_rank(value.module if _is_ddp(value) else value)
     except Exception:
         # Another thread changes it, or code of its class raises.
         return True
@@ -135,15 +140,6 @@ def _is_copyable(value: Any) -> bool:
 def _is_ddp(value: Any) -> bool:
     parallel = sys.modules.get("torch.nn.parallel")
     return parallel is not None and isinstance(value, parallel.DistributedDataParallel)
-
-
-def _ddp_modules_in(variables: dict[str, Any]) -> list[Any]:
-    # Where nobody has imported it, there are none.
-    if "torch.nn.parallel.distributed" not in sys.modules:
-        return []
-    from monarch._tensors.ddp_compat import ddp_modules_in
-
-    return ddp_modules_in(variables.values())
 
 
 def _goes_along(model: Any) -> bool:
@@ -161,9 +157,34 @@ def _unpicklable(value: Any, name: str) -> str:
     return ""
 
 
-def _of_its_cell(value: Any) -> str:
+def _is_defined(value: Any, name: str) -> bool:
+    """Return whether a cell defines a value under this name, so that it is rerun and belongs to its rank."""
+    if issubclass(type(value), types.ModuleType):
+        return True
+    if not issubclass(type(value), (types.FunctionType, type)):
+        return False
+    return value.__module__ == "__main__" and value.__qualname__ == name
+
+
+def _is_imported(value: Any) -> bool:
+    """Return whether a value is a function or class of a module."""
+    kinds = (types.FunctionType, types.BuiltinFunctionType, type)
+    return issubclass(type(value), kinds) and value.__module__ != "__main__"
+
+
+def _why_left(value: Any, name: str) -> str:
+    """Return why a value is not copied; empty if it may be."""
+    inside = [each for each in ddp_modules_in({name: value}) if each is not value]
+    if not all(map(_goes_along, inside)):
+        return (
+            "it has a model in DistributedDataParallel with a group or a built-in hook of its own; run its cell again"
+        )
+    return _of_its_cell(value, name) or _of_its_rank(value)
+
+
+def _of_its_cell(value: Any, name: str) -> str:
     """Return why a definition is not copied; empty for other values, and for what a module defines."""
-    if not issubclass(type(value), (types.FunctionType, type)) or value.__module__ != "__main__":
+    if not _is_defined(value, name) or issubclass(type(value), types.ModuleType):
         return ""
     return f"a {'class' if isinstance(value, type) else 'function'} defined in a cell; run that cell again"
 
@@ -178,6 +199,9 @@ def _of_its_rank(value: Any) -> str:
         return ""
     if isinstance(value, distributed.ProcessGroup):
         return "a process group belongs to its rank"
+    sharded = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", ())
+    if isinstance(value, sharded):
+        return "each rank has a part of its state; make it again on all ranks"
     # Where nobody has imported it, nothing is of it.
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if isinstance(value, kind) or (

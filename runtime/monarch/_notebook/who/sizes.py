@@ -14,6 +14,8 @@ from monarch._notebook.who.kinds import array_size, has, is_array, is_module, is
 
 PARTS = 2000
 """Parts of one value that are counted."""
+# Not by the name of an attribute, which a metaclass may define.
+_BASIC, _ITEM = type.__dict__["__basicsize__"], type.__dict__["__itemsize__"]
 _DICT: Any = dict
 _CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 _CLOSED: tuple[Any, ...] = (
@@ -80,5 +82,8 @@ def _own(value: Any) -> tuple[int, Iterable[Any]]:
         return _DICT.__sizeof__(value), chain.from_iterable(_DICT.items(value))
     kind: Any = next((each for each in (*_CLOSED, *_CONTAINERS) if is_of(value, each)), None)
     if kind is None:
-        return object.__sizeof__(value), attributes_of(value).values()
+        # The number of items of others is not where object looks for it: a generator would have a million GiB.
+        cls = class_of(value)
+        own = _BASIC.__get__(cls) if _ITEM.__get__(cls) else object.__sizeof__(value)
+        return own, attributes_of(value).values()
     return kind.__sizeof__(value), () if kind in _CLOSED else kind.__iter__(value)

@@ -27,16 +27,19 @@ def is_of_earlier() -> bool:
     return not (_is_new and ddp_compat.has_pending())
 
 
-def note(earlier: Sequence[int], rank: int) -> None:
+def note(earlier: Sequence[int], rank: int, size: int) -> None:
     """Note which ranks had the default group before, as this rank forms it.
 
     Args:
         earlier: those ranks, ascending; none for a first group.
         rank: this rank.
+        size: the number of ranks.
     """
     global _first, _is_new
     _first, _is_new = (earlier[0], rank not in earlier) if earlier else (0, False)
-    ddp_compat.use(_source, lambda group: _is_new and group is default_group() and joins())
+    ddp_compat.use(
+        _source, lambda group: _is_new and group is default_group() and joins(), has_new=0 < len(earlier) < size
+    )
 
 
 def _source(group: Any) -> int:

@@ -173,7 +173,7 @@ class World:
                     # That of all ranks is the default group, also where the mesh had more ranks before.
                     self.groups[former.ranks] = former.group
         begin_again(formers.renewed)
-        newcomers.note(formers.earlier(texts), self.place.rank)
+        newcomers.note(formers.earlier(texts), self.place.rank, self.place.size)
         reset_wrappers(formers.renewed)
         for each in on_renewed:
             each()

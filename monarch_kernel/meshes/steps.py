@@ -1,0 +1,58 @@
+"""Ranks that should be in the same step of a training, and what to do if they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from monarch._kernel_api import Steps, describe_ranks
+from monarch_kernel.meshes.mesh import Mesh
+
+_MOST = 8
+"""Most variables that a line names."""
+
+
+def stopped_apart(mesh: Mesh) -> str:
+    """Say in which models living ranks differ after a stop; empty for none, or if that is not known."""
+    dead = mesh.dead()
+    steps = mesh.steps([rank for rank in range(len(mesh.cells)) if rank not in dead])
+    models = _apart([each.models for each in steps.values()])
+    if not models:
+        return ""
+    return f"{_differ(models, steps)}, since they were stopped in different steps; {_repair(mesh, steps)}"
+
+
+def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str], new: Sequence[int]) -> list[str]:
+    """Say, in lines, in which of the copied variables the ranks differed that had them before.
+
+    Args:
+        mesh: the mesh of the ranks.
+        before: how far the ranks were that had the variables.
+        names: the variables that were copied.
+        new: the ranks that got them.
+    """
+    lines: list[str] = []
+    models = _apart([each.models for each in before.values()], names)
+    if models and not set(before) <= {min(before), *new}:
+        lines.append(f"{_differ(models, before)}, since they are in different steps; {_repair(mesh, before)}")
+    values = _apart([each.values for each in before.values()], names)
+    if values:
+        own = "a value of its own" if len(new) == 1 else "values of their own"
+        verb = "differed" if set(new) & set(before) else "differ"
+        lines.append(f"{_differ(values, before, verb)}: {describe_ranks(list(new))} may need {own}")
+    return lines
+
+
+def _apart(prints: Sequence[Mapping[str, str]], among: Collection[str] | None = None) -> list[str]:
+    """Return the variables of which ranks have told different things."""
+    names = sorted({name for each in prints for name in each if among is None or name in among})
+    return [name for name in names if len({each.get(name) for each in prints}) > 1]
+
+
+def _differ(names: Sequence[str], ranks: Mapping[int, object], verb: str = "differ") -> str:
+    more = ", ..." if len(names) > _MOST else ""
+    return f"{describe_ranks(sorted(ranks))} {verb} in {', '.join(names[:_MOST])}{more}"
+
+
+def _repair(mesh: Mesh, ranks: Mapping[int, object]) -> str:
+    first = min(ranks)
+    return f"%mesh heal {mesh.name} --copy-from {first} --all copies the variables of rank {first} to the others"

@@ -1,0 +1,138 @@
+"""Models in variables that all ranks train together: whether they are in step, and how they begin afresh."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from monarch._actors.running import before, current
+from monarch._core.kinds import class_of
+from monarch._node.services.registry import service
+from monarch._notebook.namespace import Namespace
+from monarch._notebook.variables.names import names_here
+
+_SAMPLE = 1024
+"""Elements of a tensor that are compared."""
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_LONGEST = 200
+"""Characters and bytes of a plain value that are compared."""
+# Appended by the receiving thread, taken by that of the cells.
+_wanted: list[tuple[list[str] | None, bool]] = []
+
+
+class Steps(NamedTuple):
+    """How far a rank is in the training of its models, and what its variables are, as far as a look tells."""
+
+    models: dict[str, str]
+    """By variable with modules in DistributedDataParallel, what their parameters are."""
+    values: dict[str, str]
+    """The same of numbers, texts, tensors and arrays."""
+    unfinished: bool
+    """Whether such a module is in the middle of a pass."""
+
+
+@service("afresh.begin", "quick")
+def begin(names: list[str] | None, resets: bool) -> None:
+    """Let modules in DistributedDataParallel begin afresh before the next cell.
+
+    Args:
+        names: the variables that have them; None for all of cells.
+        resets: whether to give up their last pass too.
+    """
+    _wanted.append((names, resets))
+    if _prepare not in before:
+        before.append(_prepare)
+
+
+def _prepare() -> None:
+    here = current.get()
+    if here is None or not isinstance(here[0].instance, Namespace):
+        # Cells may be in the middle of a pass.
+        return
+    with suppress(ValueError):
+        before.remove(_prepare)
+    while _wanted:
+        names, resets = _wanted.pop(0)
+        begin_now(here[0].instance.variables, names, resets)
+
+
+def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets: bool) -> None:
+    """Let modules in DistributedDataParallel begin afresh; see ``begin``."""
+    for model in ddp_modules_in(_chosen(variables, names)):
+        from monarch._tensors.ddp_compat import begin_afresh, reset_ddp
+
+        (reset_ddp if resets else begin_afresh)(model)
+
+
+@service("afresh.steps", "threaded")
+def steps(names: list[str] | None) -> Steps:
+    """Service: return how far this rank is.
+
+    Args:
+        names: the variables to look at; None for all of cells.
+    """
+    variables = _chosen(sys.modules["__main__"].__dict__, names_here() if names is None else names)
+    models, values = dict[str, str](), dict[str, str]()
+    unfinished = False
+    for name, value in variables.items():
+        # Another thread may change it.
+        with suppress(Exception):
+            if (found := _print_of(value)) is not None:
+                values[name] = found
+    for name, each in ddp_modules_of(variables).items():
+        from monarch._tensors.ddp_compat import is_unfinished
+
+        unfinished = unfinished or any(map(is_unfinished, each))
+        with suppress(Exception):
+            models[name] = _of_tensors([tensor for model in each for tensor in model.parameters()])
+    return Steps(models, values, unfinished)
+
+
+def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    return {name: variables[name] for name in (list(variables) if names is None else names) if name in variables}
+
+
+def ddp_modules_in(variables: Mapping[str, Any]) -> list[Any]:
+    """Return the modules in DistributedDataParallel among variables, and inside, each once."""
+    return list({id(each): each for found in ddp_modules_of(variables).values() for each in found}.values())
+
+
+def ddp_modules_of(variables: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the modules in DistributedDataParallel of each variable that has some, itself or inside."""
+    # Where nobody has imported it, there are none.
+    if "torch.nn.parallel.distributed" not in sys.modules:
+        return {}
+    from monarch._tensors.ddp_compat import ddp_modules, objects_in
+
+    known = set(map(id, ddp_modules()))
+    if not known:
+        return {}
+    found = {name: [each for each in objects_in([value]) if id(each) in known] for name, value in variables.items()}
+    return {name: each for name, each in found.items() if each}
+
+
+def _print_of(value: Any) -> str | None:
+    """Return what tells whether a value is the same on another rank; None for a value of which a look says nothing."""
+    if type(value) in _ATOMS:
+        text = repr(value)
+        return text if len(text) <= _LONGEST else None
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and issubclass(class_of(value), torch.Tensor):
+        return _of_tensors([value])
+    if numpy is not None and class_of(value) is numpy.ndarray and not value.dtype.hasobject:
+        return f"{value.shape} {value.dtype} {zlib.crc32(value.reshape(-1)[:_SAMPLE].tobytes())}"
+    return None
+
+
+def _of_tensors(tensors: list[Any]) -> str:
+    parts = [(tuple(each.shape), str(each.dtype), _first_of(each)) for each in tensors]
+    return str(zlib.crc32(repr(parts).encode()))
+
+
+def _first_of(tensor: Any) -> int:
+    torch: Any = sys.modules["torch"]
+    part = tensor.detach().reshape(-1)[:_SAMPLE].contiguous().cpu().view(torch.uint8)
+    return zlib.crc32(part.numpy().tobytes())
