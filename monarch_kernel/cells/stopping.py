@@ -110,9 +110,9 @@ class Stopping:
             mesh.check_groups_later()
         elif not stopped.doomed:
             told = {rank: each.position for rank, each in run.failures().items() if each.position is not None}
-            mesh.check_groups(stopped.cut or bool(left), stopped.generation, told)
+            steps = mesh.check_groups(stopped.cut or bool(left), stopped.generation, told)
             if not left and any(at for _, at in told.values()):
-                stopped.apart = stopped_apart(mesh)
+                stopped.apart = stopped_apart(mesh, steps)
         return stopped
 
     def detaches(self) -> bool:

@@ -37,10 +37,10 @@ _STREAM = os.path.join(_HERE, "output", "notebook_stream.py")
 """Part of ``print()`` for the person."""
 
 
-# HeaderError is a ValueError, like the other errors about invalid lines.
 _NO_GROUP = "Default process group has not been initialized"
 """torch's words for code that runs outside of ranks."""
 _IN_NOTEBOOK = "this cell ran in the notebook, which is no rank; begin it with %%mesh to run it on the ranks"
+# HeaderError is a ValueError, like the other errors about invalid lines.
 _KINDS = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterrupt, asyncio.CancelledError)
 """Errors that are worded here; others are shown as IPython does."""
 

@@ -17,6 +17,9 @@ from monarch_kernel.meshes.steps import copied_apart
 from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import names_in
 
+_STEPS_S = 5.0
+"""Seconds for ranks to tell how far they are, before a copy."""
+
 
 class Elastic:
     """The commands for ranks that change.
@@ -69,6 +72,8 @@ class Elastic:
         arguments = parse("heal", words)
         mesh, variables = self._named(arguments.names, arguments.copy_from is not None)
         source = self._source(mesh, arguments.copy_from)
+        if arguments.all and arguments.copy_from is None:
+            raise Usage("%mesh heal: --all needs the rank to copy from, as in %mesh heal --copy-from 0 --all")
         mesh.moves.wait()
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
@@ -78,18 +83,15 @@ class Elastic:
             raise KeyboardInterrupt(_heal_stopped(mesh)) from None
         if again:
             print(again)
-        # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
-        bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
-        if arguments.all:
-            source = source if source is not None else min(set(range(len(mesh.cells))).difference(bare), default=0)
-            bare = [rank for rank in range(len(mesh.cells)) if rank != source]
-        else:
-            bare = sorted({*bare, *(mesh.replaced.uncopied - {source})})
+        bare, replaced = self._to_copy(mesh, [rank for rank, _ in new], source, arguments.all)
         copying = arguments.copy_from is not None and bool(bare)
         if copying and source is None:
             # Not from a rank that lacks the variables itself, since an earlier heal has replaced it.
-            lacking = {*bare, *mesh.replaced.after}
+            lacking = {*replaced, *mesh.replaced.after, *mesh.replaced.uncopied}
             source = next((rank for rank in range(len(mesh.cells)) if rank not in lacking), None)
+            if arguments.all:
+                source = source or 0
+                bare = [rank for rank in bare if rank != source]
         if not new and not copying:
             if not again:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
@@ -97,21 +99,23 @@ class Elastic:
         actors: dict[str, str] | None = None
         before: dict[int, Steps] = {}
         if copying:
-            before = mesh.steps([rank for rank in range(len(mesh.cells)) if arguments.all or rank not in bare])
+            asked = [rank for rank in range(len(mesh.cells)) if arguments.all or rank not in bare]
+            before = mesh.steps(asked, _STEPS_S)
         try:
             copied = self._copy(mesh, bare, source, variables) if copying else None
             if copying and not variables:
-                actors = self._copy_actors(mesh, bare, source)
+                # Those of other ranks have a state of their own, such as the data of their rank.
+                actors = self._copy_actors(mesh, replaced, source)
         except BaseException:
             if not variables:
                 mesh.replaced.uncopied.update(bare)
             print_new(mesh, new, True)
             raise
-        if copying:
+        if copying and not variables:
             mesh.replaced.uncopied.difference_update(bare)
         print_new(mesh, new, not copying)
         if copied is not None:
-            names, left, unwrapped, _ = copied
+            names, left, unwrapped, *_ = copied
             if not variables and not left:
                 mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
@@ -126,8 +130,23 @@ class Elastic:
                 )
             for line in copied_apart(mesh, before, names, bare):
                 print(line)
-        for line in recreated_lines(mesh, [rank for rank, _ in new] if actors is None else bare, actors):
+        for line in recreated_lines(mesh, [rank for rank, _ in new] if actors is None else replaced, actors):
             print(line)
+
+    def _to_copy(self, mesh: Mesh, new: list[int], source: int | None, to_all: bool) -> tuple[list[int], list[int]]:
+        """Return the ranks to copy variables to, and those to copy the state of actors to.
+
+        Args:
+            mesh: the mesh of the ranks.
+            new: the ranks that this heal has replaced.
+            source: the rank to copy from; None for any other.
+            to_all: whether to copy the variables to all ranks.
+        """
+        # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
+        known = new or list(mesh.replaced.after)
+        size = len(mesh.cells)
+        left = {rank for rank in (*known, *mesh.replaced.uncopied) if rank < size and (rank in new or rank != source)}
+        return [rank for rank in range(size) if rank != source] if to_all else sorted(left), sorted(left)
 
     def _copy(self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]) -> Copied:
         """Copy variables to new ranks; see ``Mesh.copy``."""

@@ -57,8 +57,8 @@ Position: TypeAlias = tuple[int, dict[str, int] | None]
 """Of a rank in its process groups: their generation, and how many collectives of each group it has begun."""
 _KILLING = 20.0
 """Seconds for new processes to be ready."""
-_STEPS_S = 2.0
-"""Seconds for ranks to tell how far they are."""
+AFTER_STOP_S = 0.5
+"""Seconds for ranks to tell how far they are, which a stop takes longer."""
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
 
@@ -128,17 +128,22 @@ class Mesh:
             self._unchecked = False
             self.check_groups(False)
 
-    def check_groups(self, cut: bool, known: int = 0, told: Mapping[int, Position] | None = None) -> None:
+    def check_groups(
+        self, cut: bool, known: int = 0, told: Mapping[int, Position] | None = None
+    ) -> dict[int, Steps] | None:
         """After a stop, break the process groups if some ranks left a collective that others are in.
 
         Args:
             cut: whether a rank was freed from a collective, which settles it.
             known: the newest generation of groups that a rank has reported; 0 if none has.
             told: the positions of ranks that have told them as they stopped; the others are asked.
+
+        Returns:
+            How far the ranks are in their training, if they were asked.
         """
         if cut and known:
             self._spoil(known)
-            return
+            return None
         told = told or {}
         peers = self._living()
         ranks = {proc: state_of(self.procs).procs.rank_of(proc) for proc in peers}
@@ -147,8 +152,12 @@ class Mesh:
         # A rank that does not answer is inside a C call, and may be in a collective.
         if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
             self._spoil(max((number for number, _ in positions), default=0))
-        elif any(at for _, at in positions) and any(each.unfinished for each in self.steps(ranks.values()).values()):
-            self._begin_afresh(None, True)
+        elif any(at for _, at in positions):
+            steps = self.steps(ranks.values(), AFTER_STOP_S, False)
+            if any(each.unfinished for each in steps.values()):
+                self._begin_afresh(None, True)
+            return steps
+        return None
 
     def _spoil(self, number: int) -> None:
         """Break one generation: a rank that hears of it late may have newer groups by then."""
@@ -224,28 +233,30 @@ class Mesh:
         """
         copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
         if copied.in_step:
-            self._begin_afresh(copied.names, False)
+            self._begin_afresh(copied.taken, False)
         return copied
 
     def _begin_afresh(self, names: list[str] | None, resets: bool) -> None:
         """Let all ranks begin their modules in DistributedDataParallel afresh, each before its next cell."""
         living = self._living()
-        if len(ask_soon(living, request(begin_afresh, names, resets))) < len(living):
+        answers = ask_soon(living, request(begin_afresh, names, resets))
+        if len([each for each in answers.values() if each is None]) < len(living):
             # One that does not hear it would call other collectives. With new connections all begin afresh.
             self._spoil(max((number for number, _ in _positions(living)), default=0))
 
     def _living(self) -> list[str]:
         return [peer.proc for peer in targets_of(self.cells).peers if peer.dead is None]
 
-    def steps(self, ranks: Collection[int], names: list[str] | None = None) -> dict[int, Steps]:
+    def steps(self, ranks: Collection[int], seconds: float, has_values: bool = True) -> dict[int, Steps]:
         """Return how far ranks are in their training, by rank; without those that do not answer soon.
 
         Args:
             ranks: the ranks to ask.
-            names: the variables to look at; None for all of cells.
+            seconds: for their answers.
+            has_values: whether to look at other variables than models too.
         """
         procs = state_of(self.procs).procs
-        answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, names), _STEPS_S)
+        answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, None, has_values), seconds)
         return {procs.rank_of(proc): cast("Steps", each) for proc, each in answers.items() if is_tuple(each)}
 
     def copy_actors(self, ranks: list[int], source: int | None) -> dict[str, str]:
@@ -259,6 +270,7 @@ class Mesh:
             The names of the actor meshes there, each with the reason why its state was not copied; empty if it was.
         """
         found: dict[str, str] = {}
+        living = self._living()
         for each in self.users_actors_on(ranks):
             name, cls = state_of(each).name, state_of(each).cls
             found[name] = "" if copied_by(cls) is not None else f"{cls.__name__} has neither {BOTH}"
@@ -267,6 +279,9 @@ class Mesh:
                     StateTransfer(each, ranks, source).run(60.0)
                 except MonarchError as error:
                     found[name] = str(error).partition("\n")[0]
+                else:
+                    # Their state may have modules in DistributedDataParallel: with new connections all begin afresh.
+                    self._spoil(max((number for number, _ in _positions(living)), default=0))
         return found
 
     def users_actors_on(self, ranks: Collection[int]) -> list[ActorMesh]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from monarch._kernel_api import Steps, describe_ranks
-from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.mesh import AFTER_STOP_S, Mesh
 
 _MOST = 8
 """Most variables that a line names."""
 
 
-def stopped_apart(mesh: Mesh) -> str:
-    """Say in which models living ranks differ after a stop; empty for none, or if that is not known."""
-    dead = mesh.dead()
-    steps = mesh.steps([rank for rank in range(len(mesh.cells)) if rank not in dead])
+def stopped_apart(mesh: Mesh, steps: Mapping[int, Steps] | None) -> str:
+    """Say in which models living ranks differ after a stop; empty for none, or if that is not known.
+
+    Args:
+        mesh: the mesh of the ranks.
+        steps: how far they are; None if they have not been asked.
+    """
+    if steps is None:
+        dead = mesh.dead()
+        living = [rank for rank in range(len(mesh.cells)) if rank not in dead]
+        steps = mesh.steps(living, AFTER_STOP_S, False)
     models = _apart([each.models for each in steps.values()])
     if not models:
         return ""
@@ -31,8 +38,8 @@ def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str]
         new: the ranks that got them.
     """
     lines: list[str] = []
-    models = _apart([each.models for each in before.values()], names)
-    if models and not set(before) <= {min(before), *new}:
+    models = _apart([each.models for rank, each in before.items() if rank not in new], names)
+    if models:
         lines.append(f"{_differ(models, before)}, since they are in different steps; {_repair(mesh, before)}")
     values = _apart([each.values for each in before.values()], names)
     if values:
@@ -45,7 +52,7 @@ def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str]
 def _apart(prints: Sequence[Mapping[str, str]], among: Collection[str] | None = None) -> list[str]:
     """Return the variables of which ranks have told different things."""
     names = sorted({name for each in prints for name in each if among is None or name in among})
-    return [name for name in names if len({each.get(name) for each in prints}) > 1]
+    return [name for name in names if len({each[name] for each in prints if name in each}) > 1]
 
 
 def _differ(names: Sequence[str], ranks: Mapping[int, object], verb: str = "differ") -> str:

@@ -412,7 +412,7 @@ def step():
     open(f"{gate}.{rank}", "w").close()"""
 
 
-def test_stop_tells_that_models_differ_and_a_copy_to_all_mends_it(mortal: Notebook, tmp_path: Path) -> None:
+def test_stop_tells_that_models_differ_and_a_copy_mends_it(mortal: Notebook, tmp_path: Path) -> None:
     mortal.mesh(WRAPPED).ok()
     gate = tmp_path / "gate"
     mortal.mesh(f"gate = {str(gate)!r}\n{APART}").ok()

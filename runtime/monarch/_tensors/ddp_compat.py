@@ -16,9 +16,12 @@ from typing import Any
 from weakref import WeakSet
 
 from monarch._python.frames import caller
+from monarch._tensors.torch_compat import default_group
 
 _OF_THE_PROCESS = (types.ModuleType, type, types.FrameType)
 """Types of objects that refer to much of the process."""
+_MOST = 500_000
+"""Objects that a search looks at, which takes a second."""
 
 
 def _is_of_all(_: Any) -> bool:
@@ -73,9 +76,10 @@ def use(source: Callable[[Any], int], joins: Callable[[Any], bool], has_new: boo
     parallel._sync_module_states = sync_unless_alone
 
 
-def has_pending() -> bool:
-    """Return whether a module in DDP of this process still has to begin afresh."""
-    return any(_begin in model._forward_pre_hooks.values() for model in ddp_modules())
+def have_begun() -> bool:
+    """Return whether this process has modules in DDP, and none still has to begin afresh."""
+    models = ddp_modules()
+    return bool(models) and not any(_begin in model._forward_pre_hooks.values() for model in models)
 
 
 def ddp_modules() -> list[Any]:
@@ -91,15 +95,16 @@ def ddp_modules() -> list[Any]:
 
 
 def objects_in(values: Iterable[object]) -> Iterator[Any]:
-    """Yield some values, and the objects inside, each once."""
-    left, seen = list(values), set[int]()
-    while left:
+    """Yield some values, and the objects inside, each once; of very many, the first."""
+    left: list[Any] = list(values)
+    seen = set[int]()
+    while left and len(seen) < _MOST:
         value = left.pop()
         if id(value) in seen or not gc.is_tracked(value) or issubclass(type(value), _OF_THE_PROCESS):
             continue
         seen.add(id(value))
         yield value
-        if isinstance(value, types.FunctionType):
+        if issubclass(type(value), types.FunctionType):
             # Not its globals.
             left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
         else:
@@ -138,6 +143,13 @@ def begin_afresh(model: Any, has_new: bool = True) -> None:
         model.register_forward_pre_hook(_begin)
 
 
+def parameters_of_all(model: Any) -> list[Any]:
+    """Return the parameters of a module in DDP that are alike on all ranks of the mesh; none if it has other ranks."""
+    if model.process_group is not default_group():
+        return []
+    return [each for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+
+
 def is_unfinished(model: Any) -> bool:
     """Return whether the last backward pass of a module in DDP was broken off, so that the next one would raise."""
     try:
@@ -153,8 +165,7 @@ def goes_along(model: Any) -> bool:
         model._check_default_group()
     except RuntimeError:
         return False
-    # Neither built-in hooks nor those of parameters are restored.
-    return not (_builtin_hook(model) or model._delay_all_reduce_params)
+    return not (_keeps_reducer(model) or model._delay_all_reduce_params)
 
 
 def settle(model: Any) -> None:
@@ -168,18 +179,20 @@ def settle(model: Any) -> None:
 
 def _begin(model: Any, _: Any) -> None:
     torch: Any = sys.modules["torch"]
-    # Buckets that an evaluation makes in inference mode cannot be used in training.
-    with torch.inference_mode(False):
-        if not _builtin_hook(model) and (model in _remade or not model._comm_hooks):
-            _make_reducer(model)
-        utils: Any = importlib.import_module("torch.distributed.utils")
-        utils._sync_module_states(
-            module=model.module,
-            process_group=model.process_group,
-            broadcast_bucket_size=model.broadcast_bucket_size,
-            src=_source(model.process_group),
-            params_and_buffers_to_ignore=model.parameters_to_ignore,
-        )
+    if not torch.is_grad_enabled():
+        # An evaluation, which one rank may do alone.
+        return
+    if not _keeps_reducer(model) and (model in _remade or not model._comm_hooks):
+        _make_reducer(model)
+    utils: Any = importlib.import_module("torch.distributed.utils")
+    utils._sync_module_states(
+        module=model.module,
+        process_group=model.process_group,
+        broadcast_bucket_size=model.broadcast_bucket_size,
+        src=_source(model.process_group),
+        params_and_buffers_to_ignore=model.parameters_to_ignore,
+        broadcast_buffers=model.broadcast_buffers,
+    )
     # Last: what is cut short begins again. By its function, so that a copy of the module has the hook too.
     _remade.discard(model)
     for key, hook in list(model._forward_pre_hooks.items()):
@@ -213,5 +226,9 @@ def _forget_buckets(state: Any) -> None:
             each.clear()
 
 
-def _builtin_hook(model: Any) -> bool:
+def _keeps_reducer(model: Any) -> bool:
+    """Return whether the reducer of a module has settings that a new one would lack."""
+    in_backward = any(hasattr(each, "_in_backward_optimizers") for each in model.parameters())
+    if in_backward or model.mixed_precision is not None:
+        return True
     return not model._comm_hooks and bool(model._get_ddp_logging_data().get("comm_hook"))

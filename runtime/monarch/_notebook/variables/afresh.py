@@ -16,9 +16,9 @@ from monarch._notebook.variables.names import names_here
 
 _SAMPLE = 1024
 """Elements of a tensor that are compared."""
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_ATOMS = (bool, float, complex, type(None))
 _LONGEST = 200
-"""Characters and bytes of a plain value that are compared."""
+"""Most characters, bytes and bits of a plain value that is compared."""
 # Appended by the receiving thread, taken by that of the cells.
 _wanted: list[tuple[list[str] | None, bool]] = []
 
@@ -52,11 +52,17 @@ def _prepare() -> None:
     if here is None or not isinstance(here[0].instance, Namespace):
         # Cells may be in the middle of a pass.
         return
-    with suppress(ValueError):
-        before.remove(_prepare)
+    if not _wanted:
+        with suppress(ValueError):
+            before.remove(_prepare)
     while _wanted:
-        names, resets = _wanted.pop(0)
-        begin_now(here[0].instance.variables, names, resets)
+        # A Stop may cut it: then it is done before the next cell. To do it twice is the same as once.
+        if _prepare not in before:
+            before.append(_prepare)
+        begin_now(here[0].instance.variables, *_wanted[0])
+        del _wanted[0]
+        with suppress(ValueError):
+            before.remove(_prepare)
 
 
 def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets: bool) -> None:
@@ -68,31 +74,36 @@ def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets:
 
 
 @service("afresh.steps", "threaded")
-def steps(names: list[str] | None) -> Steps:
+def steps(names: list[str] | None, has_values: bool) -> Steps:
     """Service: return how far this rank is.
 
     Args:
         names: the variables to look at; None for all of cells.
+        has_values: whether to look at numbers, texts, tensors and arrays too.
     """
     variables = _chosen(sys.modules["__main__"].__dict__, names_here() if names is None else names)
     models, values = dict[str, str](), dict[str, str]()
     unfinished = False
-    for name, value in variables.items():
+    for name, value in variables.items() if has_values else ():
         # Another thread may change it.
         with suppress(Exception):
             if (found := _print_of(value)) is not None:
                 values[name] = found
     for name, each in ddp_modules_of(variables).items():
-        from monarch._tensors.ddp_compat import is_unfinished
+        from monarch._tensors.ddp_compat import is_unfinished, parameters_of_all
 
         unfinished = unfinished or any(map(is_unfinished, each))
         with suppress(Exception):
-            models[name] = _of_tensors([tensor for model in each for tensor in model.parameters()])
+            parts = [_of_tensor(tensor) for model in each for tensor in parameters_of_all(model)]
+            if parts and None not in parts:
+                models[name] = str(zlib.crc32(repr(parts).encode()))
     return Steps(models, values, unfinished)
 
 
 def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    return {name: variables[name] for name in (list(variables) if names is None else names) if name in variables}
+    # In one step: another thread may delete one.
+    now = dict(variables)
+    return now if names is None else {name: now[name] for name in names if name in now}
 
 
 def ddp_modules_in(variables: Mapping[str, Any]) -> list[Any]:
@@ -116,23 +127,33 @@ def ddp_modules_of(variables: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _print_of(value: Any) -> str | None:
     """Return what tells whether a value is the same on another rank; None for a value of which a look says nothing."""
-    if type(value) in _ATOMS:
-        text = repr(value)
-        return text if len(text) <= _LONGEST else None
+    kind: Any = class_of(value)
+    if kind in (str, bytes):
+        return repr(value) if len(value) <= _LONGEST else None
+    if kind is int:
+        return repr(value) if value.bit_length() <= _LONGEST else None
+    if kind in _ATOMS:
+        return repr(value)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and issubclass(class_of(value), torch.Tensor):
-        return _of_tensors([value])
-    if numpy is not None and class_of(value) is numpy.ndarray and not value.dtype.hasobject:
-        return f"{value.shape} {value.dtype} {zlib.crc32(value.reshape(-1)[:_SAMPLE].tobytes())}"
+    if torch is not None and kind is torch.Tensor:
+        return _of_tensor(value)
+    if numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject:
+        return f"{value.shape} {value.dtype} {zlib.crc32(value.flat[:_SAMPLE].tobytes())}"
     return None
 
 
-def _of_tensors(tensors: list[Any]) -> str:
-    parts = [(tuple(each.shape), str(each.dtype), _first_of(each)) for each in tensors]
-    return str(zlib.crc32(repr(parts).encode()))
+def _of_tensor(tensor: Any) -> str | None:
+    """Return the same for a tensor, which copies few of its elements; None for one of another kind.
 
-
-def _first_of(tensor: Any) -> int:
+    A part of a tensor that is divided among ranks would be a collective.
+    """
     torch: Any = sys.modules["torch"]
-    part = tensor.detach().reshape(-1)[:_SAMPLE].contiguous().cpu().view(torch.uint8)
-    return zlib.crc32(part.numpy().tobytes())
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    with torch.no_grad():
+        part, room = tensor.detach(), _SAMPLE
+        for axis in reversed(range(part.dim())):
+            part = part.narrow(axis, 0, min(part.shape[axis], room))
+            room = max(1, room // max(1, part.shape[axis]))
+        data = part.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
+    return f"{tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(data)}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
-from monarch._notebook.variables.afresh import begin_now, ddp_modules_in
+from monarch._notebook.variables.afresh import begin_now, ddp_modules_in, ddp_modules_of
 from monarch._notebook.variables.names import names_here
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
@@ -40,6 +40,8 @@ class Copied(NamedTuple):
     """Those that were not, with the reason."""
     unwrapped: list[str]
     """Those whose module was copied alone, without its DistributedDataParallel."""
+    taken: list[str]
+    """All that were copied."""
     in_step: bool
     """Whether modules in DistributedDataParallel are among or inside them, which all ranks must begin afresh."""
 
@@ -66,7 +68,8 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
         wanted = {name: value for name, value in wanted.items() if not _is_defined(value, name)}
     unwrapped = [name for name, value in wanted.items() if _is_ddp(value) and not _goes_along(value)]
     wanted.update({name: wanted[name].module for name in unwrapped})
-    left = {name: why for name, value in wanted.items() if (why := _why_left(value, name))}
+    inside = ddp_modules_of(wanted)
+    left = {name: why for name, value in wanted.items() if (why := _why_left(value, name, inside.get(name, [])))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
     try:
         dumps(wanted, here=True)
@@ -82,7 +85,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
     unwrapped = sorted(name for name in unwrapped if name in wanted)
     # Imports go along without a word.
     told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
-    return wanted, Copied(told, left, unwrapped, bool(ddp_modules_in(wanted)))
+    return wanted, Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted)))
 
 
 @service("replicas.take", "actor")
@@ -111,7 +114,7 @@ def _settle(state: dict[str, Any], rank: int, size: int) -> None:
 
     sampler: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", ())
     for each in objects_in(state.values()):
-        if isinstance(each, sampler) and each.num_replicas == size:
+        if issubclass(type(each), sampler) and each.num_replicas == size:
             each.rank = rank
     for model in ddp_modules_in(state):
         settle(model)
@@ -172,10 +175,9 @@ def _is_imported(value: Any) -> bool:
     return issubclass(type(value), kinds) and value.__module__ != "__main__"
 
 
-def _why_left(value: Any, name: str) -> str:
-    """Return why a value is not copied; empty if it may be."""
-    inside = [each for each in ddp_modules_in({name: value}) if each is not value]
-    if not all(map(_goes_along, inside)):
+def _why_left(value: Any, name: str, models: list[Any]) -> str:
+    """Return why a value is not copied, which has some models in DistributedDataParallel; empty if it may be."""
+    if not all(_goes_along(each) for each in models if each is not value):
         return (
             "it has a model in DistributedDataParallel with a group or a built-in hook of its own; run its cell again"
         )

@@ -24,7 +24,7 @@ _is_new = False
 
 def is_of_earlier() -> bool:
     """Return whether this rank has the state of earlier steps; a new one has once its modules have begun."""
-    return not (_is_new and ddp_compat.has_pending())
+    return not _is_new or ddp_compat.have_begun()
 
 
 def note(earlier: Sequence[int], rank: int, size: int) -> None:
@@ -37,9 +37,12 @@ def note(earlier: Sequence[int], rank: int, size: int) -> None:
     """
     global _first, _is_new
     _first, _is_new = (earlier[0], rank not in earlier) if earlier else (0, False)
-    ddp_compat.use(
-        _source, lambda group: _is_new and group is default_group() and joins(), has_new=0 < len(earlier) < size
-    )
+    ddp_compat.use(_source, _runs_alone, 0 < len(earlier) < size)
+
+
+def _runs_alone(group: Any) -> bool:
+    """Return whether this thread constructs a module with a group on this rank alone."""
+    return group is default_group() and joins() and not is_of_earlier()
 
 
 def _source(group: Any) -> int:

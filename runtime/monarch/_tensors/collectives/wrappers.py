@@ -11,7 +11,7 @@ from monarch._tensors.torch_compat import fsdp_state_class, reset_fsdp
 
 
 def reset_wrappers(renewed: Sequence[Any]) -> None:
-    """Reset the modules in DDP or with ``fully_shard`` whose last pass was broken off.
+    """Reset the modules in DDP or with ``fully_shard``, of which the last pass may have been broken off.
 
     Every rank does this as it forms the groups, so before their next collective.
 
