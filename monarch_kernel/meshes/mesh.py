@@ -273,7 +273,7 @@ class Mesh:
         living = self._living()
         for each in self.users_actors_on(ranks):
             name, cls = state_of(each).name, state_of(each).cls
-            found[name] = "" if copied_by(cls) is not None else f"{cls.__name__} has neither {BOTH}"
+            found[name] = "" if copied_by(cls) is not None else f"{cls.__name__} lacks {BOTH}"
             if not found[name]:
                 try:
                     StateTransfer(each, ranks, source).run(60.0)

@@ -43,7 +43,7 @@ def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str]
         lines.append(f"{_differ(models, before)}, since they are in different steps; {_repair(mesh, before)}")
     values = _apart([each.values for each in before.values()], names)
     if values:
-        own = "a value of its own" if len(new) == 1 else "values of their own"
+        own = f"{'a value' if len(values) == 1 else 'values'} of {'its' if len(new) == 1 else 'their'} own"
         verb = "differed" if set(new) & set(before) else "differ"
         lines.append(f"{_differ(values, before, verb)}: {describe_ranks(list(new))} may need {own}")
     return lines

@@ -463,7 +463,7 @@ def test_actors_are_healed_with_the_state_of_another_rank(mortal: Notebook) -> N
     mortal.run("import os; os.kill(counters.pid.call().get().values()[1], 9)").ok()
     text = mortal.run("%mesh heal --copy-from 0").ok().stream()
     assert "actors trainers: recreated on rank 1, with the copied state\n" in text
-    reason = "(Counter has neither state_dict and load_state_dict, or __getstate__ and __setstate__)"
+    reason = "(Counter lacks state_dict and load_state_dict, or __getstate__ and __setstate__)"
     assert f"actors counters: recreated on rank 1; their state is lost {reason}\n" in text, text
     assert mortal.run(trained).ok().shown == "1"
     mortal.run("os.kill(counters.pid.call().get().values()[0], 9)").ok()
