@@ -92,7 +92,10 @@ def _show(
     if not isinstance(error, _KINDS):
         with contextlib.suppress(Exception):
             if str(error).startswith(_NO_GROUP) and notebook.hints.has_mesh():
-                error.add_note(_IN_NOTEBOOK) if sys.version_info >= (3, 11) else print(_IN_NOTEBOOK, file=sys.stderr)
+                if sys.version_info >= (3, 11):
+                    error.add_note(_IN_NOTEBOOK)
+                else:
+                    print(_IN_NOTEBOOK, file=sys.stderr)
         try:
             _show_others(shell, kind, error, tb)
         except Exception as failure:

@@ -256,7 +256,7 @@ class Mesh:
             has_values: whether to look at other variables than models too.
         """
         procs = state_of(self.procs).procs
-        answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, None, has_values), seconds)
+        answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, has_values), seconds)
         return {procs.rank_of(proc): cast("Steps", each) for proc, each in answers.items() if is_tuple(each)}
 
     def copy_actors(self, ranks: list[int], source: int | None) -> dict[str, str]:

@@ -74,14 +74,13 @@ def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets:
 
 
 @service("afresh.steps", "threaded")
-def steps(names: list[str] | None, has_values: bool) -> Steps:
+def steps(has_values: bool) -> Steps:
     """Service: return how far this rank is.
 
     Args:
-        names: the variables to look at; None for all of cells.
         has_values: whether to look at numbers, texts, tensors and arrays too.
     """
-    variables = _chosen(sys.modules["__main__"].__dict__, names_here() if names is None else names)
+    variables = _chosen(sys.modules["__main__"].__dict__, names_here())
     models, values = dict[str, str](), dict[str, str]()
     unfinished = False
     for name, value in variables.items() if has_values else ():
