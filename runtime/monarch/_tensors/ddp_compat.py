@@ -71,7 +71,7 @@ def use(source: Callable[[Any], int], joins: Callable[[Any], bool], has_new: boo
         else:
             sync(module, process_group, *args, **kwargs)
 
-    sync_unless_alone.monarch = True  # type: ignore[attr-defined]
+    sync_unless_alone.monarch = True  # type: ignore[attr-defined]  # marks it as wrapped
     parallel._verify_param_shape_across_processes = verify_unless_alone
     parallel._sync_module_states = sync_unless_alone
 
