@@ -177,6 +177,19 @@ class Hints:
         missing = name == "mesh" and not self._meshes.by_name
         return "no mesh is running; %mesh up starts one" if missing else ""
 
+    def of_attribute(self, owner: object, name: str) -> str:
+        """Return a hint for an attribute that a mesh lacks; empty if no rank has a variable of that name."""
+        for mesh in self._meshes.in_order():
+            holders = holders_of(mesh, name) if mesh.procs is owner else []
+            if holders and len(holders) < len(mesh.cells):
+                use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""
+                pull = f"{use}%mesh pull {name} --rank {holders[0]}"
+                return f"{name!r} is a variable of {describe_ranks(holders)}; copy it with {pull}"
+            if holders:
+                where = describe_ranks(holders, len(mesh.cells))
+                return f"{name!r} is a variable of {where}; {mesh.name}[{name!r}] has the value of each rank"
+        return ""
+
 
 def _of_port(error: CellError) -> str:
     """Return how to choose a port that the other ranks of the host do not take."""

@@ -91,11 +91,11 @@ def _show(
     notebook.wipe()
     if not isinstance(error, _KINDS):
         with contextlib.suppress(Exception):
-            if str(error).startswith(_NO_GROUP) and notebook.hints.has_mesh():
-                if sys.version_info >= (3, 11):
-                    error.add_note(_IN_NOTEBOOK)
-                else:
-                    print(_IN_NOTEBOOK, file=sys.stderr)
+            note = _note(notebook.hints, error)
+            if note and sys.version_info >= (3, 11):
+                error.add_note(note)
+            elif note:
+                print(note, file=sys.stderr)
         try:
             _show_others(shell, kind, error, tb)
         except Exception as failure:
@@ -198,6 +198,13 @@ def _teach(hints: Hints, error: NameError) -> None:
     hint = hints.of_notebook(error.name) if type(error) is NameError and error.name else ""
     if hint:
         error.args = (f"{error}\n{hint}",)
+
+
+def _note(hints: Hints, error: BaseException) -> str:
+    """Return a line for code of the notebook that was meant for ranks; empty for other errors."""
+    if isinstance(error, AttributeError):
+        return hints.of_attribute(error.obj, error.name) if error.name else ""
+    return _IN_NOTEBOOK if str(error).startswith(_NO_GROUP) and hints.has_mesh() else ""
 
 
 def _hint(hints: Hints, error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch._kernel_api import duration_text
+from monarch._kernel_api import axes_text, describe_ranks, duration_text
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 from monarch_kernel.commands.config import up_words
 from monarch_kernel.commands.table import bundle_of as tables
@@ -13,6 +13,7 @@ from monarch_kernel.commands.tensors import tensors_bundle
 from monarch_kernel.commands.up_options import recipe_of
 from monarch_kernel.commands.warnings import sharing_of, warnings_of
 from monarch_kernel.compat import display
+from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe
@@ -53,9 +54,44 @@ class StartCommands:
     def up(self, words: list[str]) -> None:
         """Start a mesh."""
         recipe = recipe_of([*up_words(self._meshes.settings, words), *words])
-        self._meshes.check_free(recipe.name)
+        if recipe.name in (*self._meshes.by_name, *self._meshes.coming()):
+            print(self._again(recipe))
+            return
         check_rule(recipe.on_preempt, self._shell.user_ns)
         self._up(recipe, "is up", begins=True)
+
+    def _again(self, recipe: Recipe) -> str:
+        """Keep a running mesh if the same is wanted, so that all cells of a notebook can run again; say so.
+
+        Raises:
+            HeaderError: another mesh of this name is running, or ranks of it have failed.
+        """
+        mesh = self._meshes.get(recipe.name)
+        sizes = axes_text(mesh.procs.extent)
+        differing = mesh.recipe.differing(recipe)
+        if differing == ["axes"]:
+            raise HeaderError(
+                f"mesh {mesh.name!r} is already running, with {sizes}; change its size with %mesh resize {mesh.name} "
+                f"{' '.join(f'{axis}={size}' for axis, size in recipe.axes.items())}, end it with %mesh down "
+                f"{mesh.name}, or use another name"
+            )
+        if differing:
+            raise HeaderError(
+                f"mesh {mesh.name!r} is already running, with other options; end it with %mesh down {mesh.name}, or "
+                f"use another name"
+            )
+        if dead := mesh.dead():
+            has, them = ("have", "them") if dead[1:] else ("has", "it")
+            raise HeaderError(
+                f"mesh {mesh.name!r} is already running, but {describe_ranks(dead)} {has} failed; replace {them} with "
+                f"%mesh heal {mesh.name}"
+            )
+        now = "; cells now run on it" if self._meshes.used != mesh.name else ""
+        self._meshes.use(mesh.name)
+        return (
+            f"mesh {mesh.name!r} is already up: {sizes}; its variables are kept (%mesh restart {mesh.name} clears "
+            f"them){now}"
+        )
 
     def _up(self, recipe: Recipe, what: str, begins: bool = False) -> None:
         progress = ProgressLine(self._shell)

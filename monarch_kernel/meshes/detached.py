@@ -20,7 +20,7 @@ class DetachedRecipe(Recipe):
 
     seconds: float = 0.0
     """How long it lives while no notebook is attached."""
-    detached: DetachedMesh | None = None
+    detached: DetachedMesh | None = field(default=None, compare=False)
 
     def find_hosts(self, names: Mapping[str, Any], step: Step | None = None) -> tuple[HostMesh, Callable[[], object]]:
         """Return a new host on this machine or those of a launcher, and the function that ends them."""

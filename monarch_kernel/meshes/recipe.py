@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from monarch._kernel_api import (
@@ -100,6 +100,11 @@ class Recipe:
             roles=self.roles or None,
             silence=self.silence,
         )
+
+    def differing(self, other: Recipe) -> list[str]:
+        """Return the fields whose values are others in another recipe."""
+        mine = [each.name for each in fields(self) if each.compare]
+        return [name for name in mine if getattr(self, name) != getattr(other, name, None)]
 
     def variables(self) -> dict[str, str]:
         """Return the environment of the ranks."""

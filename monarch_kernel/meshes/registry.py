@@ -19,7 +19,6 @@ from monarch._kernel_api import (
     to_its_end,
 )
 from monarch.exceptions import DeviceMeshError, MonarchError, SpawnError
-from monarch_kernel.grammar.header import HeaderError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.recipe import Recipe, Step
@@ -79,7 +78,6 @@ class NotebookMeshes:
             step: shows the wait for hosts of a launcher.
         """
         name = recipe.name
-        self.check_free(name)
         try:
             hosts, release = recipe.find_hosts(names, step)
         except KeyboardInterrupt as error:
@@ -105,15 +103,6 @@ class NotebookMeshes:
             raise
         self.add(mesh)
         return mesh
-
-    def check_free(self, name: str) -> None:
-        """Check that no mesh of this name is running.
-
-        Raises:
-            HeaderError: one is.
-        """
-        if name in self.by_name:
-            raise HeaderError(f"mesh {name!r} is already running; end it with %mesh down {name}, or use another name")
 
     def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], None]) -> Mesh:
         """End a mesh and start it again, empty; an interrupt ends only the wait for it.

@@ -90,5 +90,5 @@ def test_every_key_is_an_option() -> None:
 
 
 def test_up_of_a_running_mesh_says_nothing_but_that(book: Notebook) -> None:
-    cell = book.run("%mesh up")
+    cell = book.run("%mesh up 99")
     assert cell.status == "error" and "mesh 'mesh' is already running" in cell.text and not cell.bundles

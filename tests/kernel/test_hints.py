@@ -179,6 +179,19 @@ def test_variable_on_some_ranks_names_them(notebook: Notebook) -> None:
     assert "%mesh pull: ranks 1,3 have no variable 'partly'; ranks 0,2 do" in notebook.run("%mesh pull partly").text
 
 
+def test_variable_as_an_attribute_of_the_mesh_says_how_to_read_it(notebook: Notebook) -> None:
+    notebook.mesh("everywhere = rank\nif rank == 1: only_here = 3").ok()
+    assert (
+        "'everywhere' is a variable of all 4 ranks; mesh['everywhere'] has the value"
+        in notebook.run("mesh.everywhere").text
+    )
+    assert (
+        "'only_here' is a variable of rank 1; copy it with %mesh pull only_here --rank 1"
+        in notebook.run("mesh.only_here").text
+    )
+    assert "is a variable" not in notebook.run("mesh.nowhere_at_all").text
+
+
 def test_own_name_comes_back_where_it_is_deleted(notebook: Notebook) -> None:
     cell = notebook.mesh("dist = rank = 3\nif True:\n    del dist, rank\ndist.get_rank() == rank\n")
     assert cell.ok().shown == "[ranks 0-3] True"

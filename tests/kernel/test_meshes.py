@@ -120,6 +120,25 @@ def test_number_after_the_name_is_the_number_of_ranks(more: Notebook) -> None:
     assert "start a new mesh with %mesh up" in failed.text
 
 
+def test_up_of_a_running_mesh_keeps_it_unless_others_are_wanted(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up 2").ok()
+    book.mesh("mine = rank").ok()
+    again = "mesh 'mesh' is already up: procs=2; its variables are kept (%mesh restart mesh clears them)"
+    assert book.run("%mesh up 2").ok().stream().strip() == again
+    assert "[rank 1] 1" in book.mesh("print(mine)").ok().text
+    book.run("%mesh up other 1").ok()
+    assert book.run("%mesh up mesh 2").ok().stream().strip() == f"{again}; cells now run on it"
+    more = book.run("%mesh up 3")
+    assert more.status == "error" and "with procs=2; change its size with %mesh resize mesh procs=3" in more.text
+    assert "already running, with other options; end it with %mesh down mesh" in book.run("%mesh up 2 --env A=1").text
+    book.run("%mesh resize mesh 3").ok()
+    assert "already up: procs=3" in book.run("%mesh up 3").ok().text
+    book.mesh("import os; os._exit(3)", "[1]")
+    failed = book.run("%mesh up 3")
+    assert failed.status == "error" and "rank 1 has failed; replace it with %mesh heal mesh" in failed.text
+
+
 def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], leaks: Kit) -> None:
     book = own()
     book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()
@@ -131,7 +150,7 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("up", "mesh 'mesh' is already running"),
+        ("up 99", "mesh 'mesh' is already running, with procs="),
         ("up x --procs 2 --gpus 2", "give either --procs or --gpus"),
         ("up x --procs 0", "--procs: expected at least 1, got 0"),
         ("up x --procs many", "argument --procs: expected a whole number, got 'many'"),
