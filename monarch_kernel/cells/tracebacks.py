@@ -284,10 +284,12 @@ def stop_calls(notebook: Notebook, shell: Any) -> StopReport | None:
 
 def _as_typed(line: str) -> str:
     """Return a line of a cell as typed: IPython rewrites magics as calls."""
-    match = _MAGIC.match(line)
+    match = _MAGIC.search(line)
     if match is None:
         return line
-    return f"{'%%' if match['kind'] == 'cell' else '%'}{match['name']} {match['line']}".rstrip()
+    # In front of it may be the variable that gets its result.
+    typed = f"{line[: match.start()]}{'%%' if match['kind'] == 'cell' else '%'}{match['name']} {match['line']}"
+    return typed.rstrip()
 
 
 def _line(shell: Any, name: str, number: int) -> str:

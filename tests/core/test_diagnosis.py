@@ -129,6 +129,16 @@ def test_root_may_leave_early() -> None:
     assert only(facts) == (Level.WAITING, Cause.ELSEWHERE, [0, 1, 3], [2])
 
 
+def test_root_may_be_in_the_next_collective_of_the_same_name() -> None:
+    """Rank 0 has sent what rank 1 still receives by way of rank 2, which imports a module first."""
+    facts = [
+        RankFacts(0, (inside("broadcast", 4, root=0, tensors="float32[9]"),), (("0", 4),), "m"),
+        RankFacts(1, (inside("broadcast", 3, root=0),), (("0", 3),), "m"),
+        RankFacts(2, (doing(Kind.SLEEP),), (("0", 2),), "m"),
+    ]
+    assert only(facts) == (Level.WAITING, Cause.ELSEWHERE, [0, 1], [2])
+
+
 def test_rank_that_began_it_and_went_on_is_not_missing() -> None:
     """It has begun the collective without waiting for it, so only rank 3 is missing."""
     facts = ranks(inside("", 2, tensors=""), inside("", 2, tensors=""), doing(Kind.SLEEP), doing(Kind.SLEEP), counts=2)

@@ -120,6 +120,10 @@ def test_number_after_the_name_is_the_number_of_ranks(more: Notebook) -> None:
     assert "start a new mesh with %mesh up" in failed.text
 
 
+def test_failed_line_with_a_variable_is_shown_as_typed(notebook: Notebook) -> None:
+    assert "line 1: value = %mesh crit\n" in notebook.run("value = %mesh crit").text + "\n"
+
+
 def test_up_of_a_running_mesh_keeps_it_unless_others_are_wanted(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up 2").ok()

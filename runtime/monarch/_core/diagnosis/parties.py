@@ -169,7 +169,7 @@ def _missing(party: Party, theirs: Sequence[Party], begun: int | None) -> Iterab
         if not entered.operation or not other.operation:
             # A wait for a Work does not name its operation; the numbers tell who is behind.
             return () if other.number >= number else inside
-        if other.number > number and entered.root >= 0 and other.operation != entered.operation:
+        if other.number > number and entered.root >= 0:
             # Ranks may leave this kind of collective before all have joined.
             return ()
     if inside:
