@@ -26,7 +26,7 @@ from monarch._kernel_api import (
 from monarch_kernel.calls.record import CallRecord
 from monarch_kernel.commands.who_actors import HEADERS as ACTORS
 from monarch_kernel.commands.who_actors import actors_on
-from monarch_kernel.commands.who_lines import lines_of
+from monarch_kernel.commands.who_lines import UNKNOWN, lines_of
 from monarch_kernel.compat import display
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.header import Header
@@ -76,6 +76,8 @@ class Who:
         asked = _ask(mesh, header, patterns)
         notes = [*_silent(asked, self._calls()), *_undefined(asked), *_more(asked)]
         rows = lines_of({rank: each.variables for rank, each in asked.answers.items()}, MOST_VARIABLES)
+        if any(row.contents == UNKNOWN for row in rows):
+            notes.append("not compared: %mesh diff NAME compares the contents, also of models and objects")
         actors = actors_on(mesh, asked.ranks, patterns)
         if not rows and asked.answers and not (actors and patterns):
             notes.insert(0, _nothing(asked, patterns))

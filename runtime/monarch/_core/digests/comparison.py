@@ -84,7 +84,8 @@ class Comparison(NamedTuple):
             lines = [f"{self.expression} differs: {_of_groups(self.groups)}"]
             lines += _detailed(self.differences, describe_ranks(self.groups[0]))
         if self.unread:
-            lines.append(f"{self.unread:,} parts were not compared, because their contents cannot be read")
+            parts = "1 part was" if self.unread == 1 else f"{self.unread:,} parts were"
+            lines.append(f"{parts} not compared, because the contents cannot be read")
         failed: dict[str, list[int]] = {}
         for rank, text in sorted(self.failed.items()):
             failed.setdefault(text, []).append(rank)
