@@ -373,6 +373,30 @@ def test_model_in_ddp_trains_on_after_a_death(mortal: Notebook) -> None:
         assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", shown), shown
 
 
+def test_optimizer_is_not_copied_without_its_model(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh(
+        """import threading, torch
+model, locked = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+locked.lock = threading.Lock()
+adam, sgd = torch.optim.Adam(model.parameters()), torch.optim.SGD(locked.parameters())
+steps = torch.optim.lr_scheduler.StepLR(adam, 3)
+whole = torch.nn.Linear(2, 2)
+trainer = [whole, torch.optim.SGD(whole.parameters())]
+del whole"""
+    ).ok()
+    mortal.run("%mesh kill 1").ok()
+    part = "{} (its parameters are those of {}, which is not copied; copy both together, or run its cell again)\n"
+    for name in ("adam", "steps"):
+        alone = mortal.run(f"%mesh heal --copy-from 0 {name}").ok().stream()
+        assert f"copied from rank 0 to rank 1: nothing\nnot copied: {part.format(name, 'model')}" in alone
+    text = mortal.run("%mesh heal --copy-from 0").ok().stream()
+    assert "copied from rank 0 to rank 1: adam, model, steps, trainer\n" in text
+    assert f"not copied: {part.format('sgd', 'locked')}" in text
+    same = mortal.mesh("adam.param_groups[0]['params'][0] is model.weight and steps.optimizer is adam")
+    assert same.ok().shown == "[ranks 0-1] True"
+
+
 def test_model_in_ddp_is_copied_to_a_rank_that_has_trained(mortal: Notebook) -> None:
     """An earlier heal has replaced it without a copy, so the other ranks have no failure to recover from."""
     mortal.mesh(WRAPPED).ok()

@@ -94,13 +94,19 @@ def ddp_modules() -> list[Any]:
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds and "reducer" in vars(each)]
 
 
-def objects_in(values: Iterable[object]) -> Iterator[Any]:
-    """Yield some values, and the objects inside, each once; of very many, the first."""
+def objects_in(values: Iterable[object], without: type | None = None) -> Iterator[Any]:
+    """Yield some values, and the objects inside, each once; of very many, the first.
+
+    Args:
+        values: the values.
+        without: a class whose objects are left out, with what only they have.
+    """
+    kinds = _OF_THE_PROCESS if without is None else (*_OF_THE_PROCESS, without)
     left: list[Any] = list(values)
     seen = set[int]()
     while left and len(seen) < _MOST:
         value = left.pop()
-        if id(value) in seen or not gc.is_tracked(value) or issubclass(type(value), _OF_THE_PROCESS):
+        if id(value) in seen or not gc.is_tracked(value) or issubclass(type(value), kinds):
             continue
         seen.add(id(value))
         yield value

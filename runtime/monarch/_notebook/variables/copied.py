@@ -14,6 +14,7 @@ from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 from monarch._notebook.variables.afresh import begin_now, ddp_modules_in, ddp_modules_of
 from monarch._notebook.variables.names import names_here
+from monarch._notebook.variables.parted import parted
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
 
@@ -82,6 +83,9 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
                 else:
                     left[name] = why
                     del wanted[name]
+    for name, why in parted(wanted, {name: variables[name] for name, _ in namespace.names_of()}).items():
+        left[name] = why
+        del wanted[name]
     unwrapped = sorted(name for name in unwrapped if name in wanted)
     # Imports go along without a word.
     told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
