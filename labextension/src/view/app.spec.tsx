@@ -274,6 +274,9 @@ describe('the view of a mesh', () => {
     chip.click();
     await seen(() => expect(place.querySelector<HTMLElement>('.mk-grid')?.dataset.only).toBe('failed'));
     expect(chip.getAttribute('aria-pressed')).toBe('true');
+    channel.tell(patchOf(1, { ranks: [rankRow(0, { state: 'idle' })] }));
+    await seen(() => expect(place.querySelector<HTMLElement>('.mk-grid')?.dataset.only).toBe(''));
+    expect(chip.getAttribute('aria-pressed')).toBe('true');
   });
 
   test('tells screen readers of a failure, once', async () => {

@@ -67,7 +67,9 @@ export function MeshApp({ session, theme, trans }: Props) {
       made.dispose();
     };
   }, [session, ready]);
-  useEffect(() => grid.current?.mark(session.pinned, selected, only));
+  // A state that no rank is in any more would leave all of them pale.
+  const shown = only && session.model.ranks.some(row => row?.state === only) ? only : null;
+  useEffect(() => grid.current?.mark(session.pinned, selected, shown));
 
   if (!ready) {
     return <Status session={session} trans={trans} />;
