@@ -43,7 +43,7 @@ def bundle_of(meshes: list[Mesh], calls: CallRecord, used: str | None) -> dict[s
 
 def _title(mesh: Mesh, used: bool) -> str:
     sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-    about = [text for text, shown in (("in use", used), ("collectives checked", mesh.checked)) if shown]
+    about = [text for text, shown in (("cells run on it", used), ("collectives checked", mesh.checked)) if shown]
     return f"mesh {mesh.name!r}: {sizes}" + (f" ({', '.join(about)})" if about else "")
 
 

@@ -25,7 +25,7 @@ def test_mismatch_is_an_error_with_lines(own: Callable[..., Notebook]) -> None:
     book.mesh(STARTED).ok()
     assert book.run("%mesh check").ok().text.strip() == "collectives are not checked on all 3 ranks of mesh 'mesh'"
     assert "mesh 'mesh' compares each collective before it begins" in book.run("%mesh check on").ok().text
-    assert "(in use, collectives checked)" in book.run("%mesh").ok().text
+    assert "(cells run on it, collectives checked)" in book.run("%mesh").ok().text
     cell = book.mesh("x = torch.ones(5 if rank == 1 else 4)\n\ndist.all_reduce(x)")
     assert cell.status == "error"
     assert (
@@ -38,7 +38,7 @@ def test_mismatch_is_an_error_with_lines(own: Callable[..., Notebook]) -> None:
     book.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nassert x.item() == 3").ok()
     assert "no longer compares collectives" in book.run("%mesh check off mesh").ok().text
     book.mesh("dist.all_reduce(torch.ones(1))").ok()
-    assert "(in use)" in book.run("%mesh").ok().text
+    assert "(cells run on it)" in book.run("%mesh").ok().text
     assert "expected on or off" in book.run("%mesh check on off").text
 
 

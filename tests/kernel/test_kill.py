@@ -99,7 +99,7 @@ def test_table_shows_what_ranks_run(notebook: Notebook) -> None:
     (shown,) = notebook.run("%mesh").ok().bundles
     assert re.search(r"^rank +pid +memory +(restarts +)?state$", shown["text/plain"], re.M)
     assert re.search(r"^ +0 +\d+ +\d+ MiB .*idle$", shown["text/plain"], re.M)
-    assert "<table" in shown["text/html"] and "mesh &#x27;mesh&#x27;: procs=4 (in use)" in shown["text/html"]
+    assert "<table" in shown["text/html"] and "mesh &#x27;mesh&#x27;: procs=4 (cells run on it)" in shown["text/html"]
     notebook.run("handle.cancel()").ok()
 
 
