@@ -273,15 +273,17 @@ class Mesh:
         living = self._living()
         for each in self.users_actors_on(ranks):
             name, cls = state_of(each).name, state_of(each).cls
-            found[name] = "" if copied_by(cls) is not None else f"{cls.__name__} lacks {BOTH}"
-            if not found[name]:
+            why = "" if copied_by(cls) is not None else f"{cls.__name__} lacks {BOTH}"
+            if not why:
                 try:
                     StateTransfer(each, ranks, source).run(60.0)
                 except MonarchError as error:
-                    found[name] = str(error).partition("\n")[0]
+                    why = str(error).partition("\n")[0]
                 else:
                     # Their state may have modules in DistributedDataParallel: with new connections all begin afresh.
                     self._spoil(max((number for number, _ in _positions(living)), default=0))
+            # Of several with one name, the loss of one is told.
+            found[name] = found.get(name) or why
         return found
 
     def users_actors_on(self, ranks: Collection[int]) -> list[ActorMesh]:
