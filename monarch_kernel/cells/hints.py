@@ -106,6 +106,9 @@ class Hints:
             hint = f"{name!r} is defined again now; run the failed lines in a new cell"
         elif holders:
             hint = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
+            if mesh is not None and set(ranks) <= mesh.replaced.uncopied:
+                copy = f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]}"
+                hint += f"; {copy} copies the variables of rank {holders[0]}"
         elif mesh is not None and mesh.restarted is not None and not lost:
             after = f" after {mesh.restarted}" if mesh.restarted else ""
             hint = (

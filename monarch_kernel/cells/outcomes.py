@@ -27,6 +27,7 @@ from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.steps import apart
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.cell_errors import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.displays import Displays
@@ -102,6 +103,10 @@ class Outcomes:
             self._hints.teach(mesh, errors)
             failure = MeshCellError(run.name, errors, total, values)
             self.show_errors(failure, True)
+            if mesh is not None and (len(errors) < total or len({each.text for each in errors.values()}) > 1):
+                # Some ranks may have made a step that others have not.
+                line = "" if mesh.dead() else apart(mesh, None)
+                print(line, end="\n" if line else "", file=sys.stderr)
             raise failure
 
     def show_errors(self, failure: MeshCellError, shown: bool) -> None:

@@ -33,7 +33,7 @@ from monarch_kernel.calls.waits import titles_text
 from monarch_kernel.meshes.detached import outlives_kernel
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
-from monarch_kernel.meshes.steps import stopped_apart
+from monarch_kernel.meshes.steps import apart
 from monarch_kernel.output.cell_errors import CellStopped
 from monarch_kernel.output.streams import Streams
 
@@ -112,7 +112,7 @@ class Stopping:
             told = {rank: each.position for rank, each in run.failures().items() if each.position is not None}
             steps = mesh.check_groups(stopped.cut or bool(left), stopped.generation, told)
             if not left and any(at for _, at in told.values()):
-                stopped.apart = stopped_apart(mesh, steps)
+                stopped.apart = apart(mesh, steps)
         return stopped
 
     def detaches(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from monarch._kernel_api import Copied, Steps, axes_text, copied_by, current_node, describe_ranks, state_of
@@ -80,7 +80,8 @@ class Elastic:
         try:
             new, again = _heal(mesh, not arguments.bare)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_heal_stopped(mesh)) from None
+            copy = f" --copy-from {arguments.copy_from}" if arguments.copy_from is not None else ""
+            raise KeyboardInterrupt(_heal_stopped(mesh, copy)) from None
         if again:
             print(again)
         bare, replaced = self._to_copy(mesh, [rank for rank, _ in new], source, arguments.all)
@@ -91,7 +92,7 @@ class Elastic:
             source = next((rank for rank in range(len(mesh.cells)) if rank not in lacking), None)
             if arguments.all:
                 source = source or 0
-                bare = [rank for rank in bare if rank != source]
+                bare = replaced = [rank for rank in bare if rank != source]
         if not new and not copying:
             if not again:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
@@ -130,7 +131,8 @@ class Elastic:
                 )
             for line in copied_apart(mesh, before, names, bare):
                 print(line)
-        for line in recreated_lines(mesh, [rank for rank, _ in new] if actors is None else replaced, actors):
+        made = [rank for rank, _ in new]
+        for line in recreated_lines(mesh, made) if actors is None else copied_lines(mesh, made, replaced, actors):
             print(line)
 
     def _to_copy(self, mesh: Mesh, new: list[int], source: int | None, to_all: bool) -> tuple[list[int], list[int]]:
@@ -146,7 +148,8 @@ class Elastic:
         known = new or list(mesh.replaced.after)
         size = len(mesh.cells)
         left = {rank for rank in (*known, *mesh.replaced.uncopied) if rank < size and (rank in new or rank != source)}
-        return [rank for rank in range(size) if rank != source] if to_all else sorted(left), sorted(left)
+        others = [rank for rank in range(size) if rank != source] if to_all else sorted(left)
+        return others, others
 
     def _copy(self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]) -> Copied:
         """Copy variables to new ranks; see ``Mesh.copy``."""
@@ -238,12 +241,16 @@ class Elastic:
             ) from None
         text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
         new = range(before, len(mesh.procs))
+        mesh.replaced.uncopied.update(new)
         if new:
             text += f"; new: {describe_ranks(new)}, with the definitions of {defined} cell{'s' if defined != 1 else ''}"
         print(text)
         lack = lacking(mesh, new)
         if lack:
             print(lack)
+        if resampled := mesh.resample(before):
+            names, size = ", ".join(resampled), len(mesh.procs)
+            print(f"{names}: from the next epoch on, a DistributedSampler divides the data among {size} ranks")
 
 
 def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
@@ -261,7 +268,7 @@ def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
     return new, "\n".join(lines)
 
 
-def _heal_stopped(mesh: Mesh) -> str:
+def _heal_stopped(mesh: Mesh, copy: str) -> str:
     dead = sorted(mesh.dead())
     peers, procs = current_node().peers, state_of(mesh.procs).procs
     starting = [rank for rank in range(len(mesh.procs)) if rank not in dead and peers.get(procs.proc(rank)).starting]
@@ -269,7 +276,7 @@ def _heal_stopped(mesh: Mesh) -> str:
     if starting:
         states.append(f"{describe_ranks(starting)} {'has' if len(starting) == 1 else 'have'} not started")
     what = " and ".join(states) or "all ranks are alive"
-    return f"the heal of mesh {mesh.name!r} was stopped: {what}; %mesh heal {mesh.name} completes it"
+    return f"the heal of mesh {mesh.name!r} was stopped: {what}; %mesh heal {mesh.name}{copy} completes it"
 
 
 def healed(mesh: Mesh) -> list[str]:
@@ -305,23 +312,34 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> list[st
     return lines
 
 
-def recreated_lines(mesh: Mesh, ranks: list[int], copied: Mapping[str, str] | None = None) -> list[str]:
-    """Describe the actors on new ranks, in lines.
+def recreated_lines(mesh: Mesh, ranks: list[int]) -> list[str]:
+    """Describe the actors on new ranks, whose state is lost, in lines."""
+    lines: list[str] = []
+    for actors in mesh.users_actors_on(ranks):
+        copy = f"; %mesh heal {mesh.name} --copy-from peer copies that of another rank"
+        hint = copy if copied_by(state_of(actors).cls) is not None else ""
+        lines.append(f"actors {state_of(actors).name}: recreated on {describe_ranks(ranks)}; their state is lost{hint}")
+    return lines
+
+
+def copied_lines(mesh: Mesh, new: Collection[int], ranks: list[int], copied: Mapping[str, str]) -> list[str]:
+    """Describe the actors on ranks after a copy of their state, in lines.
 
     Args:
         mesh: the mesh of the ranks.
+        new: the ranks on which actors were made again.
         ranks: the ranks.
-        copied: by name, why the state of actors was not copied; empty if it was. None if no copy was asked for.
+        copied: by name of the actors, why their state was not copied; empty if it was.
     """
     lines: list[str] = []
     for actors in mesh.users_actors_on(ranks):
-        state = state_of(actors)
-        why = copied.get(state.name) if copied is not None else None
-        if why == "":
-            lines.append(f"actors {state.name}: recreated on {describe_ranks(ranks)}, with the copied state")
-            continue
-        hint = f" ({why})" if why else ""
-        if copied is None and copied_by(state.cls) is not None:
-            hint = f"; %mesh heal {mesh.name} --copy-from peer copies that of another rank"
-        lines.append(f"actors {state.name}: recreated on {describe_ranks(ranks)}; their state is lost{hint}")
+        name, where = state_of(actors).name, describe_ranks(ranks)
+        why = copied.get(name)
+        if new and set(ranks) <= set(new):
+            state = ", with the copied state" if why == "" else f"; their state is lost{f' ({why})' if why else ''}"
+            lines.append(f"actors {name}: recreated on {where}{state}")
+        elif why == "":
+            lines.append(f"actors {name}: state copied to {where}")
+        else:
+            lines.append(f"actors {name}: state not copied to {where}{f' ({why})' if why else ''}")
     return lines

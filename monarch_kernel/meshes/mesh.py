@@ -28,11 +28,13 @@ from monarch._kernel_api import (
     heal_mesh,
     in_step,
     is_a,
+    is_list,
     is_tuple,
     member_at,
     meshes_of,
     replace_procs,
     request,
+    resample,
     resize_procs,
     spoil_groups,
     state_of,
@@ -231,7 +233,12 @@ class Mesh:
             source: the rank to copy from; None for any other.
             names: the names of the variables; empty for all that can be copied.
         """
-        copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
+        try:
+            copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
+        except BaseException:
+            # Some ranks may have taken what others have refused.
+            self._begin_afresh(names or None, False)
+            raise
         if copied.in_step:
             self._begin_afresh(copied.taken, False)
         return copied
@@ -259,6 +266,20 @@ class Mesh:
         answers = ask_soon([procs.proc(rank) for rank in ranks], request(steps_here, has_values), seconds)
         return {procs.rank_of(proc): cast("Steps", each) for proc, each in answers.items() if is_tuple(each)}
 
+    def resample(self, before: int) -> list[str]:
+        """Let the samplers that cells have made for all ranks divide the data among those of now.
+
+        Args:
+            before: how many ranks there were.
+
+        Returns:
+            The variables that have them.
+        """
+        size = len(self.procs)
+        procs = [state_of(self.procs).procs.proc(rank) for rank in range(min(before, size))]
+        answers = ask_soon(procs, request(resample, before, size), AFTER_STOP_S) if before != size else {}
+        return sorted({name for names in answers.values() if is_list(names) for name in names})
+
     def copy_actors(self, ranks: list[int], source: int | None) -> dict[str, str]:
         """Copy the state of the user's actors to some ranks from a live one.
 
@@ -270,7 +291,6 @@ class Mesh:
             The names of the actor meshes there, each with the reason why its state was not copied; empty if it was.
         """
         found: dict[str, str] = {}
-        living = self._living()
         for each in self.users_actors_on(ranks):
             name, cls = state_of(each).name, state_of(each).cls
             why = "" if copied_by(cls) is not None else f"{cls.__name__} lacks {BOTH}"
@@ -279,9 +299,6 @@ class Mesh:
                     StateTransfer(each, ranks, source).run(60.0)
                 except MonarchError as error:
                     why = str(error).partition("\n")[0]
-                else:
-                    # Their state may have modules in DistributedDataParallel: with new connections all begin afresh.
-                    self._spoil(max((number for number, _ in _positions(living)), default=0))
             # Of several with one name, the loss of one is told.
             found[name] = found.get(name) or why
         return found

@@ -11,8 +11,8 @@ _MOST = 8
 """Most variables that a line names."""
 
 
-def stopped_apart(mesh: Mesh, steps: Mapping[int, Steps] | None) -> str:
-    """Say in which models living ranks differ after a stop; empty for none, or if that is not known.
+def apart(mesh: Mesh, steps: Mapping[int, Steps] | None) -> str:
+    """Say in which models living ranks differ after a stop or an error; empty for none, or if that is not known.
 
     Args:
         mesh: the mesh of the ranks.
@@ -25,7 +25,7 @@ def stopped_apart(mesh: Mesh, steps: Mapping[int, Steps] | None) -> str:
     models = _apart([each.models for each in steps.values()])
     if not models:
         return ""
-    return f"{_differ(models, steps)}, since they were stopped in different steps; {_repair(mesh, steps)}"
+    return f"{_differ(models, steps)}; if they should be equal, {_repair(mesh, steps)}"
 
 
 def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str], new: Sequence[int]) -> list[str]:
@@ -40,7 +40,7 @@ def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str]
     lines: list[str] = []
     models = _apart([each.models for rank, each in before.items() if rank not in new], names)
     if models:
-        lines.append(f"{_differ(models, before)}, since they are in different steps; {_repair(mesh, before)}")
+        lines.append(f"{_differ(models, before)}; if they should be equal, {_repair(mesh, before)}")
     values = _apart([each.values for each in before.values()], names)
     if values:
         own = f"{'a value' if len(values) == 1 else 'values'} of {'its' if len(new) == 1 else 'their'} own"

@@ -119,6 +119,10 @@ def lacking(mesh: Mesh, wanted: dict[int, set[str]] | range) -> str:
         for missing, lack in groups.items()
     ]
     them = "them" if len({name for missing in groups for name in missing}) > 1 else "it"
+    if not isinstance(wanted, dict):
+        # Cells that create models in DistributedDataParallel are collectives of all ranks.
+        source = next(rank for rank in held if rank not in wanted)
+        return f"{'; '.join(texts)}: %mesh heal {mesh.name} --copy-from {source} copies {them} from rank {source}"
     return f"{'; '.join(texts)}: run the cells that create {them} there"
 
 

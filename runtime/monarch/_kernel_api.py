@@ -234,6 +234,7 @@ if TYPE_CHECKING:
     from monarch._notebook.variables.names import defines as defines
     from monarch._notebook.variables.names import names_here as names_here
     from monarch._notebook.variables.names import values_here as values_here
+    from monarch._notebook.variables.resampled import resample as resample
     from monarch._notebook.who.complete import complete_here as complete_here
     from monarch._notebook.who.complete import inspect_here as inspect_here
     from monarch._notebook.who.listing import MOST as MOST_VARIABLES
@@ -419,6 +420,7 @@ _WHERE = {
     "monarch._notebook.looking.variables": "variables_at",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
     "monarch._notebook.variables.names": "defines names_here values_here",
+    "monarch._notebook.variables.resampled": "resample",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._notebook.reporting.vitals": "Vitals vitals_here",

@@ -139,6 +139,18 @@ def test_root_may_be_in_the_next_collective_of_the_same_name() -> None:
     assert only(facts) == (Level.WAITING, Cause.ELSEWHERE, [0, 1], [2])
 
 
+def test_waits_for_asynchronous_broadcasts_are_no_mismatch() -> None:
+    """Rank 1 has received two of the three that all have begun; the waits name no root."""
+    names = ("float32[3]", "float32[5]", "float32[7]")
+    begun = tuple(Unended(at, at, "broadcast", each, True) for at, each in enumerate(names, 1))
+    facts = [
+        RankFacts(0, (inside("broadcast", 1, tensors=names[0], unended=begun),), (("0", 3),), "m"),
+        RankFacts(1, (inside("broadcast", 3, tensors=names[2], unended=begun[2:]),), (("0", 3),), "m"),
+        RankFacts(2, (doing(Kind.SLEEP),), (("0", 0),), "m"),
+    ]
+    assert only(facts) == (Level.WAITING, Cause.ELSEWHERE, [0, 1], [2])
+
+
 def test_rank_that_began_it_and_went_on_is_not_missing() -> None:
     """It has begun the collective without waiting for it, so only rank 3 is missing."""
     facts = ranks(inside("", 2, tensors=""), inside("", 2, tensors=""), doing(Kind.SLEEP), doing(Kind.SLEEP), counts=2)

@@ -93,7 +93,7 @@ def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:
     assert mortal.mesh("dist.get_world_size()").ok().shown == "[ranks 0-1] 2"
     text = mortal.run("%mesh resize gpus=3").ok().stream()
     assert "mesh 'm' now has gpus=3; new: rank 2, with the definitions of 1 cell\n" in text
-    assert "rank 2 lacks kept: run the cells that create it there\n" in text
+    assert "rank 2 lacks kept: %mesh heal m --copy-from 0 copies it from rank 0\n" in text
     assert mortal.mesh("f(), 'kept' in globals()").ok().shown.splitlines() == [
         "[rank 0] ((0, 3, 3), True)",
         "[rank 1] ((1, 3, 3), True)",
@@ -373,6 +373,83 @@ def test_model_in_ddp_trains_on_after_a_death(mortal: Notebook) -> None:
         assert re.fullmatch(r"\[ranks 0-3\] -?[\d.]+", shown), shown
 
 
+def test_model_in_ddp_trains_on_after_a_resize(mortal: Notebook) -> None:
+    """With the new ranks, and without those that have left; samplers divide the data among the ranks of now."""
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh(
+        """import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(24, 4))
+sampler, other = DistributedSampler(data), DistributedSampler(data, num_replicas=5, rank=0)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return round(sum(each.double().sum().item() for each in model.parameters()), 9)
+train()"""
+    ).ok()
+    text = mortal.run("%mesh resize m 3").ok().stream()
+    assert "sampler: from the next epoch on, a DistributedSampler divides the data among 3 ranks\n" in text
+    names = "data, loader, model, optimizer, other, sampler"
+    assert f"rank 2 lacks {names}: %mesh heal m --copy-from 0 copies them from rank 0\n" in text
+    failed = mortal.mesh("train()").text
+    assert "only ranks 0-1 define 'loader'; %mesh heal --copy-from 0 copies the variables of rank 0" in failed
+    assert f"copied from rank 0 to rank 2: {names}\n" in mortal.run("%mesh heal --copy-from 0").ok().stream()
+    assert mortal.mesh("train()").ok().shown.startswith("[ranks 0-2] ")
+    parts = mortal.mesh("sampler.rank, sampler.num_replicas, len(sampler), other.num_replicas, other.rank").ok().shown
+    assert parts == "\n".join(f"[rank {rank}] ({rank}, 3, 8, 5, 0)" for rank in range(3))
+    assert "ranks 0-2 agree on optimizer" in mortal.run("%mesh diff optimizer").ok().text
+    mortal.run("%mesh resize m 2").ok()
+    assert mortal.mesh("train()").ok().shown.startswith("[ranks 0-1] ")
+    assert mortal.mesh("len(sampler)").ok().shown == "[ranks 0-1] 12"
+
+
+def test_failed_copy_names_its_rank_and_leaves_ranks_in_step(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 3").ok()
+    mortal.mesh(
+        """import torch
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(6)]), bucket_cap_mb=0.005)
+class Picky:
+    def __setstate__(self, state):
+        if dist.get_rank() == 2:
+            raise ValueError("no room")
+picky = Picky()
+picky.x = 1
+def step():
+    model(torch.ones(2, 32)).square().mean().backward()
+    return round(sum(each.grad.double().abs().sum().item() for each in model.parameters()), 6)
+step()"""
+    ).ok()
+    assert "ValueError: no room (on rank 2)" in mortal.run("%mesh heal --copy-from 0 --all").text
+    mortal.mesh("model.zero_grad()").ok()
+    assert mortal.mesh("step()").ok().shown.startswith("[ranks 0-2] ")
+
+
+def test_error_between_steps_tells_that_models_differ(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    cell = mortal.mesh(
+        """import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward()
+if rank == 1: raise ValueError("a bad batch")
+optimizer.step()"""
+    )
+    assert (
+        cell.status == "error"
+        and "ranks 0-1 differ in model; if they should be equal, %mesh heal m --copy-from 0" in (cell.text)
+    )
+
+
 def test_optimizer_is_not_copied_without_its_model(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
     mortal.mesh(
@@ -445,7 +522,7 @@ def test_stop_tells_that_models_differ_and_a_copy_mends_it(mortal: Notebook, tmp
     mortal.interrupt()
     cell.wait()
     repair = "%mesh heal mesh --copy-from 0 --all"
-    assert f"ranks 0-3 differ in model, since they were stopped in different steps; {repair} copies" in cell.text
+    assert f"ranks 0-3 differ in model; if they should be equal, {repair} copies" in cell.text
     text = mortal.run(repair).ok().stream()
     assert re.search(r"copied from rank 0 to ranks 1-3: .*model, .*optimizer, .*sampler, .*scale", text), text
     assert re.search(r"ranks 0-3 differed in .*mine.*: ranks 1-3 may need (a value|values) of their own", text), text
@@ -494,7 +571,7 @@ def test_actors_are_healed_with_the_state_of_another_rank(mortal: Notebook) -> N
     text = mortal.run("%mesh heal").ok().stream()
     hint = "; %mesh heal mesh --copy-from peer copies that of another rank"
     assert f"actors trainers: recreated on rank 0; their state is lost{hint}\n" in text, text
-    assert "with the copied state" in mortal.run("%mesh heal mesh --copy-from peer").ok().stream()
+    assert "actors trainers: state copied to rank 0\n" in mortal.run("%mesh heal mesh --copy-from peer").ok().stream()
     assert mortal.run(trained).ok().shown == "1"
     mortal.run("trainers.stop().get(); counters.stop().get()").ok()
 

@@ -179,7 +179,7 @@ def test_variable_on_some_ranks_names_them(notebook: Notebook) -> None:
     assert "%mesh pull: ranks 1,3 have no variable 'partly'; ranks 0,2 do" in notebook.run("%mesh pull partly").text
 
 
-def test_variable_as_an_attribute_of_the_mesh_says_how_to_read_it(notebook: Notebook) -> None:
+def test_variable_as_an_attribute_says_how_to_read_it(notebook: Notebook) -> None:
     notebook.mesh("everywhere = rank\nif rank == 1: only_here = 3").ok()
     assert (
         "'everywhere' is a variable of all 4 ranks; mesh['everywhere'] has the value"

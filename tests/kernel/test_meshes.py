@@ -124,7 +124,7 @@ def test_failed_line_with_a_variable_is_shown_as_typed(notebook: Notebook) -> No
     assert "line 1: value = %mesh crit\n" in notebook.run("value = %mesh crit").text + "\n"
 
 
-def test_up_of_a_running_mesh_keeps_it_unless_others_are_wanted(own: Callable[..., Notebook]) -> None:
+def test_up_of_a_running_mesh_keeps_it(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up 2").ok()
     book.mesh("mine = rank").ok()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from meshes import kill, values
-from monarch._notebook.variables.afresh import ddp_modules_in
-from monarch._tensors.ddp_compat import begin_afresh, goes_along, reset_ddp, settle
+from monarch._notebook.variables.holding import ddp_modules_in
+from monarch._tensors.ddp_afresh import begin_afresh, reset_ddp
+from monarch._tensors.ddp_compat import goes_along, settle
 from monarch._wire.pickling import dumps, loads
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 
@@ -150,7 +151,7 @@ class Twins(Actor):
             [model.module, "text", kind],
             [holder, {2: (other,)}],
         ]
-        return [len(ddp_modules_in({str(at): one for at, one in enumerate(each)})) for each in values]
+        return [len(ddp_modules_in(each)) for each in values]
 
     @endpoint
     def kept_apart(self) -> list[bool]:

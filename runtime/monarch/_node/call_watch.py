@@ -22,6 +22,7 @@ class CallWatch(Protocol):
     def failed(self, call: Any, position: int, /) -> None: ...
     def sent(self, call: Any, /) -> None: ...
     def ahead(self, call: Any, /) -> str: ...
+    def settle(self, uid: str, timeout: float, /) -> None: ...
 
 
 class NoWatch:
@@ -35,3 +36,6 @@ class NoWatch:
 
     def ahead(self, call: Any) -> str:
         return ""
+
+    def settle(self, uid: str, timeout: float) -> None:
+        pass

@@ -17,6 +17,7 @@ from monarch._core.fail_fast import CallState, Command, FailFast, Free, Look, Te
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.pipelined import Failures
+from monarch._node.future import Promise
 from monarch._node.replies.owed import node_of_call
 from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
@@ -32,20 +33,33 @@ _AT_ONCE = 8
 
 
 class _Member:
-    """A watched call. Weakly held once it has ended."""
+    """A watched call. Weakly held once all of its ranks have answered: the program may have dropped it before."""
 
     def __init__(self, call: WatchedCall, first: int) -> None:
         self.first = first
         """The number of its first task."""
         self.actor, self.port, self.view = call.actor, call.port, call.view
         self.targets = call.targets
-        # Nobody else holds a broadcast.
-        self.call: Callable[[], WatchedCall | None] = ref(call) if call.port else lambda: call
+        self._ref = ref(call)
+        self._call: WatchedCall | None = call
+        """The call, as long as it waits. Set to None once."""
+
+    def call(self) -> WatchedCall | None:
+        """Return the call; None if it has ended, and nobody holds it."""
+        return self._call or self._ref()
 
     def waits_for(self) -> list[Peer]:
         """Return the living procs that have not answered."""
         call = self.call()
-        return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
+        left = [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
+        if not left and self.port:
+            # Nobody else holds a broadcast.
+            self._call = None
+        return left
+
+
+def _nothing() -> None:
+    return None
 
 
 class CallGroup:
@@ -96,6 +110,8 @@ class CallGroup:
         self._alike = alike
         self.over = False
         """Whether the watch is over. Set once; read without the lock."""
+        self.ended: Promise[None] = Promise(self._node, "the end of a call that has failed")
+        """Done when the watch is over."""
         self._take(calls)
 
     def join(self) -> None:
@@ -187,6 +203,7 @@ class CallGroup:
         """End the watch, since nobody is left to free; with the lock."""
         machine, self._machine = self._machine, None
         self.over = True
+        self.ended.complete(_nothing)
         self._forget()
         for each in self._announced:
             each.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.made_again import begin_afresh
 from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.changes import changing
@@ -24,10 +26,17 @@ from monarch._node.node import Node
 from monarch._node.replies.gather import Gather
 from monarch._supervision.late_deaths import await_deaths
 from monarch._wire import messages as m
-from monarch.exceptions import MonarchError, SpawnError, StoppedError
+from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError, StoppedError
 
 _TRIES = 5
 """Attempts, since a new process may die during setup."""
+_SETTLING_S = 3.0
+"""Seconds for ranks that wait for a failed actor to be freed."""
+_ALONE = (
+    "a constructor that a heal runs again must not wait for other ranks, which do not run theirs: make process groups, "
+    "and call collectives, in an endpoint (a constructor may wrap a model in DistributedDataParallel)"
+)
+"""A likely reason for a heal that takes too long."""
 
 
 def heal(
@@ -52,8 +61,12 @@ def heal(
     """
     until = time.monotonic() + timeout
     with changing(shared, node, "healed", timeout):
-        replaced = _replace_dead(shared, node, until, hosts)
-        renewed = _renew_failed(shared, node, until, replaced)
+        try:
+            replaced = _replace_dead(shared, node, until, hosts)
+            renewed = _renew_failed(shared, node, until, replaced)
+        except CallTimeoutError as error:
+            error.args = (f"{error}; {_ALONE}",)
+            raise
         if replaced and (shared.initialized is None or shared.initialized.done):
             shared.initialized = DoneFuture(node, shared.procs.name, True)
         if shared.starting is not None:
@@ -103,9 +116,14 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
     for mesh in actor_meshes_on(shared, node):
         state = state_of(mesh)
         failed = set(state.failed)
+        if failed - replaced:
+            # Else a new one would join collectives that others wait in for the old one.
+            node.watch.settle(shared.procs.uid, min(_SETTLING_S, max(0.0, until - time.monotonic())))
         for rank in sorted(failed - replaced):
             _make_again(mesh, rank, until)
             renewed.append((mesh, rank))
+        if failed - replaced:
+            _begin_others(mesh, failed | replaced)
         state.failed -= failed
         if state.creation is not None:
             # Actors under construction report their own errors, which may follow.
@@ -162,3 +180,12 @@ def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
         # Ignore the result of its cleanup: its state may be broken.
         ended.get(max(0.0, until - time.monotonic()))
     create(mesh, rank).get(max(0.0, until - time.monotonic()))
+
+
+def _begin_others(mesh: ActorMesh, made: Collection[int]) -> None:
+    """Let the modules in DDP of the other actors begin afresh with those of new ones, before their next call."""
+    region = state_of(mesh).region
+    for rank in region.base_ranks():
+        position = region.position_of(rank)
+        if rank not in made and position is not None:
+            endpoint_of(member_at(view_at(mesh, region), position), begin_afresh).broadcast()

@@ -7,6 +7,7 @@ constructors. It costs nothing until something fails.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -20,6 +21,7 @@ from monarch._node.replies.owed import Unanswered, WatchedCall
 
 # Imported now: the first failure is handled in the receiving thread, where an import would run import hooks.
 from monarch._supervision.fail_fast import CallGroup
+from monarch.exceptions import CallTimeoutError
 
 if TYPE_CHECKING:
     from monarch._wire import messages as m
@@ -67,6 +69,14 @@ class FailureWatch:
         calls = list({id(each): each for each in failed}.values())
         if calls and call.party is None:
             self._join(uid, [*calls, call])
+
+    def settle(self, uid: str, timeout: float) -> None:
+        """Wait until the ranks of failed calls to a mesh have ended or were freed, for some seconds at most."""
+        with self._lock:
+            party = self._parties.get(uid)
+        if party is not None:
+            with suppress(CallTimeoutError):
+                party.ended.get(timeout)
 
     def ahead(self, call: Any) -> str:
         """Describe what runs in front of a call; empty if nothing is known. May take a moment."""

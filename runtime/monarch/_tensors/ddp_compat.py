@@ -1,152 +1,168 @@
-"""Modules in DistributedDataParallel that begin afresh, together on all ranks: after a failure, and on a new rank.
+"""The private names of torch's DistributedDataParallel that the package uses: what was built how, and how to again.
 
 A reducer divides the gradients into buckets, at first by size and then in the order in which a backward pass had them.
-Ranks whose buckets differ reduce different tensors in one collective. So all make a new reducer before their next pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import gc
 import importlib
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from threading import RLock
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, ref
 
-from monarch._python.frames import caller
+from monarch._python.objects import Search, instances_of
 from monarch._tensors.torch_compat import default_group
 
-_OF_THE_PROCESS = (types.ModuleType, type, types.FrameType)
-"""Types of objects that refer to much of the process."""
-_MOST = 500_000
-"""Objects that a search looks at, which takes a second."""
+_PARAMETERS, _BUFFERS = "_first_parameters", "_first_buffers"
+"""Attributes of a module in DDP, which go along with copies: the names of the parameters of its first reducer, and
+whether its constructor gave all ranks the same buffers."""
+_modules: dict[int, ref[Any]] = {}
+"""The modules in DDP of this process, by id. Single operations."""
+_constructed = False
+"""Whether this process has ever had one. Set once."""
+_synced: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""By module that DDP is about to wrap, whether buffers were copied. In the thread of its constructor."""
+_lock = RLock()
+"""Held while the hooks are put in."""
 
 
-def _is_of_all(_: Any) -> bool:
-    return False
-
-
-def _first_rank(_: Any) -> int:
-    return 0
-
-
-# Replaced as a generation of groups forms.
-_source: Callable[[Any], int] = _first_rank
-"""Returns the rank in a group from which a module that begins afresh gets its state."""
-_joins: Callable[[Any], bool] = _is_of_all
-"""Returns whether the constructor of a module with a group runs on this rank alone."""
-_has_new = False
-"""Whether a rank lacks the modules that others have."""
-_remade: WeakSet[Any] = WeakSet()
-"""The modules that make a new reducer in their next pass. Single operations."""
-
-
-def use(source: Callable[[Any], int], joins: Callable[[Any], bool], has_new: bool) -> None:
-    """Set who has the state of a group's modules, and which constructors run on one rank alone, by the group.
-
-    Such a constructor leaves its collectives out, and its module begins afresh.
+def hook_constructors(runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None]) -> None:
+    """Note the modules in DDP that are constructed from now on; once.
 
     Args:
-        source: returns the rank in a group whose state is copied.
-        joins: returns whether the constructor of a module with a group runs on this rank alone.
-        has_new: whether a rank lacks the modules that others have.
+        runs_alone: returns whether this thread constructs a module with a group on this rank alone. Such a constructor
+            leaves its collectives out.
+        on_alone: called with the module then.
     """
-    global _source, _joins, _has_new
-    _source, _joins, _has_new = source, joins, has_new
     parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
-    if parallel is None or hasattr(parallel._sync_module_states, "monarch"):
-        return
+    with _lock:
+        if parallel is None or hasattr(parallel._sync_module_states, "_is_hooked"):
+            return
+        for each in instances_of(parallel.DistributedDataParallel, lambda model: "reducer" in vars(model)):
+            _note(each)
+        _hook_collectives(parallel, runs_alone)
+        _hook_class(parallel.DistributedDataParallel, runs_alone, on_alone)
+
+
+def _hook_collectives(parallel: Any, runs_alone: Callable[[Any], bool]) -> None:
     verify, sync = parallel._verify_param_shape_across_processes, parallel._sync_module_states
 
     @functools.wraps(verify)
     def verify_unless_alone(process_group: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if _joins(process_group) else verify(process_group, *args, **kwargs)
+        return None if runs_alone(process_group) else verify(process_group, *args, **kwargs)
 
     @functools.wraps(sync)
-    def sync_unless_alone(module: Any, process_group: Any, *args: Any, **kwargs: Any) -> None:
-        if _joins(process_group):
-            begin_afresh(caller().f_locals["self"])
-        else:
-            sync(module, process_group, *args, **kwargs)
+    def sync_unless_alone(
+        module: Any, process_group: Any, *args: Any, broadcast_buffers: Any = True, **kw: Any
+    ) -> None:
+        _synced[module] = bool(broadcast_buffers)
+        if not runs_alone(process_group):
+            sync(module, process_group, *args, broadcast_buffers=broadcast_buffers, **kw)
 
-    sync_unless_alone.monarch = True  # type: ignore[attr-defined]  # marks it as wrapped
+    vars(sync_unless_alone)["_is_hooked"] = True
     parallel._verify_param_shape_across_processes = verify_unless_alone
     parallel._sync_module_states = sync_unless_alone
 
 
-def have_begun() -> bool:
-    """Return whether this process has modules in DDP, and none still has to begin afresh."""
-    models = ddp_modules()
-    return bool(models) and not any(_begin in model._forward_pre_hooks.values() for model in models)
+def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None]) -> None:
+    build, init, getstate = kind._build_params_for_reducer, kind._ddp_init_helper, kind.__getstate__
+    names = kind._build_debug_param_to_name_mapping
+
+    @functools.wraps(build)
+    def build_as_at_first(model: Any) -> Any:
+        if _PARAMETERS not in vars(model):
+            named = model.module.named_parameters()
+            vars(model)[_PARAMETERS] = frozenset(name for name, each in named if each.requires_grad)
+        with _as_at_first(model):
+            return build(model)
+
+    @functools.wraps(names)
+    def names_as_at_first(model: Any, parameters: Any) -> Any:
+        with _as_at_first(model):
+            return names(model, parameters)
+
+    @functools.wraps(init)
+    def init_and_note(model: Any, *args: Any, **kwargs: Any) -> None:
+        alone = id(model) not in _modules and runs_alone(model.process_group)
+        with _as_at_first(model):
+            init(model, *args, **kwargs)
+        own: Any = vars(model)
+        own.setdefault(_BUFFERS, _synced.pop(model.module, True))
+        if id(model) not in _modules:
+            _note(model)
+            if alone:
+                on_alone(model)
+
+    @functools.wraps(getstate)
+    def getstate_without_hook(model: Any) -> Any:
+        state = getstate(model)
+        hooks = state.get("_forward_pre_hooks", {})
+        # A file must be readable where this package is not installed.
+        ours = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith("monarch.")]
+        if ours:
+            state["_forward_pre_hooks"] = type(hooks)((key, hook) for key, hook in hooks.items() if key not in ours)
+        return state
+
+    kind._build_params_for_reducer, kind._ddp_init_helper = build_as_at_first, init_and_note
+    kind._build_debug_param_to_name_mapping, kind.__getstate__ = names_as_at_first, getstate_without_hook
+
+
+def _note(model: Any) -> None:
+    global _constructed
+    _constructed = True
+    key = id(model)
+
+    def forget(dead: ref[Any]) -> None:
+        if _modules.get(key) is dead:
+            del _modules[key]
+
+    _modules[key] = ref(model, forget)
+
+
+@contextlib.contextmanager
+def _as_at_first(model: Any) -> Generator[None]:
+    """Let those parameters require gradients that did so as the first reducer was made; a program may freeze some."""
+    own: Any = vars(model)
+    first = own.get(_PARAMETERS)
+    named = model.module.named_parameters() if first is not None else ()
+    changed = [each for name, each in named if each.requires_grad != (name in first)]
+    for each in changed:
+        each.requires_grad_(not each.requires_grad)
+    try:
+        yield
+    finally:
+        for each in changed:
+            each.requires_grad_(not each.requires_grad)
 
 
 def ddp_modules() -> list[Any]:
     """Return the modules in DDP of this process, without those whose constructor was broken off."""
-    parallel = sys.modules.get("torch.nn.parallel.distributed")
-    kind = getattr(parallel, "DistributedDataParallel", None)
-    if kind is None:
-        return []
-    kinds = {*with_subclasses(kind)}
-    # Torch keeps no list of them, but each object refers to its class. Not gc.get_objects: a reference to each object
-    # of the process would unshare the memory of all with the zygote. Not isinstance: objects tell their class.
-    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds and "reducer" in vars(each)]
+    return [model for each in list(_modules.values()) if (model := each()) is not None]
 
 
-def objects_in(values: Iterable[object], without: type | None = None) -> Iterator[Any]:
-    """Yield some values, and the objects inside, each once; of very many, the first.
+def ddp_modules_in(values: Iterable[Any]) -> list[Any]:
+    """Return the modules in DDP among values, and inside, each once.
 
-    Args:
-        values: the values.
-        without: a class whose objects are left out, with what only they have.
+    Where values are too large for a search, all of the process.
     """
-    kinds = _OF_THE_PROCESS if without is None else (*_OF_THE_PROCESS, without)
-    left: list[Any] = list(values)
-    seen = set[int]()
-    while left and len(seen) < _MOST:
-        value = left.pop()
-        if id(value) in seen or not gc.is_tracked(value) or issubclass(type(value), kinds):
-            continue
-        seen.add(id(value))
-        yield value
-        if issubclass(type(value), types.FunctionType):
-            # Not its globals.
-            left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
-        else:
-            left += gc.get_referents(value)
+    known = {id(each): each for each in ddp_modules()}
+    found: dict[int, Any] = {}
+    search = Search()
+    for each in search.objects_in(values) if known else ():
+        if id(each) in known:
+            found[id(each)] = each
+            if len(found) == len(known):
+                break
+    return list(found.values()) if search.is_whole else list(known.values())
 
 
-def with_subclasses(kind: type) -> Iterator[type]:
-    """Yield a class and all classes that inherit from it."""
-    yield kind
-    for each in type.__subclasses__(kind):
-        yield from with_subclasses(each)
-
-
-def reset_ddp(model: Any) -> None:
-    """Give up the last pass of a module in DDP, and let the next one begin afresh.
-
-    An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
-    """
-    model.reducer._reset_state()
-    begin_afresh(model, _has_new)
-
-
-def begin_afresh(model: Any, has_new: bool = True) -> None:
-    """Let the next forward pass of a module in DDP make a new reducer and copy the state of a rank of its group.
-
-    All ranks of its group must do this before their next pass. To do it twice is the same as once.
-
-    Args:
-        model: the module.
-        has_new: whether the module of a rank is new. Else one with communication hooks keeps its reducer, since these
-            may have a state for each bucket.
-    """
-    if has_new:
-        _remade.add(model)
-    if _begin not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_begin)
+def has_constructed() -> bool:
+    """Return whether this process has ever had a module in DDP."""
+    return _constructed
 
 
 def parameters_of_all(model: Any) -> list[Any]:
@@ -171,7 +187,7 @@ def goes_along(model: Any) -> bool:
         model._check_default_group()
     except RuntimeError:
         return False
-    return not (_keeps_reducer(model) or model._delay_all_reduce_params)
+    return not (why_bound(model) or _builtin_hook(model) or model._delay_all_reduce_params)
 
 
 def settle(model: Any) -> None:
@@ -183,32 +199,33 @@ def settle(model: Any) -> None:
         model.output_device = first.device.index
 
 
-def _begin(model: Any, _: Any) -> None:
-    torch: Any = sys.modules["torch"]
-    if not torch.is_grad_enabled():
-        # An evaluation, which one rank may do alone.
-        return
-    if not _keeps_reducer(model) and (model in _remade or not model._comm_hooks):
-        _make_reducer(model)
-    utils: Any = importlib.import_module("torch.distributed.utils")
-    utils._sync_module_states(
-        module=model.module,
-        process_group=model.process_group,
-        broadcast_bucket_size=model.broadcast_bucket_size,
-        src=_source(model.process_group),
-        params_and_buffers_to_ignore=model.parameters_to_ignore,
-        broadcast_buffers=model.broadcast_buffers,
-    )
-    # Last: what is cut short begins again. By its function, so that a copy of the module has the hook too.
-    _remade.discard(model)
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if hook is _begin:
-            del model._forward_pre_hooks[key]
+def reset(model: Any) -> None:
+    """Give up the last pass of a module in DDP."""
+    model.reducer._reset_state()
 
 
-def _make_reducer(model: Any) -> None:
+def why_bound(model: Any) -> str:
+    """Return what binds a module in DDP to its reducer, which a new one would lack; empty if nothing does."""
+    if any(hasattr(each, "_in_backward_optimizers") for each in model.parameters()):
+        return "optimizers in its backward pass"
+    return "mixed precision" if model.mixed_precision is not None else ""
+
+
+def is_hooked(model: Any) -> bool:
+    """Return whether a module in DDP has communication hooks, which may have a state for each bucket."""
+    return bool(model._comm_hooks or _builtin_hook(model))
+
+
+def own_hooks(model: Any) -> list[str]:
+    """Return the names of the communication hooks of a module in DDP that are not torch's."""
+    hooks = [hook for hook, _ in model._comm_hooks]
+    return [each.__qualname__ for each in hooks if not each.__module__.startswith("torch.")]
+
+
+def make_reducer(model: Any) -> None:
     """Make a new reducer, as in a new module: with the first buckets, and the hooks that the program has registered."""
     dist: Any = importlib.import_module("torch.distributed")
+    builtin = _builtin_hook(model)
     parameters, sparse = model._build_params_for_reducer()
     # Else the gradients of each parameter would go to both.
     model.reducer._remove_autograd_hooks()
@@ -222,6 +239,45 @@ def _make_reducer(model: Any) -> None:
         _forget_buckets(state)
         model.logger._set_comm_hook_name(hook.__qualname__)
         dist._register_comm_hook(model.reducer, state, hook)
+    if builtin:
+        model._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, builtin))
+
+
+def copy_state(model: Any, source: int, is_new: bool, has_new: bool) -> None:
+    """Copy the parameters and buffers of one rank of a group to the others.
+
+    Args:
+        model: the module in DDP.
+        source: the rank in the group.
+        is_new: whether this rank has no buffers of its own yet.
+        has_new: whether some rank has none.
+    """
+    torch: Any = sys.modules["torch"]
+    utils: Any = importlib.import_module("torch.distributed.utils")
+    kept: list[tuple[Any, Any]] = []
+    buffers = model.forward_sync_buffers
+    own: Any = vars(model)
+    if not buffers and has_new and own.get(_BUFFERS):
+        # Each rank has buffers of its own since its first step.
+        buffers = True
+        kept = [] if is_new else [(each, each.clone()) for each in model.module.buffers()]
+    utils._sync_module_states(
+        module=model.module,
+        process_group=model.process_group,
+        broadcast_bucket_size=model.broadcast_bucket_size,
+        src=source,
+        params_and_buffers_to_ignore=model.parameters_to_ignore,
+        broadcast_buffers=buffers,
+    )
+    with torch.no_grad():
+        for each, value in kept:
+            each.copy_(value)
+
+
+def _builtin_hook(model: Any) -> str:
+    """Return the name of torch's communication hook in C++ that a module has; empty for none."""
+    name = "" if model._comm_hooks else str(model._get_ddp_logging_data().get("comm_hook", ""))
+    return name.rpartition(".")[2] if name.startswith("BuiltinCommHookType.") else ""
 
 
 def _forget_buckets(state: Any) -> None:
@@ -230,11 +286,3 @@ def _forget_buckets(state: Any) -> None:
         state.iter = 0
         for each in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             each.clear()
-
-
-def _keeps_reducer(model: Any) -> bool:
-    """Return whether the reducer of a module has settings that a new one would lack."""
-    in_backward = any(hasattr(each, "_in_backward_optimizers") for each in model.parameters())
-    if in_backward or model.mixed_precision is not None:
-        return True
-    return not model._comm_hooks and bool(model._get_ddp_logging_data().get("comm_hook"))

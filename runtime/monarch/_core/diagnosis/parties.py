@@ -155,6 +155,11 @@ def _partners(party: Party, theirs: Sequence[Party]) -> Iterable[Party]:
     return theirs
 
 
+def _is_rooted(entered: Entered) -> bool:
+    """Return whether a collective has a root, which the wait for one that was begun before does not name."""
+    return entered.root >= 0 or entered.operation not in (*SYMMETRIC, *_MAKING)
+
+
 def _missing(party: Party, theirs: Sequence[Party], begun: int | None) -> Iterable[Party]:
     """Return the parties of a rank that has not joined a collective; none if it has."""
     entered = party.entered
@@ -169,7 +174,7 @@ def _missing(party: Party, theirs: Sequence[Party], begun: int | None) -> Iterab
         if not entered.operation or not other.operation:
             # A wait for a Work does not name its operation; the numbers tell who is behind.
             return () if other.number >= number else inside
-        if other.number > number and entered.root >= 0:
+        if other.number > number and _is_rooted(entered):
             # Ranks may leave this kind of collective before all have joined.
             return ()
     if inside:

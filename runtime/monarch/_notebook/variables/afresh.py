@@ -12,6 +12,7 @@ from monarch._actors.running import before, current
 from monarch._core.kinds import class_of
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
+from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
 from monarch._notebook.variables.names import names_here
 
 _SAMPLE = 1024
@@ -67,8 +68,8 @@ def _prepare() -> None:
 
 def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets: bool) -> None:
     """Let modules in DistributedDataParallel begin afresh; see ``begin``."""
-    for model in ddp_modules_in(_chosen(variables, names)):
-        from monarch._tensors.ddp_compat import begin_afresh, reset_ddp
+    for model in ddp_modules_in(_chosen(variables, names).values()):
+        from monarch._tensors.ddp_afresh import begin_afresh, reset_ddp
 
         (reset_ddp if resets else begin_afresh)(model)
 
@@ -88,7 +89,7 @@ def steps(has_values: bool) -> Steps:
         with suppress(Exception):
             if (found := _print_of(value)) is not None:
                 values[name] = found
-    for name, each in ddp_modules_of(variables).items():
+    for name, each in holding(variables, ddp_modules_here(), once=True).items():
         from monarch._tensors.ddp_compat import is_unfinished, parameters_of_all
 
         unfinished = unfinished or any(map(is_unfinished, each))
@@ -103,25 +104,6 @@ def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[s
     # In one step: another thread may delete one.
     now = dict(variables)
     return now if names is None else {name: now[name] for name in names if name in now}
-
-
-def ddp_modules_in(variables: Mapping[str, Any]) -> list[Any]:
-    """Return the modules in DistributedDataParallel among variables, and inside, each once."""
-    return list({id(each): each for found in ddp_modules_of(variables).values() for each in found}.values())
-
-
-def ddp_modules_of(variables: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the modules in DistributedDataParallel of each variable that has some, itself or inside."""
-    # Where nobody has imported it, there are none.
-    if "torch.nn.parallel.distributed" not in sys.modules:
-        return {}
-    from monarch._tensors.ddp_compat import ddp_modules, objects_in
-
-    known = set(map(id, ddp_modules()))
-    if not known:
-        return {}
-    found = {name: [each for each in objects_in([value]) if id(each) in known] for name, value in variables.items()}
-    return {name: each for name, each in found.items() if each}
 
 
 def _print_of(value: Any) -> str | None:

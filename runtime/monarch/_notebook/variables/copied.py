@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
-from monarch._notebook.variables.afresh import begin_now, ddp_modules_in, ddp_modules_of
+from monarch._notebook.variables.afresh import begin_now
+from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
 from monarch._notebook.variables.names import names_here
 from monarch._notebook.variables.parted import parted
+from monarch._python.objects import Search, instances_of
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
 
@@ -30,6 +32,11 @@ _BOUND = (
     io.TextIOWrapper,
 )
 """Types of values that exist in one process only."""
+_SHARDED = (
+    ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
+    ("torch.distributed.tensor", "DTensor"),
+)
+"""Modules and names of classes of which each rank has another part."""
 
 
 class Copied(NamedTuple):
@@ -69,7 +76,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
         wanted = {name: value for name, value in wanted.items() if not _is_defined(value, name)}
     unwrapped = [name for name, value in wanted.items() if _is_ddp(value) and not _goes_along(value)]
     wanted.update({name: wanted[name].module for name in unwrapped})
-    inside = ddp_modules_of(wanted)
+    inside = holding(wanted, [*ddp_modules_here(), *_sharded_here()])
     left = {name: why for name, value in wanted.items() if (why := _why_left(value, name, inside.get(name, [])))}
     wanted = {name: value for name, value in wanted.items() if name not in left}
     try:
@@ -89,7 +96,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
     unwrapped = sorted(name for name in unwrapped if name in wanted)
     # Imports go along without a word.
     told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
-    return wanted, Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted)))
+    return wanted, Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted.values())))
 
 
 @service("replicas.take", "actor")
@@ -114,13 +121,14 @@ def _of_here(value: Any, variables: dict[str, Any]) -> Any:
 
 def _settle(state: dict[str, Any], rank: int, size: int) -> None:
     """Give what belongs to the rank of the sender the number and the device of this one."""
-    from monarch._tensors.ddp_compat import objects_in, settle
+    from monarch._tensors.ddp_compat import settle
 
-    sampler: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", ())
-    for each in objects_in(state.values()):
-        if issubclass(type(each), sampler) and each.num_replicas == size:
-            each.rank = rank
-    for model in ddp_modules_in(state):
+    sampler: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
+    if sampler is not None:
+        for each in Search().objects_in(state.values()):
+            if issubclass(type(each), sampler) and each.num_replicas == size:
+                each.rank = rank
+    for model in ddp_modules_in(state.values()):
         settle(model)
 
 
@@ -179,12 +187,29 @@ def _is_imported(value: Any) -> bool:
     return issubclass(type(value), kinds) and value.__module__ != "__main__"
 
 
-def _why_left(value: Any, name: str, models: list[Any]) -> str:
-    """Return why a value is not copied, which has some models in DistributedDataParallel; empty if it may be."""
-    if not all(_goes_along(each) for each in models if each is not value):
-        return (
-            "it has a model in DistributedDataParallel with a group or a built-in hook of its own; run its cell again"
-        )
+def _sharded_here() -> list[Any]:
+    """Return the objects of this process of which each rank has a part: optimizers, and tensors of a DTensor."""
+    kinds = [kind for module, name in _SHARDED if (kind := getattr(sys.modules.get(module), name, None)) is not None]
+    return [each for kind in kinds for each in instances_of(kind)]
+
+
+def _why_left(value: Any, name: str, inside: list[Any]) -> str:
+    """Return why a value is not copied; empty if it may be.
+
+    Args:
+        value: the value.
+        name: of its variable.
+        inside: the modules in DistributedDataParallel and the parts of sharded objects that it has.
+    """
+    for each in inside:
+        if _is_ddp(each):
+            if each is not value and not _goes_along(each):
+                return (
+                    "it has a model in DistributedDataParallel with a group or a built-in hook of its own; run its "
+                    "cell again"
+                )
+        elif why := _of_its_rank(each):
+            return why
     return _of_its_cell(value, name) or _of_its_rank(value)
 
 

@@ -1,10 +1,13 @@
-"""Optimizers that would be copied without the model whose parameters they have, and so train parameters of their own."""
+"""Optimizers without the model whose parameters they have: a copy of one alone would train parameters of its own."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from monarch._notebook.variables.holding import holding
+from monarch._python.objects import Search, instances_of
 
 
 def parted(wanted: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, str]:
@@ -14,7 +17,10 @@ def parted(wanted: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str,
         wanted: the variables that are copied together.
         variables: all variables that cells have made on their rank.
     """
-    optimizers = {name: found for name, value in wanted.items() if (found := _optimizers_in(value))}
+    kind = _optimizer()
+    if kind is None:
+        return {}
+    optimizers = holding(wanted, instances_of(kind, lambda each: "param_groups" in vars(each)))
     if not optimizers:
         return {}
     copied = _objects_beside(wanted.values())
@@ -30,20 +36,9 @@ def parted(wanted: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str,
     return reasons
 
 
-def _optimizers_in(value: Any) -> list[Any]:
-    kind = _optimizer()
-    if kind is None:
-        return []
-    from monarch._tensors.ddp_compat import objects_in
-
-    return [each for each in objects_in([value]) if issubclass(type(each), kind)]
-
-
 def _objects_beside(values: Iterable[Any]) -> set[int]:
     """Return the ids of the objects in values, without those that only an optimizer has."""
-    from monarch._tensors.ddp_compat import objects_in
-
-    return {id(each) for each in objects_in(values, without=_optimizer())}
+    return {id(each) for each in Search(without=_optimizer()).objects_in(values)}
 
 
 def _optimizer() -> Any:

@@ -8,13 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.made_again import begin_afresh
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import member_at, state_of, view_at
 from monarch._node.services.registry import name_of
 from monarch._state.contract import BOTH, copied_by
 from monarch._state.handoff import receiver
-from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
+from monarch.exceptions import ActorError, ArgumentError, MonarchError, SupervisionError
 
 
 class StateTransfer:
@@ -70,10 +71,21 @@ class StateTransfer:
         finally:
             with suppress(MonarchError):
                 ask(source, receiver.end, token)
-        for failure in failures:
+            if give is receiver.state_of:
+                self._begin_afresh()
+        for rank, failure in zip(self._new, failures, strict=True):
+            if isinstance(failure, ActorError):
+                # Each was asked alone, as the first of its own mesh.
+                failure.failures = {rank: "\n".join(failure.failures.values())}
             if failure is not None:
                 raise failure
         return report
+
+    def _begin_afresh(self) -> None:
+        """Let the modules in DDP of all actors begin afresh before their next call; those of receivers are others."""
+        for rank in state_of(self._mesh).region.base_ranks():
+            with suppress(MonarchError):
+                endpoint_of(member_of(self._mesh, rank), begin_afresh).broadcast()
 
 
 def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:

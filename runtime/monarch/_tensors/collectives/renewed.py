@@ -54,6 +54,8 @@ class Formers:
         """How often groups have got new connections here."""
         self.renewed: list[Any] = []
         """Groups that have got new connections."""
+        self.outgrown: Any = None
+        """The former default group, if the mesh has another size now."""
         self.count = 0
         """How many groups torch had named by numbers."""
 
@@ -99,16 +101,22 @@ class Formers:
 
     def renew_default(self, size: int) -> None:
         """Make the former default group the default one, with the connections of the new one."""
-        if self.default is not None and self.default.size() == size:
+        if self.default is None:
+            return
+        if self.default.size() == size:
             replace_backends(self.default, default_group(), self.times)
             self.renewed.append(self.default)
+        else:
+            self.outgrown = self.default
 
     @staticmethod
     def earlier(texts: Sequence[str]) -> list[int]:
         """Return the ranks that had the default group before: those with the state of its steps, if there are any."""
         said = [text.split(_BETWEEN) for text in texts]
+        # Also of another size, before a resize.
         kinds = [
-            [rank for rank, each in enumerate(said) if f"{kind}{len(said)}" in each] for kind in (_DEFAULT, _WAITING)
+            [rank for rank, each in enumerate(said) if any(one.startswith(kind) for one in each)]
+            for kind in (_DEFAULT, _WAITING)
         ]
         return kinds[0] or kinds[1]
 

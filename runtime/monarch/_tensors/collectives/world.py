@@ -174,7 +174,7 @@ class World:
                     self.groups[former.ranks] = former.group
         begin_again(formers.renewed)
         newcomers.note(formers.earlier(texts), self.place.rank, self.place.size)
-        reset_wrappers(formers.renewed)
+        reset_wrappers(formers.renewed, formers.outgrown)
         for each in on_renewed:
             each()
 

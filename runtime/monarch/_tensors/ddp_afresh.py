@@ -1,0 +1,206 @@
+"""Modules in DistributedDataParallel that begin afresh, together on all ranks: after a failure, and on a new rank.
+
+Ranks whose buckets differ reduce different tensors in one collective. So all make a new reducer before their next pass,
+and copy the parameters of one rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._python.objects import instances_of
+from monarch._tensors import ddp_compat
+from monarch.exceptions import GroupError
+
+
+def _first(_: Any) -> int:
+    return 0
+
+
+class Generation(NamedTuple):
+    """What a generation of process groups means for modules in DDP."""
+
+    source: Callable[[Any], int] = _first
+    """Returns the rank in a group whose state is copied."""
+    has_new: bool = False
+    """Whether a rank lacks the state that others have."""
+    is_new: Callable[[], bool] = bool
+    """Returns whether this rank lacks it, as long as its modules have not begun."""
+
+
+class _Waiting(NamedTuple):
+    """A module that waits for its next pass to begin afresh."""
+
+    hook: Any
+    """Its hook; torch's handle."""
+    asked: int
+    """How often it was asked to, so that a failure in the middle is not lost."""
+    remakes: bool
+    """Whether it makes a new reducer also with communication hooks, since the module of a rank is new."""
+    is_alone: bool
+    """Whether its constructor has left out its collectives."""
+
+
+_now = Generation()
+"""Replaced as a whole as a generation forms, before the code that asked for its groups goes on."""
+_waiting: WeakKeyDictionary[Any, _Waiting] = WeakKeyDictionary()
+"""By module. Lock: ``_lock``."""
+_lock = Lock()
+"""No code of the program runs in it."""
+
+
+def use(now: Generation, runs_alone: Callable[[Any], bool]) -> None:
+    """Note a new generation.
+
+    Args:
+        now: the generation.
+        runs_alone: returns whether the constructor of a module with a group runs on this rank alone.
+    """
+    global _now
+    _now = now
+    ddp_compat.hook_constructors(runs_alone, _begin_alone)
+
+
+def have_begun() -> bool:
+    """Return whether this process has modules in DDP, and none still has to begin afresh."""
+    models = ddp_compat.ddp_modules()
+    with _lock:
+        return bool(models) and not any(model in _waiting for model in models)
+
+
+def is_any_alone() -> bool:
+    """Return whether a module of this process that was constructed on this rank alone has not begun yet."""
+    models = ddp_compat.ddp_modules()
+    with _lock:
+        return any(model in _waiting and _waiting[model].is_alone for model in models)
+
+
+def reset_ddp(model: Any, remakes: bool = False) -> None:
+    """Give up the last pass of a module in DDP, and let the next one begin afresh.
+
+    An interrupt may have reached the ranks in different steps, and the middle of a backward pass.
+
+    Args:
+        model: the module.
+        remakes: whether to make a new reducer in any case.
+    """
+    ddp_compat.reset(model)
+    begin_afresh(model, remakes or _now.has_new)
+
+
+def begin_afresh(model: Any, has_new: bool = True, is_alone: bool = False) -> None:
+    """Let the next forward pass of a module in DDP make a new reducer and copy the state of a rank of its group.
+
+    All ranks of its group must do this before their next pass. To do it twice is the same as once.
+
+    Args:
+        model: the module.
+        has_new: whether the module of a rank is new. Else one with communication hooks keeps its reducer, since these
+            may have a state for each bucket.
+        is_alone: whether its constructor has left out its collectives.
+    """
+    with _lock:
+        known = _waiting.get(model)
+        if known is None:
+            known = _Waiting(model.register_forward_pre_hook(_begin), 0, False, False)
+        _waiting[model] = _Waiting(known.hook, known.asked + 1, known.remakes or has_new, known.is_alone or is_alone)
+
+
+def _begin_alone(model: Any) -> None:
+    begin_afresh(model, is_alone=True)
+
+
+def _begin(model: Any, _: Any) -> None:
+    """Begin afresh, as a hook before the forward pass of a module in DDP."""
+    if "torch._dynamo" in sys.modules:
+        # It is no part of the program's graph.
+        sys.modules["torch"].compiler.disable(_begin_now)(model)
+    else:
+        _begin_now(model)
+
+
+def _begin_now(model: Any) -> None:
+    """Make a new reducer and copy the state of a rank: a collective of all ranks of the group."""
+    torch: Any = sys.modules["torch"]
+    with _lock:
+        known = _waiting.get(model)
+    if known is None or not torch.is_grad_enabled():
+        # Also in an evaluation, which one rank may do alone.
+        return
+    now = _now
+    source, is_new = now.source(model.process_group), now.is_new()
+    bound = ddp_compat.why_bound(model)
+    if known.remakes:
+        if bound:
+            raise GroupError(
+                f"a model in DistributedDataParallel cannot begin with a new rank, because of the {bound}; wrap it "
+                f"again on all ranks: model = DDP(model.module, ...)"
+            )
+        source = _agreed_source(model, is_new)
+        for name in ddp_compat.own_hooks(model):
+            warnings.warn(
+                f"a rank is new, so the communication hook {name} gets other buckets; if it keeps a state for each "
+                f"bucket, empty that on all ranks",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    if not bound and (known.remakes or not ddp_compat.is_hooked(model)):
+        ddp_compat.make_reducer(model)
+    ddp_compat.copy_state(model, source, is_new, known.remakes)
+    with _lock:
+        # Last: what is cut short begins again.
+        if _waiting[model].asked == known.asked:
+            del _waiting[model]
+            known.hook.remove()
+
+
+def _agreed_source(model: Any, is_new: bool) -> int:
+    """Return the first rank of a group that has the state of a module, or 0; a collective.
+
+    Args:
+        model: the module in DDP.
+        is_new: whether this rank lacks it.
+
+    Raises:
+        GroupError: the optimizers of some ranks have a state of the parameters, and those of others none. The ranks
+            would train apart, as each step would change the parameters in another way.
+    """
+    torch: Any = sys.modules["torch"]
+    dist: Any = importlib.import_module("torch.distributed")
+    group = model.process_group
+    mine = torch.tensor([int(is_new), _state_of_optimizers(model)], dtype=torch.int32, device=model.device)
+    told = [torch.zeros_like(mine) for _ in range(group.size())]
+    dist.all_gather(told, mine, group=group)
+    news, states = zip(*(each.tolist() for each in told), strict=True)
+    known = dict(zip(dist.get_process_group_ranks(group), states, strict=True))
+    having, lacking = ([rank for rank, state in known.items() if state == each] for each in (_HAS, _LACKS))
+    if having and lacking:
+        raise GroupError(
+            f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} and none on "
+            f"{describe_ranks(lacking)}, so they would train apart; copy it (%mesh heal --copy-from {having[0]}, or "
+            f"load_state_dict on all ranks), or clear it on all ranks (optimizer.state.clear())"
+        )
+    return news.index(0) if 0 in news else 0
+
+
+_UNKNOWN, _HAS, _LACKS = range(3)
+
+
+def _state_of_optimizers(model: Any) -> int:
+    """Return whether optimizers of this process have a state of the parameters of a module."""
+    kind = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    parameters = set(map(id, model.parameters()))
+    found = _UNKNOWN
+    for each in instances_of(kind, lambda one: "param_groups" in vars(one)) if kind is not None else ():
+        mine = [one for group in each.param_groups for one in group["params"] if id(one) in parameters]
+        if any(value is not None for one in mine for value in each.state.get(one, {}).values()):
+            return _HAS
+        found = _LACKS if mine else found
+    return found
