@@ -25,7 +25,7 @@ def _first(_: Any) -> int:
 
 
 class Generation(NamedTuple):
-    """What a generation of process groups means for modules in DDP."""
+    """A generation of process groups, for modules in DDP."""
 
     source: Callable[[Any], int] = _first
     """Returns the rank in a group whose state is copied."""

@@ -90,7 +90,7 @@ def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable
         alone = id(model) not in _modules and runs_alone(model.process_group)
         with _as_at_first(model):
             init(model, *args, **kwargs)
-        own: Any = vars(model)
+        own = model.__dict__
         own.setdefault(_BUFFERS, _synced.pop(model.module, True))
         if id(model) not in _modules:
             _note(model)
@@ -126,7 +126,7 @@ def _note(model: Any) -> None:
 @contextlib.contextmanager
 def _as_at_first(model: Any) -> Generator[None]:
     """Let those parameters require gradients that did so as the first reducer was made; a program may freeze some."""
-    own: Any = vars(model)
+    own = model.__dict__
     first = own.get(_PARAMETERS)
     named = model.module.named_parameters() if first is not None else ()
     changed = [each for name, each in named if each.requires_grad != (name in first)]
@@ -256,7 +256,7 @@ def copy_state(model: Any, source: int, is_new: bool, has_new: bool) -> None:
     utils: Any = importlib.import_module("torch.distributed.utils")
     kept: list[tuple[Any, Any]] = []
     buffers = model.forward_sync_buffers
-    own: Any = vars(model)
+    own = model.__dict__
     if not buffers and has_new and own.get(_BUFFERS):
         # Each rank has buffers of its own since its first step.
         buffers = True

@@ -18,7 +18,7 @@ joins: Callable[[], bool] = bool
 
 
 class _Known(NamedTuple):
-    """Who had the default group before the present generation."""
+    """The ranks that had the default group before the present generation."""
 
     first: int = 0
     """The first rank that had it."""
