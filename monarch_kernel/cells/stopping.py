@@ -115,6 +115,15 @@ class Stopping:
                 stopped.apart = apart(mesh, steps)
         return stopped
 
+    def stop_of_actors(self, run: RunningCalls) -> StopReport:
+        """Stop the calls that a cell waits for, and find out whether models of their actors differ."""
+        stopped = self.stop_calls(run, False)
+        uids = {split_proc(call.targets[0].proc)[0] for call in run.futures}
+        for mesh in list(self._meshes.by_name.values()):
+            if state_of(mesh.procs).procs.uid in uids and not (stopped.apart or mesh.dead()):
+                stopped.apart = apart(mesh, None)
+        return stopped
+
     def detaches(self) -> bool:
         """Return whether an interrupt is that of Jupyter before it ends a kernel with meshes that are kept."""
         return any(map(outlives_kernel, self._meshes.by_name.values())) and self._ends(_ENDS_S)

@@ -279,7 +279,7 @@ def stop_calls(notebook: Notebook, shell: Any) -> StopReport | None:
     if not futures:
         notebook.stopping.stop_functions(notebook.ops_of(cell))
         return None
-    return notebook.stopping.stop_calls(RunningCalls("", futures), False)
+    return notebook.stopping.stop_of_actors(RunningCalls("", futures))
 
 
 def _as_typed(line: str) -> str:

@@ -62,4 +62,4 @@ def _differ(names: Sequence[str], ranks: Mapping[int, object], verb: str = "diff
 
 def _repair(mesh: Mesh, ranks: Mapping[int, object]) -> str:
     first = min(ranks)
-    return f"%mesh heal {mesh.name} --copy-from {first} --all copies the variables of rank {first} to the others"
+    return f"%mesh heal {mesh.name} --copy-from {first} --all copies the state of rank {first} to the others"

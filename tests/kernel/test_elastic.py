@@ -576,6 +576,57 @@ def test_actors_are_healed_with_the_state_of_another_rank(mortal: Notebook) -> N
     mortal.run("trainers.stop().get(); counters.stop().get()").ok()
 
 
+APART_ACTORS = """import torch
+from torch.nn.parallel import DistributedDataParallel
+class Apart(Actor):
+    def __init__(self):
+        self.model = DistributedDataParallel(torch.nn.Embedding(5000, 8))
+    def __getstate__(self): return self.model.module.state_dict()
+    def __setstate__(self, state): self.model.module.load_state_dict(state)
+    @endpoint
+    def step(self, stops):
+        import pathlib, torch.distributed as dist, time
+        self.model(torch.tensor([4000])).sum().backward()
+        with torch.no_grad():
+            if dist.get_rank() or not stops:
+                self.model.module.weight[4000] += 1
+        if stops:
+            pathlib.Path(f"{stops}.{dist.get_rank()}").touch()
+            time.sleep(60)
+        return round(self.model.module.weight.double().sum().item(), 6)"""
+
+
+def test_stop_of_actors_tells_that_their_models_differ(mortal: Notebook, tmp_path: Path) -> None:
+    """Also if only few of many parameters do."""
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh(APART_ACTORS, "spawn apart_actors").ok()
+    gate = tmp_path / "gate"
+    cell = mortal.send(f"apart_actors.step.call({str(gate)!r}).get()")
+    cell.until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
+    mortal.interrupt()
+    cell.wait()
+    repair = "if they should be equal, %mesh heal m --copy-from 0 --all copies the state of rank 0 to the others"
+    assert f"ranks 0-1 differ in model 1 of actors; {repair}" in cell.text
+    assert (
+        "actors apart_actors: state copied to rank 1\n" in mortal.run("%mesh heal m --copy-from 0 --all").ok().stream()
+    )
+    assert mortal.run("len({*apart_actors.step.call('').get().values()})").ok().shown == "1"
+
+
+def test_heal_names_lists_and_generators_of_a_rank(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 3").ok()
+    mortal.mesh(
+        """import torch
+files, config, pair = [f"part-{rank}"], {"seed": [rank]}, (1, rank)
+same, alike = [1, [2.0]], {"a": torch.ones(2)}
+generator = torch.Generator().manual_seed(1000 + rank)
+rows = torch.zeros(40_000); rows[39_990:] = rank"""
+    ).ok()
+    mortal.run("%mesh kill 1").ok()
+    text = mortal.run("%mesh heal --copy-from 0").ok().stream()
+    assert "ranks 0,2 differ in config, files, generator, pair, rows: rank 1 may need values of its own\n" in text
+
+
 def test_functions_that_fail_or_die_in_their_cell_are_restored(mortal: Notebook) -> None:
     assert mortal.mesh("def g(n):\n    return 1 / n\ng(0)").status == "error"
     dies = "import os\ndef f():\n    if rank == 1:\n        os.kill(os.getpid(), 9)\n    dist.barrier()"

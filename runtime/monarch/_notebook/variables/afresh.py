@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,10 @@ from monarch._notebook.namespace import Namespace
 from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
 from monarch._notebook.variables.names import names_here
 
-_SAMPLE = 1024
-"""Elements of a tensor that are compared."""
+_SAMPLE = 16_384
+"""Elements of a tensor that are compared, from all over it."""
+_ITEMS, _DEPTH = 100, 3
+"""Items of a list, tuple or dict that are compared, and lists in lists."""
 _ATOMS = (bool, float, complex, type(None))
 _LONGEST = 200
 """Most characters, bytes and bits of a plain value that is compared."""
@@ -28,9 +31,9 @@ class Steps(NamedTuple):
     """How far a rank is in the training of its models, and what its variables are, as far as a look tells."""
 
     models: dict[str, str]
-    """By variable with modules in DistributedDataParallel, what their parameters are."""
+    """What the parameters of modules in DistributedDataParallel are, by variable, and by number for those of actors."""
     values: dict[str, str]
-    """The same of numbers, texts, tensors and arrays."""
+    """What numbers, texts, tensors and arrays are, and lists and dicts of these, by variable."""
     unfinished: bool
     """Whether such a module is in the middle of a pass."""
 
@@ -89,15 +92,27 @@ def steps(has_values: bool) -> Steps:
         with suppress(Exception):
             if (found := _print_of(value)) is not None:
                 values[name] = found
-    for name, each in holding(variables, ddp_modules_here(), once=True).items():
-        from monarch._tensors.ddp_compat import is_unfinished, parameters_of_all
+    every = ddp_modules_here()
+    held = holding(variables, every, once=True)
+    in_variables = {id(model) for each in held.values() for model in each}
+    unfinished = any(map(_is_unfinished, (model for each in held.values() for model in each)))
+    # Those of actors, in the order in which they were made, which is the same on all ranks.
+    of_actors = [model for model in every if id(model) not in in_variables]
+    named = {**held, **{f"model {number} of actors": [model] for number, model in enumerate(of_actors, 1)}}
+    for name, each in named.items():
+        from monarch._tensors.ddp_compat import parameters_of_all
 
-        unfinished = unfinished or any(map(is_unfinished, each))
         with suppress(Exception):
             parts = [_of_tensor(tensor) for model in each for tensor in parameters_of_all(model)]
             if parts and None not in parts:
                 models[name] = str(zlib.crc32(repr(parts).encode()))
     return Steps(models, values, unfinished)
+
+
+def _is_unfinished(model: Any) -> bool:
+    from monarch._tensors.ddp_compat import is_unfinished
+
+    return is_unfinished(model)
 
 
 def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
@@ -106,8 +121,13 @@ def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[s
     return now if names is None else {name: now[name] for name in names if name in now}
 
 
-def _print_of(value: Any) -> str | None:
-    """Return what tells whether a value is the same on another rank; None for a value of which a look says nothing."""
+def _print_of(value: Any, depth: int = _DEPTH) -> str | None:
+    """Return what tells whether a value is the same on another rank; None for a value of which a look says nothing.
+
+    Args:
+        value: the value.
+        depth: how deep to look into lists, tuples and dicts.
+    """
     kind: Any = class_of(value)
     if kind in (str, bytes):
         return repr(value) if len(value) <= _LONGEST else None
@@ -118,9 +138,24 @@ def _print_of(value: Any) -> str | None:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and kind is torch.Tensor:
         return _of_tensor(value)
+    if torch is not None and kind is torch.Generator:
+        return _of_tensor(value.get_state())
     if numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject:
-        return f"{value.shape} {value.dtype} {zlib.crc32(value.flat[:_SAMPLE].tobytes())}"
-    return None
+        return f"{value.shape} {value.dtype} {zlib.crc32(value.flat[:: max(1, value.size // _SAMPLE)].tobytes())}"
+    return _of_parts(value, depth) if depth else None
+
+
+def _of_parts(value: Any, depth: int) -> str | None:
+    """Return the same for a list, tuple or dict: what a look tells of the first of its items."""
+    kind: Any = class_of(value)
+    if kind in (list, tuple):
+        items = [_print_of(each, depth - 1) for each in value[:_ITEMS]]
+    elif kind is dict:
+        pairs = list(itertools.islice(value.items(), _ITEMS))
+        items = [(_print_of(key, 0), _print_of(each, depth - 1)) for key, each in pairs]
+    else:
+        return None
+    return f"{kind.__name__} of {len(value)}: {zlib.crc32(repr(items).encode())}"
 
 
 def _of_tensor(tensor: Any) -> str | None:
@@ -132,9 +167,13 @@ def _of_tensor(tensor: Any) -> str | None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return None
     with torch.no_grad():
-        part, room = tensor.detach(), _SAMPLE
+        part = tensor.detach()
+        if part.is_contiguous():
+            part = part.view(-1)[:: max(1, part.numel() // _SAMPLE)]
+        room = _SAMPLE
         for axis in reversed(range(part.dim())):
-            part = part.narrow(axis, 0, min(part.shape[axis], room))
+            # Of another layout, the first elements.
+            part = part.narrow(axis, 0, min(part.shape[axis], 2 * room))
             room = max(1, room // max(1, part.shape[axis]))
         data = part.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
     return f"{tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(data)}"
