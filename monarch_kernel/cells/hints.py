@@ -7,7 +7,17 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from monarch._kernel_api import CellError, ask_soon, defines, describe_ranks, request, split_proc, targets_of
+from monarch._kernel_api import (
+    CellError,
+    ask_soon,
+    defines,
+    describe_ranks,
+    is_list,
+    request,
+    split_proc,
+    targets_of,
+    values_here,
+)
 from monarch.exceptions import ActorError
 from monarch_kernel.grammar.suggest import did_you_mean
 from monarch_kernel.meshes.mesh import Mesh
@@ -173,6 +183,8 @@ class Hints:
             use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""
             one = f" --rank {holders[0]}" if len(holders) < len(mesh.cells) else ""
             module = f"; if it is the module {name}, import it here" if name in sys.modules else ""
+            if not module and not _is_value(mesh, holders[0], name):
+                return f"{where} {verb} {name!r}, which is code: use it in a %%mesh cell, or run its cell here too"
             return (
                 f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell{module}"
             )
@@ -219,6 +231,13 @@ def holders_of(mesh: Mesh, name: str) -> list[int]:
     procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
     answers = ask_soon(procs, request(defines, name))
     return sorted(split_proc(proc)[1] for proc, answer in answers.items() if answer is True)
+
+
+def _is_value(mesh: Mesh, rank: int, name: str) -> bool:
+    """Return whether a variable of a rank is no function or class, or the rank does not say."""
+    proc = targets_of(mesh.cells).peers[rank].proc
+    answer = ask_soon([proc], request(values_here)).get(proc)
+    return not is_list(answer) or name in answer
 
 
 def magic(command: str, mesh: Mesh | None, meshes: NotebookMeshes) -> str:

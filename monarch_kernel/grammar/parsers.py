@@ -61,6 +61,8 @@ def _unknown(parser: Parser, word: str) -> str:
         return f"unexpected argument {word!r}"
     option = word.partition("=")[0]
     known = [name for each in parser.arguments for name in each.option_strings]
+    if option == "--name" and "name" in [each.dest for each in parser.arguments]:
+        return f"unknown option {option!r}; a name is a word, as in {parser.prog} {word.partition('=')[2] or 'NAME'}"
     if _ELSEWHERE.get(option) in known:
         return f"unknown option {option!r}; did you mean {_ELSEWHERE[option]!r}?"
     expected = f": expected one of {', '.join(known)}" if known else ": it takes no options"

@@ -133,7 +133,7 @@ def test_failed_operation_does_not_replace_the_group_it_is_in(notebook: Notebook
 
 def test_names_of_the_mesh_come_back(notebook: Notebook) -> None:
     cell = notebook.mesh("dist = rank = None\nworld_size = 4").ok()
-    assert cell.stream("stderr").count("has replaced dist, rank of the mesh; 'del dist, rank' undoes it") == 1
+    assert cell.stream("stderr").count("has overwritten dist, rank of the mesh; 'del dist, rank' undoes it") == 1
     assert notebook.mesh("rank = 7").ok().stream("stderr") == ""
     notebook.mesh("del dist, rank").ok()
     cell = notebook.mesh("t = torch.ones(1); dist.all_reduce(t); rank + t.item()").ok()

@@ -192,6 +192,21 @@ def test_variable_as_an_attribute_says_how_to_read_it(notebook: Notebook) -> Non
     assert "is a variable" not in notebook.run("mesh.nowhere_at_all").text
 
 
+def test_code_of_ranks_is_not_to_be_pulled(notebook: Notebook) -> None:
+    notebook.mesh("def only_code(x): return x\nonly_value = [rank]").ok()
+    text = notebook.run("only_code(1)").text
+    assert "define 'only_code', which is code: use it in a %%mesh cell, or run its cell here too" in text
+    assert "copy it with %mesh pull only_value" in notebook.run("only_value").text
+
+
+def test_values_of_ranks_say_how_to_compute_with_them(notebook: Notebook) -> None:
+    notebook.mesh("each_of_us = float(rank)").ok()
+    for code in ("np.mean(values)", "float(values)", "values.mean()", "[np.asarray(each) for each in values]"):
+        cell = notebook.run(f"import numpy as np\nvalues = mesh['each_of_us']\n{code}")
+        assert cell.status == "error" and ".values()" in cell.text, code
+    assert "1.5" in notebook.run("np.mean(values.values())").ok().text
+
+
 def test_own_name_comes_back_where_it_is_deleted(notebook: Notebook) -> None:
     cell = notebook.mesh("dist = rank = 3\nif True:\n    del dist, rank\ndist.get_rank() == rank\n")
     assert cell.ok().shown == "[ranks 0-3] True"

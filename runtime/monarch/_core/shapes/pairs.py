@@ -23,6 +23,11 @@ class Pair(tuple[Any, Any]):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore[reportIncompatibleMethodOverride]
     __neg__ = __abs__ = __float__ = __int__ = _refuse
 
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be an array, which NumPy and Matplotlib ask for."""
+        __tracebackhide__ = True
+        raise TypeError(_ADVICE)
+
     def __getattr__(self, name: str) -> NoReturn:
         __tracebackhide__ = True
         raise AttributeError(f"a pair of a ValueMesh has no attribute {name!r}: {_ADVICE}")

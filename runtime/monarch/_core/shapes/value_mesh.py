@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import index
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, overload
 
 from monarch._core.shapes.extent import Extent, Point, axes_text, no_rank
 from monarch._core.shapes.mesh_view import MakesViews
@@ -27,6 +27,9 @@ _full = lru_cache(maxsize=1024)(Region.full)
 
 SHOWN = 32
 """Maximum number of rows of a displayed value mesh."""
+
+
+_ADVICE = "it holds a value for each rank: .values() is their list, [0] that of rank 0"
 
 
 class Deferred(Generic[R]):
@@ -142,6 +145,23 @@ class ValueMesh(MakesViews, Generic[R]):
     def items(self) -> Iterator[tuple[Point, R]]:
         """Point and value of each member in rank order; each value is loaded when the iterator reaches it."""
         return zip(self.coordinates, map(self._read, self._region.base_ranks()), strict=True)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        __tracebackhide__ = True
+        if name.startswith("_"):
+            raise AttributeError(f"'ValueMesh' object has no attribute {name!r}")
+        raise AttributeError(f"a ValueMesh has no attribute {name!r}; {_ADVICE}")
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be an array, which NumPy and Matplotlib ask for."""
+        __tracebackhide__ = True
+        raise TypeError(f"a ValueMesh is no array; {_ADVICE}")
+
+    def __float__(self) -> NoReturn:
+        __tracebackhide__ = True
+        raise TypeError(f"a ValueMesh is no number; {_ADVICE}")
+
+    __int__ = __float__
 
     def __iter__(self) -> Iterator[tuple[Point, R]]:
         return map(Pair, self.items())

@@ -64,7 +64,7 @@ class OwnNames:
         self._reported.update(replaced)
         if replaced:
             names = ", ".join(replaced)
-            print(f"monarch: this cell has replaced {names} of the mesh; 'del {names}' undoes it", file=sys.stderr)
+            print(f"monarch: this cell has overwritten {names} of the mesh; 'del {names}' undoes it", file=sys.stderr)
 
 
 _of_cells: list[OwnNames] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,9 +30,9 @@ class Steps(NamedTuple):
     """How far a rank is in the training of its models, and what its variables are, as far as a look tells."""
 
     models: dict[str, str]
-    """What the parameters of modules in DistributedDataParallel are, by variable, and by number for those of actors."""
+    """Prints of the parameters of modules in DistributedDataParallel, by variable; by number for those of actors."""
     values: dict[str, str]
-    """What numbers, texts, tensors and arrays are, and lists and dicts of these, by variable."""
+    """Prints of numbers, texts, tensors and arrays, and of lists and dicts of these, by variable."""
     unfinished: bool
     """Whether such a module is in the middle of a pass."""
 
@@ -151,8 +150,7 @@ def _of_parts(value: Any, depth: int) -> str | None:
     if kind in (list, tuple):
         items = [_print_of(each, depth - 1) for each in value[:_ITEMS]]
     elif kind is dict:
-        pairs = list(itertools.islice(value.items(), _ITEMS))
-        items = [(_print_of(key, 0), _print_of(each, depth - 1)) for key, each in pairs]
+        items = [f"{_print_of(key, 0)}: {_print_of(value[key], depth - 1)}" for key in [*value][:_ITEMS]]
     else:
         return None
     return f"{kind.__name__} of {len(value)}: {zlib.crc32(repr(items).encode())}"
