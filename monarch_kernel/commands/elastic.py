@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from monarch._kernel_api import Copied, Steps, axes_text, copied_by, current_node, describe_ranks, state_of
+from monarch.exceptions import MonarchError
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
-from monarch_kernel.meshes.mesh import Mesh
+from monarch_kernel.meshes.mesh import Mesh, Undefined
 from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.steps import copied_apart
 from monarch_kernel.meshes.variable_errors import lacking, one_line
-from monarch_kernel.source.definitions import names_in
+from monarch_kernel.source.definitions import Defined, names_in
 
 _STEPS_S = 5.0
 """Seconds for ranks to tell how far they are, before a copy."""
+_TIMES = 5
+"""Variables that the definitions of one cell may lack, one after the other."""
 
 
 class Elastic:
@@ -78,7 +83,8 @@ class Elastic:
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         try:
-            new, again = _heal(mesh, not arguments.bare)
+            undefined: list[Undefined] = []
+            new, again = _heal(mesh, not arguments.bare, undefined if arguments.copy_from is not None else None)
         except KeyboardInterrupt:
             copy = f" --copy-from {arguments.copy_from}" if arguments.copy_from is not None else ""
             raise KeyboardInterrupt(_heal_stopped(mesh, copy)) from None
@@ -103,7 +109,7 @@ class Elastic:
             asked = [rank for rank in range(len(mesh.cells)) if arguments.all or rank not in bare]
             before = mesh.steps(asked, _STEPS_S)
         try:
-            copied = self._copy(mesh, bare, source, variables) if copying else None
+            copied = self._copy(mesh, bare, source, variables, undefined) if copying else None
             if copying and not variables:
                 # Those of other ranks have a state of their own, such as the data of their rank.
                 actors = self._copy_actors(mesh, replaced, source)
@@ -111,6 +117,8 @@ class Elastic:
             if not variables:
                 mesh.replaced.uncopied.update(bare)
             print_new(mesh, new, True)
+            for each in undefined:
+                print(each.why)
             raise
         if copying and not variables:
             mesh.replaced.uncopied.difference_update(bare)
@@ -134,6 +142,8 @@ class Elastic:
         made = [rank for rank, _ in new]
         for line in recreated_lines(mesh, made) if actors is None else copied_lines(mesh, made, replaced, actors):
             print(line)
+        if undefined:
+            raise MonarchError("\n".join(each.why for each in undefined))
 
     def _to_copy(self, mesh: Mesh, new: list[int], source: int | None, to_all: bool) -> tuple[list[int], list[int]]:
         """Return the ranks to copy variables to, and those to copy the state of actors to.
@@ -151,11 +161,36 @@ class Elastic:
         others = [rank for rank in range(size) if rank != source] if to_all else sorted(left)
         return others, others
 
-    def _copy(self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str]) -> Copied:
-        """Copy variables to new ranks; see ``Mesh.copy``."""
+    def _copy(
+        self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str], undefined: list[Undefined]
+    ) -> Copied:
+        """Copy variables to new ranks, and run definitions again that failed for lack of them; see ``Mesh.copy``.
+
+        Args:
+            mesh: the mesh of the ranks.
+            ranks: the ranks.
+            source: the rank to copy from; None for any other.
+            variables: the names of the variables; empty for all.
+            undefined: the definitions that failed; those that fail again stay.
+        """
         try:
             with one_line(mesh, "%mesh heal --copy-from"):
-                return mesh.copy(ranks, source, variables)
+                left = undefined
+                for _ in range(_TIMES):
+                    # Such as a default argument: without its class, a model could not be copied.
+                    lacked = sorted({each.missing for each in left if each.missing})
+                    if not lacked:
+                        break
+                    for name in lacked:
+                        # One may need the class of another definition first.
+                        with suppress(MonarchError):
+                            mesh.copy(ranks, source, [name])
+                    left = mesh.define_again(left)
+                copied = mesh.copy(ranks, source, variables)
+                # Those of functions may have kept a variable, which was copied again with the others.
+                again = [each for each in undefined if each in left or not _has_class(each.defined)]
+                undefined[:] = mesh.define_again(again)
+            return copied
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"the copy to {describe_ranks(ranks)} of mesh {mesh.name!r} was stopped, and their variables may be "
@@ -253,11 +288,16 @@ class Elastic:
             print(f"{names}: from the next epoch on, a DistributedSampler divides the data among {size} ranks")
 
 
-def _heal(mesh: Mesh, define: bool) -> tuple[list[tuple[int, int]], str]:
+def _has_class(defined: Defined) -> bool:
+    """Return whether a cell defines a class, whose objects would be of another one if it did so again."""
+    return any(isinstance(each, ast.ClassDef) for each in ast.walk(ast.parse(defined.text)))
+
+
+def _heal(mesh: Mesh, define: bool, undefined: list[Undefined] | None = None) -> tuple[list[tuple[int, int]], str]:
     """Replace dead ranks; return what ``Mesh.heal`` returns, and lines about what runs again; empty for none."""
     failed = {state_of(actors).name: sorted(state_of(actors).failed) for actors in mesh.actors()}
     ended = sorted(state_of(mesh.cells).failed)
-    new = mesh.heal(define)
+    new = mesh.heal(define, undefined)
     revived = [rank for rank in ended if rank not in {each for each, _ in new}]
     lines: list[str] = []
     if revived:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from monarch._kernel_api import (
     BOTH,
@@ -53,7 +53,7 @@ from monarch_kernel.meshes.moves import Moves
 from monarch_kernel.meshes.python_files import Code, Synced
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.replaced import Replaced
-from monarch_kernel.source.definitions import Definitions
+from monarch_kernel.source.definitions import Defined, Definitions
 
 Position: TypeAlias = tuple[int, dict[str, int] | None]
 """Of a rank in its process groups: their generation, and how many collectives of each group it has begun."""
@@ -63,6 +63,17 @@ AFTER_STOP_S = 0.5
 """Seconds for ranks to tell how far they are, which a stop takes longer."""
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
+
+
+class Undefined(NamedTuple):
+    """Definitions of a cell that failed on a new rank."""
+
+    rank: int
+    defined: Defined
+    why: str
+    """For the error."""
+    missing: str
+    """The variable that they lacked; empty for another error."""
 
 
 class Mesh:
@@ -187,11 +198,12 @@ class Mesh:
     def _is_dead(self, rank: int) -> bool:
         return current_node().peers.get(state_of(self.procs).procs.proc(rank)).dead is not None
 
-    def heal(self, define: bool) -> list[tuple[int, int]]:
+    def heal(self, define: bool, failed: list[Undefined] | None = None) -> list[tuple[int, int]]:
         """Replace the processes of dead ranks.
 
         Args:
             define: whether the new ranks run the definitions of earlier cells.
+            failed: gets the definitions that failed; None to raise instead.
 
         Returns:
             The new ranks, each with the number of cells whose definitions it ran.
@@ -202,7 +214,15 @@ class Mesh:
         hosts = self.hosts.to_heal()
         with self.changing():
             heal_mesh(self.procs, hosts=hosts)
-        return self._fill(define)
+        return self._fill(define, failed)
+
+    def define_again(self, failed: list[Undefined]) -> list[Undefined]:
+        """Run definitions again that have failed on new ranks, which have more variables now; return the rest."""
+        left: list[Undefined] = []
+        for each in failed:
+            if each.rank < len(self.procs):
+                self._define(each.rank, left, [each.defined])
+        return left
 
     def _replaced(self, rank: int) -> None:
         """Note a new process, whoever has replaced the old one: a rank may also die while a heal has begun."""
@@ -354,14 +374,14 @@ class Mesh:
         if self._bare:
             self._fill(True)
 
-    def _fill(self, define: bool) -> list[tuple[int, int]]:
+    def _fill(self, define: bool, failed: list[Undefined] | None = None) -> list[tuple[int, int]]:
         """Run the definitions on ranks that lack them, also after an interrupted heal or resize.
 
         Raises:
             MonarchError: some have failed, or a rank has died; the others are complete.
         """
         filled: list[tuple[int, int]] = []
-        failed: list[str] = []
+        raises, failed = failed is None, [] if failed is None else failed
         self.record_ended()
         for rank in sorted(tuple(self._bare)):
             # First, since the rank may be replaced again meanwhile.
@@ -372,12 +392,12 @@ class Mesh:
             except BaseException:
                 self._bare.add(rank)
                 raise
-        if failed:
-            raise MonarchError("\n".join(failed))
+        if failed and raises:
+            raise MonarchError("\n".join(each.why for each in failed))
         return filled
 
-    def _define(self, rank: int, failed: list[str]) -> int:
-        """Run the definitions on one rank; those that fail would fail again, and are added to a list."""
+    def _define(self, rank: int, failed: list[Undefined], only: list[Defined] | None = None) -> int:
+        """Run all or only some definitions on one rank; those that fail would fail again, and are added to a list."""
         cells: Any = member_at(self.cells, rank)
         if self.elsewhere:
             # Without the files, what needs them fails and says so.
@@ -385,7 +405,7 @@ class Mesh:
                 self._code.join(rank)
         port, receiver = Channel[Any].open()
         try:
-            defined = self.definitions.of(rank)
+            defined = self.definitions.of(rank) if only is None else only
             for each in defined:
                 # The cell showed its output when it ran.
                 with self.silent(), called(each.name):
@@ -395,10 +415,9 @@ class Mesh:
                     continue
                 if result.stopped:
                     raise MonarchError(f"rank {rank} was replaced, but a stop cut off the definitions of {each.name}")
-                failed.append(
-                    f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
-                    f"{': '.join(filter(None, [result.error.kind, result.error.text]))}; run the cell again"
-                )
+                text = ": ".join(filter(None, [result.error.kind, result.error.text]))
+                why = f"rank {rank} was replaced, but the definitions of {each.name} failed there: {text}"
+                failed.append(Undefined(rank, each, f"{why}; run the cell again", result.error.missing))
             return len(defined)
         finally:
             receiver.close()

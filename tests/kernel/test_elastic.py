@@ -613,6 +613,23 @@ def test_stop_of_actors_tells_that_their_models_differ(mortal: Notebook, tmp_pat
     assert mortal.run("len({*apart_actors.step.call('').get().values()})").ok().shown == "1"
 
 
+def test_copy_serves_definitions_that_need_variables(mortal: Notebook) -> None:
+    """Defaults of functions are the variables that the rank has then, and classes have what their cell used."""
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh("width, rates = 3, [0.1]").ok()
+    mortal.mesh("import torch\nclass Net(torch.nn.Linear):\n    size = width").ok()
+    mortal.mesh("net = Net(Net.size, 1)").ok()
+    mortal.mesh("def same(default=net, rates=rates): return default is net and rates is globals()['rates']").ok()
+    mortal.mesh("never = (i for i in [1])").ok()
+    mortal.mesh("def broken(default=never): return default").ok()
+    mortal.mesh("import os; os._exit(3)", "[1]")
+    cell = mortal.run("%mesh heal --copy-from 0")
+    assert "copied from rank 0 to rank 1: net, rates, width\n" in cell.text
+    failed = "rank 1 was replaced, but the definitions of cell ["
+    assert cell.status == "error" and cell.text.count(failed) == 1 and "NameError: name 'never'" in cell.text
+    assert mortal.mesh("same(), type(net) is Net, Net.size").ok().shown == "[ranks 0-1] (True, True, 3)"
+
+
 def test_heal_names_lists_and_generators_of_a_rank(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 3").ok()
     mortal.mesh(
