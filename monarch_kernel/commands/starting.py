@@ -24,6 +24,9 @@ from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.output.progress import ProgressLine
 from monarch_kernel.output.streams import Streams
 
+_OPTIONS = {"axes": "size", "options": "--opt", "seconds": "--keep"}
+"""By field of a recipe, the option of ``%mesh up``, where they have other names."""
+
 
 class StartCommands:
     """The commands that start, choose and show meshes.
@@ -76,9 +79,10 @@ class StartCommands:
                 f"{mesh.name}, or use another name"
             )
         if differing:
+            options = ", ".join(_OPTIONS.get(each, f"--{each.replace('_', '-')}") for each in differing)
             raise HeaderError(
-                f"mesh {mesh.name!r} is already running, with other options; end it with %mesh down {mesh.name}, or "
-                f"use another name"
+                f"mesh {mesh.name!r} is already running, with {sizes}, and differs in {options}; end it with "
+                f"%mesh down {mesh.name}, or use another name"
             )
         if dead := mesh.dead():
             has, them = ("have", "them") if dead[1:] else ("has", "it")

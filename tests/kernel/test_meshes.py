@@ -135,7 +135,8 @@ def test_up_of_a_running_mesh_keeps_it(own: Callable[..., Notebook]) -> None:
     assert book.run("%mesh up mesh 2").ok().stream().strip() == f"{again}; cells now run on it"
     more = book.run("%mesh up 3")
     assert more.status == "error" and "with procs=2; change its size with %mesh resize mesh procs=3" in more.text
-    assert "already running, with other options; end it with %mesh down mesh" in book.run("%mesh up 2 --env A=1").text
+    both = book.run("%mesh up 3 --env A=1").text
+    assert "with procs=2, and differs in size, --env; end it with %mesh down mesh" in both
     book.run("%mesh resize mesh 3").ok()
     assert "already up: procs=3" in book.run("%mesh up 3").ok().text
     book.mesh("import os; os._exit(3)", "[1]")

@@ -65,7 +65,8 @@ def heal(
             replaced = _replace_dead(shared, node, until, hosts)
             renewed = _renew_failed(shared, node, until, replaced)
         except CallTimeoutError as error:
-            error.args = (f"{error}; {_ALONE}",)
+            if "__init__()" in str(error):
+                error.args = (f"{error}; {_ALONE}",)
             raise
         if replaced and (shared.initialized is None or shared.initialized.done):
             shared.initialized = DoneFuture(node, shared.procs.name, True)

@@ -6,13 +6,15 @@ and copy the parameters of one rank.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._python.objects import instances_of
@@ -31,8 +33,8 @@ class Generation(NamedTuple):
     """Returns the rank in a group whose state is copied."""
     has_new: bool = False
     """Whether a rank lacks the state that others have."""
-    is_new: Callable[[], bool] = bool
-    """Returns whether this rank lacks it, as long as its modules have not begun."""
+    is_new: bool = False
+    """Whether this rank lacks it, for each module that has not begun yet."""
 
 
 class _Waiting(NamedTuple):
@@ -52,6 +54,8 @@ _now = Generation()
 """Replaced as a whole as a generation forms, before the code that asked for its groups goes on."""
 _waiting: WeakKeyDictionary[Any, _Waiting] = WeakKeyDictionary()
 """By module. Lock: ``_lock``."""
+_begun: WeakSet[Any] = WeakSet()
+"""The modules that have begun afresh here, and so have the state of the others. Lock: ``_lock``."""
 _lock = Lock()
 """No code of the program runs in it."""
 
@@ -65,7 +69,7 @@ def use(now: Generation, runs_alone: Callable[[Any], bool]) -> None:
     """
     global _now
     _now = now
-    ddp_compat.hook_constructors(runs_alone, _begin_alone)
+    ddp_compat.hook_constructors(runs_alone, _begin_alone, _begin_copy)
 
 
 def have_begun() -> bool:
@@ -117,6 +121,11 @@ def _begin_alone(model: Any) -> None:
     begin_afresh(model, is_alone=True)
 
 
+def _begin_copy(model: Any) -> None:
+    """Let a copy begin afresh that a program has made of a module which waits; all ranks make it."""
+    begin_afresh(model, not ddp_compat.why_bound(model))
+
+
 def _begin(model: Any, _: Any) -> None:
     """Begin afresh, as a hook before the forward pass of a module in DDP."""
     if "torch._dynamo" in sys.modules:
@@ -130,12 +139,12 @@ def _begin_now(model: Any) -> None:
     """Make a new reducer and copy the state of a rank: a collective of all ranks of the group."""
     torch: Any = sys.modules["torch"]
     with _lock:
-        known = _waiting.get(model)
+        known, has_begun = _waiting.get(model), model in _begun
     if known is None or not torch.is_grad_enabled():
         # Also in an evaluation, which one rank may do alone.
         return
     now = _now
-    source, is_new = now.source(model.process_group), now.is_new()
+    source, is_new = now.source(model.process_group), known.is_alone or (now.is_new and not has_begun)
     bound = ddp_compat.why_bound(model)
     if known.remakes:
         if bound:
@@ -158,6 +167,7 @@ def _begin_now(model: Any) -> None:
         # Last: what is cut short begins again.
         if _waiting[model].asked == known.asked:
             del _waiting[model]
+            _begun.add(model)
             known.hook.remove()
 
 
@@ -172,35 +182,60 @@ def _agreed_source(model: Any, is_new: bool) -> int:
         GroupError: the optimizers of some ranks have a state of the parameters, and those of others none. The ranks
             would train apart, as each step would change the parameters in another way.
     """
-    torch: Any = sys.modules["torch"]
-    dist: Any = importlib.import_module("torch.distributed")
-    group = model.process_group
-    mine = torch.tensor([int(is_new), _state_of_optimizers(model)], dtype=torch.int32, device=model.device)
-    told = [torch.zeros_like(mine) for _ in range(group.size())]
-    dist.all_gather(told, mine, group=group)
-    news, states = zip(*(each.tolist() for each in told), strict=True)
-    known = dict(zip(dist.get_process_group_ranks(group), states, strict=True))
-    having, lacking = ([rank for rank, state in known.items() if state == each] for each in (_HAS, _LACKS))
-    if having and lacking:
+    news, states = _tell_all(model, is_new)
+    if _differ(states):
+        # It may be an optimizer that the program has dropped, which is in a cycle.
+        gc.collect()
+        news, states = _tell_all(model, is_new)
+    if _differ(states):
+        dist: Any = importlib.import_module("torch.distributed")
+        ranks = dist.get_process_group_ranks(model.process_group)
+        most = max(states)
+        having = [rank for rank, state in zip(ranks, states, strict=True) if state == most]
+        lacking = [rank for rank, state in zip(ranks, states, strict=True) if state not in (most, _UNKNOWN)]
         raise GroupError(
-            f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} and none on "
-            f"{describe_ranks(lacking)}, so they would train apart; copy it (%mesh heal --copy-from {having[0]}, or "
-            f"load_state_dict on all ranks), or clear it on all ranks (optimizer.state.clear())"
+            f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} which "
+            f"{describe_ranks(lacking)} {'lacks' if len(lacking) == 1 else 'lack'}, so they would train apart; copy it "
+            f"(%mesh heal --copy-from {having[0]}, or load_state_dict on all ranks), or clear it on all ranks "
+            f"(optimizer.state.clear())"
         )
     return news.index(0) if 0 in news else 0
 
 
-_UNKNOWN, _HAS, _LACKS = range(3)
+_UNKNOWN = (-1, 0)
+"""Of a rank without an optimizer of the parameters."""
 
 
-def _state_of_optimizers(model: Any) -> int:
-    """Return whether optimizers of this process have a state of the parameters of a module."""
+def _tell_all(model: Any, is_new: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return whether each rank of a group lacks the state of a module, and what its optimizers have; a collective."""
+    torch: Any = sys.modules["torch"]
+    dist: Any = importlib.import_module("torch.distributed")
+    count, which = _state_of_optimizers(model)
+    if is_new and (count, which) == _UNKNOWN:
+        # It makes one later, without a state.
+        count = 0
+    mine = torch.tensor([int(is_new), count, which], dtype=torch.int64, device=model.device)
+    told = [torch.zeros_like(mine) for _ in range(model.process_group.size())]
+    dist.all_gather(told, mine, group=model.process_group)
+    rows: list[list[int]] = [each.tolist() for each in told]
+    return [row[0] for row in rows], [(row[1], row[2]) for row in rows]
+
+
+def _differ(states: list[tuple[int, int]]) -> bool:
+    """Return whether optimizers of some ranks have a state of parameters of which those of others have none."""
+    known = {each for each in states if each != _UNKNOWN}
+    return len(known) > 1 and max(known)[0] > 0
+
+
+def _state_of_optimizers(model: Any) -> tuple[int, int]:
+    """Return of how many parameters of a module optimizers of this process have a state, and of which, as a number."""
     kind = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    parameters = set(map(id, model.parameters()))
-    found = _UNKNOWN
+    parameters = [*model.parameters()]
+    own, held, found = set(map(id, parameters)), set[int](), False
     for each in instances_of(kind, lambda one: "param_groups" in vars(one)) if kind is not None else ():
-        mine = [one for group in each.param_groups for one in group["params"] if id(one) in parameters]
-        if any(value is not None for one in mine for value in each.state.get(one, {}).values()):
-            return _HAS
-        found = _LACKS if mine else found
-    return found
+        mine = [one for group in each.param_groups for one in group["params"] if id(one) in own]
+        found = found or bool(mine)
+        held.update(id(one) for one in mine if any(value is not None for value in each.state.get(one, {}).values()))
+    if not found:
+        return _UNKNOWN
+    return len(held), zlib.crc32(bytes(id(each) in held for each in parameters))

@@ -18,8 +18,10 @@ from monarch._python.objects import Search, instances_of
 from monarch._tensors.torch_compat import default_group
 
 _PARAMETERS, _BUFFERS = "_first_parameters", "_first_buffers"
-"""Attributes of a module in DDP, which go along with copies: the names of the parameters of its first reducer, and
+"""Attributes of a module in DDP, which go along with copies: which parameters its first reducer had, by name, and
 whether its constructor gave all ranks the same buffers."""
+_WAITED = "_begins_afresh"
+"""The same of a copy only: whether the module had a hook of this package."""
 _modules: dict[int, ref[Any]] = {}
 """The modules in DDP of this process, by id. Single operations."""
 _constructed = False
@@ -30,13 +32,16 @@ _lock = RLock()
 """Held while the hooks are put in."""
 
 
-def hook_constructors(runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None]) -> None:
+def hook_constructors(
+    runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None], on_copy: Callable[[Any], None]
+) -> None:
     """Note the modules in DDP that are constructed from now on; once.
 
     Args:
         runs_alone: returns whether this thread constructs a module with a group on this rank alone. Such a constructor
             leaves its collectives out.
         on_alone: called with the module then.
+        on_copy: called with a copy of a module that had a hook of this package.
     """
     parallel: Any = sys.modules.get("torch.nn.parallel.distributed")
     with _lock:
@@ -45,7 +50,7 @@ def hook_constructors(runs_alone: Callable[[Any], bool], on_alone: Callable[[Any
         for each in instances_of(parallel.DistributedDataParallel, lambda model: "reducer" in vars(model)):
             _note(each)
         _hook_collectives(parallel, runs_alone)
-        _hook_class(parallel.DistributedDataParallel, runs_alone, on_alone)
+        _hook_class(parallel.DistributedDataParallel, runs_alone, on_alone, on_copy)
 
 
 def _hook_collectives(parallel: Any, runs_alone: Callable[[Any], bool]) -> None:
@@ -68,7 +73,9 @@ def _hook_collectives(parallel: Any, runs_alone: Callable[[Any], bool]) -> None:
     parallel._sync_module_states = sync_unless_alone
 
 
-def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None]) -> None:
+def _hook_class(
+    kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable[[Any], None], on_copy: Callable[[Any], None]
+) -> None:
     build, init, getstate = kind._build_params_for_reducer, kind._ddp_init_helper, kind.__getstate__
     names = kind._build_debug_param_to_name_mapping
 
@@ -76,7 +83,7 @@ def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable
     def build_as_at_first(model: Any) -> Any:
         if _PARAMETERS not in vars(model):
             named = model.module.named_parameters()
-            vars(model)[_PARAMETERS] = frozenset(name for name, each in named if each.requires_grad)
+            vars(model)[_PARAMETERS] = {name: each.requires_grad for name, each in named}
         with _as_at_first(model):
             return build(model)
 
@@ -94,7 +101,9 @@ def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable
         own.setdefault(_BUFFERS, _synced.pop(model.module, True))
         if id(model) not in _modules:
             _note(model)
-            if alone:
+            if own.pop(_WAITED, False):
+                on_copy(model)
+            elif alone:
                 on_alone(model)
 
     @functools.wraps(getstate)
@@ -104,6 +113,7 @@ def _hook_class(kind: Any, runs_alone: Callable[[Any], bool], on_alone: Callable
         # A file must be readable where this package is not installed.
         ours = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith("monarch.")]
         if ours:
+            state[_WAITED] = True
             state["_forward_pre_hooks"] = type(hooks)((key, hook) for key, hook in hooks.items() if key not in ours)
         return state
 
@@ -127,9 +137,10 @@ def _note(model: Any) -> None:
 def _as_at_first(model: Any) -> Generator[None]:
     """Let those parameters require gradients that did so as the first reducer was made; a program may freeze some."""
     own = model.__dict__
-    first = own.get(_PARAMETERS)
-    named = model.module.named_parameters() if first is not None else ()
-    changed = [each for name, each in named if each.requires_grad != (name in first)]
+    first = own.get(_PARAMETERS, {})
+    named = model.module.named_parameters() if first else ()
+    # Programs may also rename some, for example to prune them.
+    changed = [each for name, each in named if each.requires_grad != first.get(name, each.requires_grad)]
     for each in changed:
         each.requires_grad_(not each.requires_grad)
     try:
@@ -202,6 +213,16 @@ def settle(model: Any) -> None:
 def reset(model: Any) -> None:
     """Give up the last pass of a module in DDP."""
     model.reducer._reset_state()
+
+
+def move(model: Any, old: Any, new: Any) -> None:
+    """Give a module in DDP another group, also in the states of its communication hooks."""
+    model.process_group = new
+    for at, (hook, state) in enumerate(model._comm_hooks):
+        if state is old:
+            model._comm_hooks[at] = hook, new
+        elif getattr(state, "process_group", None) is old:
+            state.process_group = new
 
 
 def why_bound(model: Any) -> str:

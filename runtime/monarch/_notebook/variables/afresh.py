@@ -72,8 +72,13 @@ def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets:
     """Let modules in DistributedDataParallel begin afresh; see ``begin``."""
     for model in ddp_modules_in(_chosen(variables, names).values()):
         from monarch._tensors.ddp_afresh import begin_afresh, reset_ddp
+        from monarch._tensors.ddp_compat import why_bound
 
-        (reset_ddp if resets else begin_afresh)(model)
+        if resets:
+            reset_ddp(model)
+        elif not why_bound(model):
+            # Such a model is copied without its wrapper.
+            begin_afresh(model)
 
 
 @service("afresh.steps", "threaded")

@@ -126,7 +126,7 @@ def _settle(state: dict[str, Any], rank: int, size: int) -> None:
     sampler: Any = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     if sampler is not None:
         for each in Search().objects_in(state.values()):
-            if issubclass(type(each), sampler) and each.num_replicas == size:
+            if issubclass(type(each), sampler) and each.__dict__.get("num_replicas") == size:
                 each.rank = rank
     for model in ddp_modules_in(state.values()):
         settle(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 from typing import Any
 
 from monarch._node.current import current_node
@@ -29,9 +30,16 @@ def resample(before: int, size: int) -> list[str]:
     if kind is None or config is None:
         return []
     rank = config.procs.rank_of(current_node().proc)
-    found = [each for each in instances_of(kind) if each.num_replicas == before and each.rank == rank]
+    # A subclass may lack them.
+    found = [
+        each
+        for each in instances_of(kind)
+        if (each.__dict__.get("num_replicas"), each.__dict__.get("rank")) == (before, rank)
+    ]
     for each in found:
-        divide(each, rank, size)
+        # Its own code may raise.
+        with suppress(Exception):
+            divide(each, rank, size)
     names = names_here()
     variables = dict(sys.modules["__main__"].__dict__)
     return [*holding({name: variables[name] for name in names if name in variables}, found, once=True)]

@@ -47,7 +47,7 @@ def note(earlier: Sequence[int], rank: int, size: int) -> None:
     """
     global _known
     _known = _Known(earlier[0], True, rank not in earlier) if earlier else _Known()
-    now = ddp_afresh.Generation(_source, 0 < len(earlier) < size, lambda: not is_of_earlier())
+    now = ddp_afresh.Generation(_source, 0 < len(earlier) < size, _known.is_new)
     ddp_afresh.use(now, _runs_alone)
 
 

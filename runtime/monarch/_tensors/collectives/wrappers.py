@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch._python.objects import instances_of
 from monarch._tensors.ddp_afresh import reset_ddp
-from monarch._tensors.ddp_compat import ddp_modules
+from monarch._tensors.ddp_compat import ddp_modules, move
 from monarch._tensors.torch_compat import default_group, fsdp_state_class, reset_fsdp
 
 
@@ -22,7 +22,7 @@ def reset_wrappers(renewed: Sequence[Any], outgrown: Any) -> None:
     """
     for model in ddp_modules():
         if outgrown is not None and model.process_group is outgrown:
-            model.process_group = default_group()
+            move(model, outgrown, default_group())
             reset_ddp(model, True)
         elif any(model.process_group is group for group in renewed):
             reset_ddp(model)
