@@ -101,6 +101,19 @@ class Freezing(Actor):
         return [round(each.double().sum().item(), 9) for each in model.parameters()]
 
     @endpoint
+    def asked_differently(self) -> bool:
+        """Train on where a failure has asked one rank, and a copy the other; return whether it is as without."""
+        import torch
+
+        pair = self.pair()
+        for model in pair:
+            self.step(model, 1)
+        (begin_afresh if current_rank().rank else reset_ddp)(pair[0])
+        for model in pair:
+            self.step(model, 2)
+        return all(torch.equal(*both) for both in zip(pair[0].parameters(), pair[1].parameters(), strict=True))
+
+    @endpoint
     def saved(self) -> tuple[bool, bool]:
         """Return whether files of a model name this package, before and while it waits to begin afresh."""
         import torch
@@ -141,6 +154,10 @@ def test_parameters_frozen_meanwhile_are_reduced_later(freezing: Any, count: int
 def test_copies_of_a_waiting_model_begin_afresh_too(freezing: Any, way: str) -> None:
     first, second = values(freezing.copied_while_waiting.call(way))
     assert first == second
+
+
+def test_ranks_that_were_asked_differently_begin_together(freezing: Any) -> None:
+    assert values(freezing.asked_differently.call()) == [True] * 2
 
 
 def test_files_of_a_waiting_model_do_not_name_this_package(freezing: Any) -> None:

@@ -144,15 +144,20 @@ def _begin_now(model: Any) -> None:
         # Also in an evaluation, which one rank may do alone.
         return
     now = _now
-    source, is_new = now.source(model.process_group), known.is_alone or (now.is_new and not has_begun)
+    is_new = known.is_alone or (now.is_new and not has_begun)
     bound = ddp_compat.why_bound(model)
-    if known.remakes:
+    # A rank may have been asked by a failure only, and others by a copy.
+    told = _gathered(model, int(known.remakes), int(is_new))
+    remakes, source = any(row[0] for row in told), now.source(model.process_group)
+    if remakes:
         if bound:
             raise GroupError(
                 f"a model in DistributedDataParallel cannot begin with a new rank, because of the {bound}; wrap it "
                 f"again on all ranks: model = DDP(model.module, ...)"
             )
-        source = _agreed_source(model, is_new)
+        _check_optimizers(model, is_new)
+        news = [row[1] for row in told]
+        source = news.index(0) if 0 in news else 0
         for name in ddp_compat.own_hooks(model):
             warnings.warn(
                 f"a rank is new, so the communication hook {name} gets other buckets; if it keeps a state for each "
@@ -160,9 +165,9 @@ def _begin_now(model: Any) -> None:
                 RuntimeWarning,
                 stacklevel=2,
             )
-    if not bound and (known.remakes or not ddp_compat.is_hooked(model)):
+    if not bound and (remakes or not ddp_compat.is_hooked(model)):
         ddp_compat.make_reducer(model)
-    ddp_compat.copy_state(model, source, is_new, known.remakes)
+    ddp_compat.copy_state(model, source, is_new, remakes)
     with _lock:
         # Last: what is cut short begins again.
         if _waiting[model].asked == known.asked:
@@ -171,54 +176,58 @@ def _begin_now(model: Any) -> None:
             known.hook.remove()
 
 
-def _agreed_source(model: Any, is_new: bool) -> int:
-    """Return the first rank of a group that has the state of a module, or 0; a collective.
+def _gathered(model: Any, *mine: int) -> list[list[int]]:
+    """Return some numbers of each rank of the group of a module; a collective."""
+    torch: Any = sys.modules["torch"]
+    dist: Any = importlib.import_module("torch.distributed")
+    row = torch.tensor(mine, dtype=torch.int64, device=model.device)
+    rows = [torch.zeros_like(row) for _ in range(model.process_group.size())]
+    dist.all_gather(rows, row, group=model.process_group)
+    return [each.tolist() for each in rows]
+
+
+def _check_optimizers(model: Any, is_new: bool) -> None:
+    """Check that the optimizers of all ranks have a state of the same parameters; a collective.
 
     Args:
         model: the module in DDP.
-        is_new: whether this rank lacks it.
+        is_new: whether this rank lacks the state of the module.
 
     Raises:
-        GroupError: the optimizers of some ranks have a state of the parameters, and those of others none. The ranks
-            would train apart, as each step would change the parameters in another way.
+        GroupError: those of some ranks have one that others lack. The ranks would train apart, as each step would
+            change the parameters in another way.
     """
-    news, states = _tell_all(model, is_new)
+    states = _states_of_optimizers(model, is_new)
     if _differ(states):
         # It may be an optimizer that the program has dropped, which is in a cycle.
         gc.collect()
-        news, states = _tell_all(model, is_new)
-    if _differ(states):
-        dist: Any = importlib.import_module("torch.distributed")
-        ranks = dist.get_process_group_ranks(model.process_group)
-        most = max(states)
-        having = [rank for rank, state in zip(ranks, states, strict=True) if state == most]
-        lacking = [rank for rank, state in zip(ranks, states, strict=True) if state not in (most, _UNKNOWN)]
-        raise GroupError(
-            f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} which "
-            f"{describe_ranks(lacking)} {'lacks' if len(lacking) == 1 else 'lack'}, so they would train apart; copy it "
-            f"(%mesh heal --copy-from {having[0]}, or load_state_dict on all ranks), or clear it on all ranks "
-            f"(optimizer.state.clear())"
-        )
-    return news.index(0) if 0 in news else 0
+        states = _states_of_optimizers(model, is_new)
+    if not _differ(states):
+        return
+    dist: Any = importlib.import_module("torch.distributed")
+    ranks = dist.get_process_group_ranks(model.process_group)
+    most = max(states)
+    having = [rank for rank, state in zip(ranks, states, strict=True) if state == most]
+    lacking = [rank for rank, state in zip(ranks, states, strict=True) if state not in (most, _UNKNOWN)]
+    raise GroupError(
+        f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} which "
+        f"{describe_ranks(lacking)} {'lacks' if len(lacking) == 1 else 'lack'}, so they would train apart; copy it "
+        f"(%mesh heal --copy-from {having[0]}, or load_state_dict on all ranks), or clear it on all ranks "
+        f"(optimizer.state.clear())"
+    )
 
 
 _UNKNOWN = (-1, 0)
 """Of a rank without an optimizer of the parameters."""
 
 
-def _tell_all(model: Any, is_new: bool) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return whether each rank of a group lacks the state of a module, and what its optimizers have; a collective."""
-    torch: Any = sys.modules["torch"]
-    dist: Any = importlib.import_module("torch.distributed")
+def _states_of_optimizers(model: Any, is_new: bool) -> list[tuple[int, int]]:
+    """Return what the optimizers of each rank of a group have, as ``_state_of_optimizers`` does; a collective."""
     count, which = _state_of_optimizers(model)
     if is_new and (count, which) == _UNKNOWN:
         # It makes one later, without a state.
         count = 0
-    mine = torch.tensor([int(is_new), count, which], dtype=torch.int64, device=model.device)
-    told = [torch.zeros_like(mine) for _ in range(model.process_group.size())]
-    dist.all_gather(told, mine, group=model.process_group)
-    rows: list[list[int]] = [each.tolist() for each in told]
-    return [row[0] for row in rows], [(row[1], row[2]) for row in rows]
+    return [(row[0], row[1]) for row in _gathered(model, count, which)]
 
 
 def _differ(states: list[tuple[int, int]]) -> bool:
