@@ -103,10 +103,10 @@ class Outcomes:
             self._hints.teach(mesh, errors)
             failure = MeshCellError(run.name, errors, total, values)
             self.show_errors(failure, True)
-            if mesh is not None and (len(errors) < total or len({each.text for each in errors.values()}) > 1):
-                # Some ranks may have made a step that others have not.
-                line = "" if mesh.dead() else apart(mesh, None)
-                print(line, end="\n" if line else "", file=sys.stderr)
+            alike = len(errors) == total and len({each.text for each in errors.values()}) == 1
+            # Else some ranks may have made a step that others have not.
+            if mesh is not None and not alike and not mesh.dead() and (line := apart(mesh, None)):
+                print(line, file=sys.stderr)
             raise failure
 
     def show_errors(self, failure: MeshCellError, shown: bool) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from monarch._kernel_api import Copied, Steps, axes_text, copied_by, current_node, describe_ranks, state_of
+from monarch._kernel_api import Copied, Steps, axes_text, current_node, describe_ranks, state_of
 from monarch.exceptions import MonarchError
+from monarch_kernel.commands.heal_lines import copied_lines, new_lines, print_new, recreated_lines
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
@@ -90,15 +91,16 @@ class Elastic:
             raise KeyboardInterrupt(_heal_stopped(mesh, copy)) from None
         if again:
             print(again)
-        bare, replaced = self._to_copy(mesh, [rank for rank, _ in new], source, arguments.all)
+        made = [rank for rank, _ in new]
+        bare = self._to_copy(mesh, made, source, arguments.all)
         copying = arguments.copy_from is not None and bool(bare)
         if copying and source is None:
             # Not from a rank that lacks the variables itself, since an earlier heal has replaced it.
-            lacking = {*replaced, *mesh.replaced.after, *mesh.replaced.uncopied}
+            lacking = {*made, *mesh.replaced.after, *mesh.replaced.uncopied}
             source = next((rank for rank in range(len(mesh.cells)) if rank not in lacking), None)
             if arguments.all:
                 source = source or 0
-                bare = replaced = [rank for rank in bare if rank != source]
+                bare = [rank for rank in bare if rank != source]
         if not new and not copying:
             if not again:
                 print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
@@ -111,8 +113,7 @@ class Elastic:
         try:
             copied = self._copy(mesh, bare, source, variables, undefined) if copying else None
             if copying and not variables:
-                # Those of other ranks have a state of their own, such as the data of their rank.
-                actors = self._copy_actors(mesh, replaced, source)
+                actors = self._copy_actors(mesh, bare, source)
         except BaseException:
             if not variables:
                 mesh.replaced.uncopied.update(bare)
@@ -139,27 +140,25 @@ class Elastic:
                 )
             for line in copied_apart(mesh, before, names, bare):
                 print(line)
-        made = [rank for rank, _ in new]
-        for line in recreated_lines(mesh, made) if actors is None else copied_lines(mesh, made, replaced, actors):
+        for line in recreated_lines(mesh, made) if actors is None else copied_lines(mesh, made, bare, actors):
             print(line)
         if undefined:
             raise MonarchError("\n".join(each.why for each in undefined))
 
-    def _to_copy(self, mesh: Mesh, new: list[int], source: int | None, to_all: bool) -> tuple[list[int], list[int]]:
-        """Return the ranks to copy variables to, and those to copy the state of actors to.
+    def _to_copy(self, mesh: Mesh, new: list[int], source: int | None, to_all: bool) -> list[int]:
+        """Return the ranks to copy variables and the state of actors to.
 
         Args:
             mesh: the mesh of the ranks.
             new: the ranks that this heal has replaced.
             source: the rank to copy from; None for any other.
-            to_all: whether to copy the variables to all ranks.
+            to_all: whether to copy to all ranks.
         """
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
         known = new or list(mesh.replaced.after)
         size = len(mesh.cells)
         left = {rank for rank in (*known, *mesh.replaced.uncopied) if rank < size and (rank in new or rank != source)}
-        others = [rank for rank in range(size) if rank != source] if to_all else sorted(left)
-        return others, others
+        return [rank for rank in range(size) if rank != source] if to_all else sorted(left)
 
     def _copy(
         self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str], undefined: list[Undefined]
@@ -324,62 +323,3 @@ def healed(mesh: Mesh) -> list[str]:
     new, again = _heal(mesh, True)
     lines = [*filter(None, [again]), *new_lines(mesh, new, True), *recreated_lines(mesh, [rank for rank, _ in new])]
     return lines or [f"all ranks of mesh {mesh.name!r} are alive; nothing to heal"]
-
-
-def print_new(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> None:
-    """Print which ranks are new."""
-    for line in new_lines(mesh, new, are_lost):
-        print(line)
-
-
-def new_lines(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> list[str]:
-    """Describe which ranks are new, in lines.
-
-    Args:
-        mesh: the mesh of the ranks.
-        new: the ranks, each with the number of cells whose definitions it ran.
-        are_lost: whether to say that the other variables are lost.
-    """
-    lines: list[str] = []
-    for count in sorted({count for _, count in new}):
-        ranks = [rank for rank, each in new if each == count]
-        alone = len(ranks) == 1
-        what = f"with the definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
-        whose = "other" if count else "its" if alone else "their"
-        left = f"; {whose} variables are lost" if are_lost else ""
-        process = "a new process" if alone else "new processes"
-        lines.append(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: {process}, {what}{left}")
-    return lines
-
-
-def recreated_lines(mesh: Mesh, ranks: list[int]) -> list[str]:
-    """Describe the actors on new ranks, whose state is lost, in lines."""
-    lines: list[str] = []
-    for actors in mesh.users_actors_on(ranks):
-        copy = f"; %mesh heal {mesh.name} --copy-from peer copies that of another rank"
-        hint = copy if copied_by(state_of(actors).cls) is not None else ""
-        lines.append(f"actors {state_of(actors).name}: recreated on {describe_ranks(ranks)}; their state is lost{hint}")
-    return lines
-
-
-def copied_lines(mesh: Mesh, new: Collection[int], ranks: list[int], copied: Mapping[str, str]) -> list[str]:
-    """Describe the actors on ranks after a copy of their state, in lines.
-
-    Args:
-        mesh: the mesh of the ranks.
-        new: the ranks on which actors were made again.
-        ranks: the ranks.
-        copied: by name of the actors, why their state was not copied; empty if it was.
-    """
-    lines: list[str] = []
-    for actors in mesh.users_actors_on(ranks):
-        name, where = state_of(actors).name, describe_ranks(ranks)
-        why = copied.get(name)
-        if new and set(ranks) <= set(new):
-            state = ", with the copied state" if why == "" else f"; their state is lost{f' ({why})' if why else ''}"
-            lines.append(f"actors {name}: recreated on {where}{state}")
-        elif why == "":
-            lines.append(f"actors {name}: state copied to {where}")
-        else:
-            lines.append(f"actors {name}: state not copied to {where}{f' ({why})' if why else ''}")
-    return lines

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from monarch._kernel_api import describe_ranks
 from monarch_kernel.calls.record import CallRecord
-from monarch_kernel.commands.elastic import new_lines
+from monarch_kernel.commands.heal_lines import new_lines
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.ranks import ranks_in_words
