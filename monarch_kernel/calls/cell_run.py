@@ -135,7 +135,8 @@ class Run(RunningCalls):
                 death = future.targets[position].dead
                 if value is None and death is not None:
                     dead.append(rank)
-                outcomes[rank] = value if value is not None else self._failed(failed, death, gone)
+                runs = future.targets[position] in future.waits_for()
+                outcomes[rank] = value if value is not None else self._failed(failed, death, gone, runs)
         if dead:
             outcomes = {rank: freed(result, sorted(dead)) for rank, result in outcomes.items()}
         return followed(outcomes)
@@ -152,10 +153,12 @@ class Run(RunningCalls):
             advice = f"{describe_ranks(ranks)} {have} now; run the cell again"
         return "\n".join(lines), advice
 
-    def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
+    def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int], runs: bool) -> CellResult:
         """Return the result of a rank without an answer: it died, or was interrupted because others died."""
         if dead is None and gone:
             text = f"interrupted because {describe_ranks(gone)} died"
+            if runs:
+                text += ", but still running; Stop interrupts again, %mesh kill replaces the process"
             return CellResult(None, None, CellError("Interrupted", text, 0, "", "", True, cut_off=True), 0.0)
         if dead is None:
             text = _reason(error) if error is not None else "no answer"

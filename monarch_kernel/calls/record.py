@@ -176,6 +176,10 @@ class CallRecord:
         """Return whether a stop did not end a call in a process, so that the next one replaces the process."""
         return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
 
+    def is_unended(self, port: int, proc: str) -> bool:
+        """Return whether a stop did not end a call in a process, or left it to clean up."""
+        return self.is_left(port, proc) or self.is_cleaning(port, proc)
+
     def has_left(self, each: EarlierCall) -> bool:
         """Return whether a stop did not end a call that others wait for."""
         return any(self.is_left(each.call.port, proc) for proc in each.procs)

@@ -35,6 +35,20 @@ class PendingCall(NamedTuple):
     """The port that awaits the answer."""
 
 
+class _Ends:
+    """Waits for ranks to end calls whose wait a death has ended."""
+
+    def __init__(self, calls: RunningCalls) -> None:
+        self._calls = calls
+        self.thread: Any = None
+        """See Waiter."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have ended."""
+        return not self._calls.count()
+
+
 class RunningCalls:
     """Calls that may still run, to be awaited or stopped.
 
@@ -154,6 +168,19 @@ class RunningCalls:
         # For these, a signal would hit whatever else runs in the main thread.
         for each in self.ask([task for task in meant if task not in signalled], interrupt):
             each.close()
+
+    def settle(self, seconds: float) -> bool:
+        """Wait for ranks that still run after a death has ended the wait for them; return whether they have ended."""
+        if not self.count():
+            return True
+        ends = _Ends(self)
+        for future in self.futures:
+            future.waiter = ends
+        try:
+            return current_node().receive_loop.wait(ends, seconds)
+        finally:
+            for future in self.futures:
+                future.waiter = None
 
     def wait(self, until: float | None = None) -> bool:
         """Wait for all ranks until a time of the monotonic clock; return whether all have ended."""

@@ -23,7 +23,7 @@ from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.cells.handle import CellHandle
 from monarch_kernel.cells.hints import Hints
-from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.cells.stopping import SURVIVORS_S, Stopping
 from monarch_kernel.grammar.header import Header
 from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.meshes.mesh import Mesh
@@ -162,8 +162,7 @@ class Outcomes:
                     for future in run.futures:
                         streams.hidden.pop(future.port, None)
                     if run.missing():
-                        # A rank died, so the cell has failed; the others need not continue.
-                        run.interrupt()
+                        self._stopping.end_survivors(mesh, run, 0.0)
                     _record(mesh, header, run, results, total)
                     # Last, since a Stop may end this at any point.
                     handle.recorded = True
@@ -176,6 +175,7 @@ class Outcomes:
 
         def finish() -> ValueMesh[Any]:
             settle()
+            run.settle(SURVIVORS_S)
             results = run.results()
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)

@@ -13,7 +13,7 @@ from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.held_stop import HeldStop
 from monarch_kernel.calls.stop_report import StopReport
 from monarch_kernel.cells.outcomes import Outcomes
-from monarch_kernel.cells.stopping import Stopping
+from monarch_kernel.cells.stopping import SURVIVORS_S, Stopping
 from monarch_kernel.compat import run_nested
 from monarch_kernel.grammar.header import HERE, Header, HeaderError
 from monarch_kernel.meshes.choosing import choose, ranks_in
@@ -146,8 +146,7 @@ class CellRunner:
                 stopped.timeout = timeout
                 return stopped
             if run.missing():
-                # A rank died, so the cell has failed; the others need not continue.
-                run.interrupt()
+                self._stopping.end_survivors(mesh, run, SURVIVORS_S)
                 return None
             return self._stopping.outcome_by_hand(run)
         except KeyboardInterrupt:

@@ -41,6 +41,8 @@ _ENDS_S = 0.2
 """Seconds after an interrupt in which Jupyter asks a kernel to end that it has interrupted for that."""
 _MOST = 64
 """Interrupts by hand that are kept."""
+SURVIVORS_S = 0.5
+"""Seconds for the other ranks to end a cell after a death; those that still run it then are named."""
 _LONGEST = 30.0
 """Seconds for a stop to find out how ranks have ended."""
 
@@ -114,6 +116,20 @@ class Stopping:
             if not left and any(at for _, at in told.values()):
                 stopped.apart = apart(mesh, steps)
         return stopped
+
+    def end_survivors(self, mesh: Mesh | None, run: Run, seconds: float) -> None:
+        """Interrupt a cell where it still runs though a death has ended it: its ranks need not continue.
+
+        Args:
+            mesh: the mesh of the cell; None for a cell inside actors.
+            run: the cell.
+            seconds: how long to wait for their end.
+        """
+        if mesh is not None:
+            mesh.unfinished.append(run)
+        run.interrupt()
+        if seconds:
+            run.settle(seconds)
 
     def stop_of_actors(self, run: RunningCalls) -> StopReport:
         """Stop the calls that a cell waits for, and find out whether models of their actors differ."""
@@ -249,7 +265,8 @@ class Stopping:
         has_stopped = False
         for run in runs:
             tasks = run.tasks().values()
-            if any(calls.is_left(task.port, task.proc) or calls.is_cleaning(task.port, task.proc) for task in tasks):
+            # Those of a cell that a death has ended were interrupted, and not more.
+            if any(calls.is_unended(task.port, task.proc) or run.done for task in tasks):
                 has_stopped = True
                 write(self.stop_calls(run, isinstance(run, Run), write, kills=True).text())
         return has_stopped
@@ -260,7 +277,9 @@ class Stopping:
         """Tell the user which ranks are still in a stopped cell."""
         calls, finishing = self._streams().calls, mesh.finishing()
         # Read once, since ranks may end meanwhile.
-        named = [(run.name, task) for run in mesh.unfinished for task in run.tasks().values()]
+        named = [(run.name, task) for run in list(mesh.unfinished) for task in run.tasks().values()]
+        # A Stop of the next cell ends those that only a death has ended so far.
+        named = [(name, task) for name, task in named if calls.is_unended(task.port, task.proc)]
         tasks = [task for _, task in named]
         cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
         suspended = suspended_pids([task for task in tasks if task.rank not in cleaning])
@@ -283,7 +302,9 @@ class Stopping:
             where = f"{describe_ranks(inside)}, still in a C call of {names}, which was stopped"
             _say(f"waiting for {where}; {_ends(inside)}")
         if finishing:
-            self._streams().waits.told([call for each in mesh.unfinished for call in each.futures])
+            ports = {task.port for task in tasks}
+            told = [call for each in list(mesh.unfinished) for call in each.futures if call.port in ports]
+            self._streams().waits.told(told)
 
     def await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
         """Wait until no stopped cell runs on these ranks; a program is handed to them before its cell begins."""

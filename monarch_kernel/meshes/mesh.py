@@ -106,8 +106,8 @@ class Mesh:
         self._bare: set[int] = set()
         """New ranks, or ranks about to be made, that lack the definitions. Any thread, in single set operations."""
         self.unfinished: list[Run] = []
-        """Stopped cells with ranks still inside C calls, or cleaning up; they end when that is done. Any thread, single
-        operations."""
+        """Cells with ranks that a Stop, or the interrupt after a death, has not ended: they are inside C calls or clean
+        up, and end when that is done. Any thread, single operations."""
         self.unrecorded: list[Callable[[], bool]] = []
         """For cells that the notebook does not wait for: each records the definitions of one once it has ended, and
         returns whether it has. Threads that run cells, in single operations."""
@@ -124,9 +124,9 @@ class Mesh:
         return self._code.sync(dict(self.replaced.counts), self.dead(), again)
 
     def finishing(self) -> list[int]:
-        """Return the ranks that have not ended a stopped cell: they are inside a C call or clean up."""
+        """Return the ranks that have not ended a cell that has: they are inside a C call or clean up."""
         # In place: another thread may add one meanwhile, or remove the same.
-        for run in [run for run in self.unfinished if run.done]:
+        for run in [run for run in self.unfinished if not run.count()]:
             with contextlib.suppress(ValueError):
                 self.unfinished.remove(run)
         return sorted({rank for run in list(self.unfinished) for rank in run.missing()})

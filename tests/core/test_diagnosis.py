@@ -235,6 +235,14 @@ def test_dead_rank_is_told_as_a_sentence() -> None:
     assert text.splitlines()[0] == "stuck: ranks 0,2-3 wait for rank 1, which was killed by signal 9 (SIGKILL)"
 
 
+def test_broken_collective_is_stuck_without_blaming_idle_ranks() -> None:
+    facts = ranks(None, None, doing(Kind.BROKEN))
+    assert only(facts) == (Level.STUCK, Cause.BLOCKED, [2], [])
+    told = describe_diagnosis(diagnose(facts))
+    assert "stuck: rank 2 is in a collective that the death of another rank has broken" in told
+    assert "%mesh kill" in told and "finished without" not in told
+
+
 def test_groups_of_the_same_ranks_are_told_apart() -> None:
     first, second = inside(group="7", label="1"), inside(group="9", label="2")
     text = describe_diagnosis(diagnose(ranks(first, second, first, inside(group="8", label="dp"))))

@@ -28,6 +28,7 @@ CALLER = "x/c"
 class ReceiveLoop:
     def __init__(self) -> None:
         self.notified: list[Any] = []
+        self.later: list[Any] = []
 
     def notify(self, waiter: Any) -> None:
         self.notified.append(waiter)
@@ -36,7 +37,8 @@ class ReceiveLoop:
         raise AssertionError("nobody waits here")
 
     def call_later(self, seconds: float, action: Any) -> None:
-        """Time stands still here: live processes answer before a call is abandoned."""
+        """Time stands still until a test runs these: live processes answer before a call is abandoned."""
+        self.later.append(action)
 
 
 class Caller:
@@ -165,6 +167,11 @@ class World:
         if self.to_caller:
             self.caller.take(self.to_caller.popleft())
 
+    def time_passes(self, _: int) -> None:
+        later, self.caller.receive_loop.later = self.caller.receive_loop.later, []
+        for action in later:
+            action()
+
     def settle(self) -> None:
         """Let everything that can still happen happen."""
         while self.to_agent or self.unreaped or self.to_caller or any(self.from_rank.values()) or self._busy():
@@ -240,6 +247,35 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
     for handled in world.handled.values():
         # In the order sent, none twice.
         assert handled == sorted(set(handled))
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    sent=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), min_size=1, max_size=4),
+    steps=st.lists(st.tuples(st.sampled_from([*STEPS, World.time_passes]), st.integers(0, 3)), max_size=60),
+)
+def test_ranks_that_a_death_leaves_are_followed_to_their_end(
+    sent: list[list[int]], steps: list[tuple[Any, int]]
+) -> None:
+    world = World(4)
+    for members in sent:
+        world.call(members)
+    for step, rank in steps:
+        step(world, rank)
+        for gather, procs in world.gathers:
+            running = {proc for proc in procs if proc in world.alive and gather.port not in world.handled[proc]}
+            left = {peer.proc for peer in gather.waits_for()}
+            assert running <= left <= set(procs), "a rank that runs the call is missing"
+            assert not left or gather.port in world.caller.ports.gathers
+    world.settle()
+    world.time_passes(0)
+    assert not world.caller.ports.sinks
+    assert not any(gather.waits_for() for gather, _ in world.gathers)
+    for gather, _ in world.gathers:
+        assert gather.done
+        # Its error names those without an answer, whatever they have done since.
+        error = gather.exception()
+        assert ("not answered by then" in str(error)) == bool(gather.unanswered)
 
 
 @settings(deadline=None, max_examples=200)
@@ -330,5 +366,5 @@ def test_rank_without_answer_has_no_value_of_another() -> None:
     gather, _ = world.gathers[-1]
     for rank, value in ((0, [1]), (1, 17)):
         gather.reply(m.Reply(f"h/p.{rank}", gather.port, rank, m.RESULT, 1, dumps(value)[0]), ())
-    gather._give_up()
+    gather._leave()
     assert gather.get() == [[1], 17, None]

@@ -19,7 +19,8 @@ def known(monkeypatch: pytest.MonkeyPatch, *answers: tuple[float, Doing | None],
     now = 0.0
     monkeypatch.setattr(inquiries, "time", SimpleNamespace(monotonic=lambda: now))
     peers = SimpleNamespace(get=lambda proc: SimpleNamespace(dead=None))
-    inquiry = inquiries.Inquiry(cast(Node, SimpleNamespace(peers=peers)))
+    node = SimpleNamespace(peers=peers, ports=SimpleNamespace(gathers={}))
+    inquiry = inquiries.Inquiry(cast(Node, node))
     for rank, (now, doing) in enumerate(answers):  # noqa: B007  (read by the clock above)
         inquiry._take(set(), f"m/{rank}", RankFacts(rank, () if doing is None else (doing,)))
     return [each.rank for each in inquiry.facts([f"m/{rank}" for rank in range(len(answers))], at_once)]
@@ -34,3 +35,16 @@ def test_rank_that_came_after_the_answer_of_another_is_left_out(monkeypatch: pyt
 def test_ranks_that_were_there_at_once_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     came: Any = (10.0, INSIDE._replace(seconds=4.0)), (12.0, INSIDE._replace(seconds=2.5)), (12.0, Doing(Kind.PYTHON))
     assert known(monkeypatch, *came, at_once=True) == [0, 1, 2]
+
+
+def test_collective_of_a_call_that_a_death_has_ended_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiries, "is_gather", lambda sink: True)
+    left = SimpleNamespace(done=True, actor="cells", waits_for=lambda: [SimpleNamespace(proc="h/m.1")])
+    peers = SimpleNamespace(get=lambda proc: SimpleNamespace(dead=None))
+    node = SimpleNamespace(peers=peers, ports=SimpleNamespace(gathers={1: left}))
+    inquiry = inquiries.Inquiry(cast(Node, node))
+    for rank, actor in ((0, "cells"), (1, "other"), (1, "cells")):
+        inquiry._take(set(), f"h/m.{rank}", RankFacts(rank, (INSIDE._replace(actor=actor),)))
+        (facts,) = inquiry.facts([f"h/m.{rank}"])
+        assert facts.doings[0].kind is (Kind.BROKEN if (rank, actor) == (1, "cells") else Kind.COLLECTIVE)
+    assert facts.doings[0].entered is None

@@ -93,3 +93,36 @@ def test_queued_cell_of_a_mesh_with_a_death_does_not_run(mortal: Notebook, tmp_p
     mortal.run("%mesh heal").ok()
     assert mortal.mesh("world_size").ok().shown == "[ranks 0-3] 4"
     assert not list(tmp_path.iterdir())
+
+
+STUBBORN = """
+if rank == 2:
+    while True:
+        try: time.sleep(1000)
+        except KeyboardInterrupt: pass
+time.sleep(1000)
+"""
+
+
+def test_survivor_that_does_not_end_is_named_and_ended_by_stop(mortal: Notebook) -> None:
+    cell = cell_with_a_death(mortal, STUBBORN)
+    assert "ranks 0,3: Interrupted: interrupted because rank 1 died\n" in cell.text
+    assert "rank 2: Interrupted: interrupted because rank 1 died, but still running; Stop interrupts again" in cell.text
+    mortal.run("%mesh heal").ok()
+    assert re.search(r"^ +2 .*busy: cell \[\d+\] line \d+", mortal.run("%mesh").ok().shown, re.M)
+    waits = mortal.send("%%mesh\nrank")
+    waits.until(lambda: "rank 2: waiting for cell [" in waits.stream())
+    assert "Stop ends it too" in waits.stream()
+    mortal.interrupt()
+    waits.wait()
+    assert "rank 2: replaced by a new process (ignored interrupts)" in waits.text, waits.text
+    assert mortal.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"
+
+
+def test_stop_at_idle_ends_what_a_death_has_left(mortal: Notebook) -> None:
+    cell = cell_with_a_death(mortal, STUBBORN)
+    mortal.run("%mesh heal").ok()
+    idle = mortal.run("'idle'").ok()
+    mortal.interrupt()
+    mortal.take(lambda: "rank 2: replaced by a new process" in cell.stream() + idle.stream(), "no new process")
+    assert mortal.mesh("rank * 0").ok().shown == "[ranks 0-3] 0"

@@ -72,7 +72,8 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
         before = port <= failures.heard.get(each, port)
         if older := _older(node, uid, port, None if before else this):
             return older
-        if before and each in node.ports.sinks:
+        # One that is done has ended with a death, and ranks may still run it.
+        if before and each in node.ports.sinks and not getattr(node.ports.sinks.get(each), "done", False):
             return "the call that failed"
     return failures.freed.get(uid, 0)
 
@@ -97,7 +98,7 @@ def _older(node: Node, uid: str, port: int, this: Any) -> str:
 
 def _owing(call: Any, uid: str, own: set[str] | None) -> list[int]:
     """Return the living ranks of a mesh that have not answered a call of actors."""
-    if not getattr(call, "actor", "") or not call.watched:
+    if not getattr(call, "actor", "") or not call.watched or call.done:
         return []
     left = [peer.proc for peer in call.waits_for() if peer.dead is None and (own is None or peer.proc in own)]
     return [rank for mesh, rank in map(split_proc, left) if mesh == uid]

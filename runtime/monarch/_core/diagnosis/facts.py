@@ -31,6 +31,8 @@ class Kind(str, Enum):
     """An ``await``."""
     GPU = "GPU"
     """The kernels that it has issued."""
+    BROKEN = "broken"
+    """A collective whose call has ended with the death of another rank."""
     C_CODE = "C code"
     """C code that has released the GIL."""
     PYTHON = "Python"

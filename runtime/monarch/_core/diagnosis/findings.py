@@ -237,7 +237,7 @@ def _level(doing: Doing) -> Level:
 
 _ALONE = frozenset(
     {Kind.LOCK, Kind.EVENT, Kind.QUEUE, Kind.THREAD, Kind.CHILD, Kind.SOCKET, Kind.PIPE, Kind.FILE, Kind.ASYNC,
-     Kind.SUSPENDED, Kind.GIL, Kind.SILENT, Kind.FUTURE, Kind.PAUSED}
+     Kind.SUSPENDED, Kind.GIL, Kind.SILENT, Kind.FUTURE, Kind.PAUSED, Kind.BROKEN}
 )  # fmt: skip
 """Kinds that are worth a finding even if no other rank waits."""
 
@@ -250,7 +250,7 @@ def _of_one(party: Party) -> list[Finding]:
         return [Finding(level, Cause.TOGETHER, tuple(_standings([party])))]
     if doing.kind not in _ALONE or doing.cores >= BUSY:
         return []
-    level = Level.STUCK if doing.kind is Kind.SUSPENDED or doing.is_deadlock else Level.WAITING
+    level = Level.STUCK if doing.kind in (Kind.SUSPENDED, Kind.BROKEN) or doing.is_deadlock else Level.WAITING
     return [Finding(level, Cause.BLOCKED, tuple(_standings([party])), (), tuple(party.outside))]
 
 

@@ -40,6 +40,7 @@ _STATES = {
     Kind.SILENT: "not answering",
     Kind.GIL: "in C code that holds the GIL",
     Kind.GPU: "waiting for its GPU",
+    Kind.BROKEN: "in a collective that the death of another rank has broken",
     Kind.C_CODE: "in C code that has released the GIL",
     Kind.PYTHON: "running Python",
     Kind.SLEEP: "asleep",
@@ -58,6 +59,7 @@ _ADVICE = {
     Kind.SUSPENDED: "resume its process with kill -CONT",
     Kind.PAUSED: "resume it with %mesh resume or mesh.resume()",
     Kind.DEAD: "heal or restart the mesh",
+    Kind.BROKEN: "if Stop does not end it, kill its process, as with %mesh kill",
 }
 
 

@@ -17,6 +17,7 @@ from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe
 from monarch._debug.why.probing import facts
 from monarch._node.node import Node
+from monarch._node.replies.gather import is_gather
 from monarch._node.services.asking import ServiceAnswers
 from monarch._node.services.registry import request
 from monarch._procs.os.blocked import other_program, process_state
@@ -109,6 +110,7 @@ class Inquiry:
         answering = [proc for proc in procs if proc in self._known and now - self._open.get(proc, now) < SILENT]
         busy = [self._came[proc] for proc in answering if self._known[proc].doings]
         found = [each for proc in procs if (each := self._of(proc, now)) is not None]
+        found = self._without_broken(found)
         # One that has ended its call since the others answered may have ended their waits too.
         fresh = min(busy, default=now) + _SPREAD
         came = {(each.uid, each.rank): self._came[proc] for proc, each in list(self._known.items())}
@@ -118,6 +120,28 @@ class Inquiry:
         # With the time that an answer needs, since ranks tell for how long they have certainly been there.
         oldest = min(busy, default=now) + _NEEDS
         return [each for each in found if came.get((each.uid, each.rank), 0.0) - _entered_for(each) <= oldest]
+
+    def _without_broken(self, found: list[RankFacts]) -> list[RankFacts]:
+        """Return facts in which ranks wait for nobody in collectives of calls that have ended with a death."""
+        left = {
+            (*split_proc(peer.proc), call.actor)
+            for call in list(self._node.ports.gathers.values())
+            if is_gather(call) and call.done
+            for peer in call.waits_for()
+        }
+        if not left:
+            return found
+        return [
+            each._replace(
+                doings=tuple(
+                    doing._replace(kind=Kind.BROKEN, what="", entered=None)
+                    if doing.entered is not None and (each.uid, each.rank, doing.actor) in left
+                    else doing
+                    for doing in each.doings
+                )
+            )
+            for each in found
+        ]
 
     def _of(self, proc: str, now: float) -> RankFacts | None:
         uid, rank = split_proc(proc)

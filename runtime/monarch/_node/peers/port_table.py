@@ -70,6 +70,11 @@ class PortTable:
             self._followed.discard(port)
             self.closed.tell(port)
 
+    def reopen(self, port: int, call: Any) -> None:
+        """Give a port that was closed to what is left of its call; in the receiving thread."""
+        self.gathers[port] = call
+        self.sinks[port] = call
+
     def follow(self, port: int) -> bool:
         """Tell the subscribers of ``closed`` when a port is closed; return False if it is closed already."""
         self._followed.add(port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from weakref import ref
 
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
@@ -52,6 +53,8 @@ class Gather(Outcome[R]):
     """Watches the other ranks once one has failed."""
     waiter: Waiter | None = None
     """Called when another rank has answered."""
+    remains: Remains | None = None
+    """The ranks that had not answered when a failure ended the wait. Set once, before it is done."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class Gather(Outcome[R]):
             if self.on_loss is not None:
                 self.on_loss()
             # Answers at the same time count; but do not wait for the others to report a death.
-            self._node.receive_loop.call_later(_HEARING, self._give_up)
+            self._node.receive_loop.call_later(_HEARING, self._leave)
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
@@ -190,13 +193,19 @@ class Gather(Outcome[R]):
             self._why = why
         if self._tells():
             self._error_to_tell = of_mesh(self.label, why)
-        self._give_up()
+        self._leave()
         return True
 
-    def _give_up(self) -> None:
-        """Complete without the outstanding answers."""
+    def _leave(self) -> None:
+        """Complete without the outstanding answers, but follow which ranks still run the call."""
         if self._abandon():
+            left = [peer for peer in self.unanswered if peer.dead is None]
+            if left:
+                self.remains = Remains(self, left)
             self._end()
+            if self.remains is not None:
+                # Output of the call so far is shown at its end, that of these ranks later.
+                self._node.ports.reopen(self.port, self.remains)
 
     def _abandon(self) -> bool:
         """Stop waiting for the outstanding answers; return whether there were any."""
@@ -208,10 +217,70 @@ class Gather(Outcome[R]):
             return True
 
     def waits_for(self) -> list[Peer]:
-        """Return the procs that have not answered."""
+        """Return the procs that have not answered, as far as that is followed."""
         if not self._left:
-            return list(self.unanswered)
+            return self.remains.waits_for() if self.remains is not None else list(self.unanswered)
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
+
+
+class Remains(Gather[None]):
+    """The ranks that still run a call whose wait has ended with the death or failure of others.
+
+    It holds no results, so that the call itself can be dropped.
+
+    Args:
+        call: the call.
+        left: the procs that have not answered it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, call: Gather[Any], left: Sequence[Peer]) -> None:
+        super().__init__(
+            call._node, call.targets, call.extent, call.mesh, call.method, _nothing, call.actor, opens=False
+        )
+        self.view, self.watched, self.port = call.view, call.watched, call.port
+        self._value = None
+        self.done = True
+        self._left = 0
+        self._running = list(left)
+        """The procs that have not answered. Any thread, with the lock."""
+        self._call = ref(call)
+
+    def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
+        """Note the answer of a rank."""
+        self._ended(range(reply.rank, reply.rank + 1))
+
+    def reply_alike(self, reply: Reply, ranks: range) -> None:
+        """Note the answers of some ranks."""
+        self._ended(ranks)
+
+    def lost(self, peer: Peer, dead: Dead) -> bool:
+        """Note the death of a proc; nobody waits for its answer."""
+        self._ended(range(len(self.targets)), peer)
+        return False
+
+    def _ended(self, positions: range, only: Peer | None = None) -> None:
+        with self._lock:
+            ended = [each for each in self.targets[positions.start : positions.stop] if only in (None, each)]
+            self._running = [each for each in self._running if each not in ended]
+            over = not self._running
+        if over:
+            self._node.ports.close(self.port)
+            if self.party is not None:
+                self.party.completed()
+        call = self._call()
+        for waiter in (self.waiter, call.waiter if call is not None else None):
+            if waiter is not None:
+                self._node.receive_loop.notify(waiter)
+
+    def waits_for(self) -> list[Peer]:
+        """Return the procs that have not answered."""
+        return list(self._running)
+
+
+def _nothing(call: Gather[None], values: list[Any]) -> None:
+    return None
 
 
 def is_gather(sink: object) -> TypeGuard[Gather[Any]]:
