@@ -18,6 +18,7 @@ COMPAT = {
     "monarch_kernel/compat.py": "ipykernel, IPython",
     "runtime/monarch/_tensors/torch_compat.py": "torch",
     "runtime/monarch/_tensors/ddp_compat.py": "torch.nn.parallel.distributed",
+    "runtime/monarch/_tensors/training_compat.py": "torch",
     "runtime/monarch/_engine/dtensor_compat.py": "torch.distributed.tensor",
     "runtime/monarch/_wire/options.py": "pyzmq",
     "runtime/monarch/_wire/tensor_compat.py": "torch, on a floor that does not import it",

@@ -29,7 +29,7 @@ from monarch_kernel.kernel_like import kernel_of, request_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.steps import apart
 from monarch_kernel.output.bundles import bundles_of_ranks
-from monarch_kernel.output.cell_errors import CellStopped, MeshCellError, error_lines, timeout_text
+from monarch_kernel.output.cell_errors import CellStopped, MeshCellError, error_lines, stopped_lines, timeout_text
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.streams import Streams
 
@@ -93,6 +93,10 @@ class Outcomes:
                 # The stop does not hide errors from before it.
                 self.show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
             print(stopped.text(), file=sys.stderr)
+            if stopped.timeout is None and not stopped.stuck:
+                interrupts = {rank: each.error for rank, each in ordered if each.error and each.error.interrupted}
+                for line in stopped_lines(run.name, interrupts):
+                    print(line, file=sys.stderr)
             _record(mesh, header, run, results, total)
             if stopped.timeout is not None:
                 raise CallTimeoutError(_describe_timeout(run, results, stopped))

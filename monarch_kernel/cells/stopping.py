@@ -22,7 +22,7 @@ from monarch._kernel_api import (
     state_of,
     states,
 )
-from monarch.exceptions import MonarchError
+from monarch.exceptions import ActorError, MonarchError
 from monarch_kernel.calls.caused_errors import ended_from_outside, has_waited
 from monarch_kernel.calls.cell_run import Run
 from monarch_kernel.calls.record import CallRecord, EarlierCall
@@ -139,6 +139,17 @@ class Stopping:
             if state_of(mesh.procs).procs.uid in uids and not (stopped.apart or mesh.dead()):
                 stopped.apart = apart(mesh, None)
         return stopped
+
+    def actors_apart(self, error: ActorError) -> str:
+        """Say in which models actors differ after a call that has failed on some of them; empty for none."""
+        if error.results is None:
+            return ""
+        for mesh in list(self._meshes.by_name.values()):
+            names = [state_of(actors).name for actors in mesh.users_actors()]
+            among = [f"actors {name}" for name in names if error.message.startswith((f"{name}.", f"{name}["))]
+            if among and not mesh.dead() and (line := apart(mesh, None, among)):
+                return line
+        return ""
 
     def detaches(self) -> bool:
         """Return whether an interrupt is that of Jupyter before it ends a kernel with meshes that are kept."""

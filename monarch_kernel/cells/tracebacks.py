@@ -134,7 +134,13 @@ def _show(
         if _is_internal(name) or _is_of_shell(name) or name in (argparse.__file__, contextlib.__file__):
             continue
         line = _line(shell, name, number)
+        if isinstance(error, CellStopped) and line.startswith("%%"):
+            # The lines of the ranks have been shown.
+            continue
         lines.append(f"  {_place(shell, name)} line {number}" + (f": {line}" if line else ""))
+    apart = notebook.stopping.actors_apart(error) if isinstance(error, ActorError) else ""
+    if apart:
+        print(apart, file=sys.stderr)
     show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]], raised)
 
 

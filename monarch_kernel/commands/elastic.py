@@ -10,14 +10,14 @@ from typing import Any
 
 from monarch._kernel_api import Copied, Steps, axes_text, current_node, describe_ranks, state_of
 from monarch.exceptions import MonarchError
-from monarch_kernel.commands.heal_lines import copied_lines, new_lines, print_new, recreated_lines
+from monarch_kernel.commands.heal_lines import added_lines, copied_lines, new_lines, print_new, recreated_lines
 from monarch_kernel.grammar.arguments import Usage
 from monarch_kernel.grammar.parsers import parse
 from monarch_kernel.grammar.short_forms import axis_of
 from monarch_kernel.meshes.mesh import Mesh, Undefined
 from monarch_kernel.meshes.moving import leave_lost
 from monarch_kernel.meshes.registry import NotebookMeshes
-from monarch_kernel.meshes.steps import copied_apart
+from monarch_kernel.meshes.steps import copied_apart, random_alike
 from monarch_kernel.meshes.variable_errors import lacking, one_line
 from monarch_kernel.source.definitions import Defined, names_in
 
@@ -111,7 +111,10 @@ class Elastic:
             asked = [rank for rank in range(len(mesh.cells)) if arguments.all or rank not in bare]
             before = mesh.steps(asked, _STEPS_S)
         try:
-            copied = self._copy(mesh, bare, source, variables, undefined) if copying else None
+            copied = None
+            if copying:
+                alike = [] if variables or arguments.all else random_alike(before)
+                copied = self._copy(mesh, bare, source, variables, undefined, arguments.all, alike)
             if copying and not variables:
                 actors = self._copy_actors(mesh, bare, source)
         except BaseException:
@@ -161,7 +164,14 @@ class Elastic:
         return [rank for rank in range(size) if rank != source] if to_all else sorted(left)
 
     def _copy(
-        self, mesh: Mesh, ranks: list[int], source: int | None, variables: list[str], undefined: list[Undefined]
+        self,
+        mesh: Mesh,
+        ranks: list[int],
+        source: int | None,
+        variables: list[str],
+        undefined: list[Undefined],
+        to_living: bool,
+        alike: list[str],
     ) -> Copied:
         """Copy variables to new ranks, and run definitions again that failed for lack of them; see ``Mesh.copy``.
 
@@ -171,6 +181,8 @@ class Elastic:
             source: the rank to copy from; None for any other.
             variables: the names of the variables; empty for all.
             undefined: the definitions that failed; those that fail again stay.
+            to_living: whether the ranks have variables of their own.
+            alike: the generators of random numbers to copy.
         """
         try:
             with one_line(mesh, "%mesh heal --copy-from"):
@@ -185,7 +197,7 @@ class Elastic:
                         with suppress(MonarchError):
                             mesh.copy(ranks, source, [name])
                     left = mesh.define_again(left)
-                copied = mesh.copy(ranks, source, variables)
+                copied = mesh.copy(ranks, source, variables, to_living, alike)
                 # Those of functions may have kept a variable, which was copied again with the others.
                 again = [each for each in undefined if each in left or not _has_class(each.defined)]
                 undefined[:] = mesh.define_again(again)
@@ -282,6 +294,8 @@ class Elastic:
         lack = lacking(mesh, new)
         if lack:
             print(lack)
+        for line in added_lines(mesh, list(new)):
+            print(line)
         if resampled := mesh.resample(before):
             names, size = ", ".join(resampled), len(mesh.procs)
             print(f"{names}: from the next epoch on, a DistributedSampler divides the data among {size} ranks")

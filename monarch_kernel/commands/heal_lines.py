@@ -36,11 +36,20 @@ def new_lines(mesh: Mesh, new: list[tuple[int, int]], are_lost: bool) -> list[st
 
 def recreated_lines(mesh: Mesh, ranks: list[int]) -> list[str]:
     """Describe the actors on new ranks, whose state is lost, in lines."""
+    return _lines(mesh, ranks, "recreated on", "their state is lost")
+
+
+def added_lines(mesh: Mesh, ranks: list[int]) -> list[str]:
+    """Describe the actors on added ranks, in lines."""
+    return _lines(mesh, ranks, "created on", "they have the state of their constructor")
+
+
+def _lines(mesh: Mesh, ranks: list[int], what: str, state: str) -> list[str]:
     lines: list[str] = []
     for actors in mesh.users_actors_on(ranks):
         copy = f"; %mesh heal {mesh.name} --copy-from peer copies that of another rank"
         hint = copy if copied_by(state_of(actors).cls) is not None else ""
-        lines.append(f"actors {state_of(actors).name}: recreated on {describe_ranks(ranks)}; their state is lost{hint}")
+        lines.append(f"actors {state_of(actors).name}: {what} {describe_ranks(ranks)}; {state}{hint}")
     return lines
 
 

@@ -245,16 +245,26 @@ class Mesh:
             replace_procs(current_node(), [procs.proc(rank) for rank in ranks], _KILLING)
         return self._fill(True)
 
-    def copy(self, ranks: list[int], source: int | None, names: list[str]) -> Copied:
+    def copy(
+        self,
+        ranks: list[int],
+        source: int | None,
+        names: list[str],
+        to_living: bool = False,
+        alike: Collection[str] = (),
+    ) -> Copied:
         """Copy variables to some ranks from a live one.
 
         Args:
             ranks: the ranks to copy to.
             source: the rank to copy from; None for any other.
             names: the names of the variables; empty for all that can be copied.
+            to_living: whether the ranks have variables of their own.
+            alike: the generators of random numbers to copy, which are in the same state on all other ranks.
         """
         try:
-            copied: Copied = StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
+            transfer = StateTransfer(self.cells, ranks, source)
+            copied: Copied = transfer.run(60.0, give_copies, take_copies, names, to_living, list(alike))
         except BaseException:
             # Some ranks may have taken what others have refused.
             self._begin_afresh(names or None, False)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection
 from threading import Lock
 
-from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread
+from monarch._kernel_api import copyable_here, current_node, describe_ranks, in_thread, state_of
 from monarch_kernel.meshes.mesh import Mesh
 from monarch_kernel.meshes.registry import NotebookMeshes
 from monarch_kernel.meshes.replaced import in_order
@@ -81,6 +81,9 @@ def sentence(mesh: Mesh, ranks: Collection[int], names: dict[str, list[int]]) ->
         f"{describe_ranks(ranks)} of mesh {mesh.name!r} {'was' if len(ranks) == 1 else 'were'} restarted"
         f"{' after ' + cells if cells else ''} and lost all variables{but}"
     )
+    actors = ", ".join(state_of(each).name for each in mesh.users_actors_on(ranks))
+    if actors:
+        text += f", and actors their state ({actors})"
     if not holders:
         return text
     return f"{text} (other ranks have {', '.join(others[:12])}); %mesh heal --copy-from {holders[0]} copies them"

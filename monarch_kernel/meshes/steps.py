@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from monarch._kernel_api import Steps, describe_ranks
+from monarch._kernel_api import RANDOM, Steps, describe_ranks
 from monarch_kernel.meshes.mesh import AFTER_STOP_S, Mesh
 
 _MOST = 8
 """Most variables that a line names."""
 
 
-def apart(mesh: Mesh, steps: Mapping[int, Steps] | None) -> str:
+def apart(mesh: Mesh, steps: Mapping[int, Steps] | None, among: Collection[str] | None = None) -> str:
     """Say in which models living ranks differ after a stop or an error; empty for none, or if that is not known.
 
     Args:
         mesh: the mesh of the ranks.
         steps: how far they are; None if they have not been asked.
+        among: the variables and actors to look at; None for all.
     """
     if steps is None:
         dead = mesh.dead()
         living = [rank for rank in range(len(mesh.cells)) if rank not in dead]
         steps = mesh.steps(living, AFTER_STOP_S, False)
-    models = _apart([each.models for each in steps.values()])
+    models = _apart([each.models for each in steps.values()], among)
     if not models:
         return ""
     return f"{_differ(models, steps)}; if they should be equal, {_repair(mesh, steps)}"
@@ -47,6 +48,15 @@ def copied_apart(mesh: Mesh, before: Mapping[int, Steps], names: Collection[str]
         verb = "differed" if set(new) & set(before) else "differ"
         lines.append(f"{_differ(values, before, verb)}: {describe_ranks(list(new))} may need {own}")
     return lines
+
+
+def random_alike(steps: Mapping[int, Steps]) -> list[str]:
+    """Return the generators of random numbers that are in the same state on several ranks, as after a common seed."""
+    if len(steps) < 2:
+        return []
+    first, *others = [each.values for each in steps.values()]
+    names = [name for name in first if name.startswith(RANDOM)]
+    return [name for name in names if all(each.get(name) == first[name] for each in others)]
 
 
 def _apart(prints: Sequence[Mapping[str, str]], among: Collection[str] | None = None) -> list[str]:

@@ -11,6 +11,8 @@ from monarch_kernel.output.bundles import Bundle
 
 _SHOWN = 64
 """Most different tracebacks shown."""
+_PLACES = 3
+"""Most different places that a stopped cell names."""
 _TRACE = "margin:4px 1em"
 
 
@@ -88,18 +90,39 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
         errors: the interrupts of ranks that were stopped.
         left: what ranks that still run are doing.
     """
-    places: dict[str, list[int]] = {}
-    for rank, error in errors.items():
-        source = f": {error.source}" if error.source else ""
-        called = f", called at {error.called}" if error.called else ""
-        where = f"at {error.file or name} line {error.line}{source}{called}" if error.line else "stopped"
-        places.setdefault(where, []).append(rank)
+    places = _places(name, errors)
     for rank, text in left.items():
         places.setdefault(text, []).append(rank)
     ranks = sorted(rank for group in places.values() for rank in group)
     where = f" on {describe_ranks(ranks)}" if ranks else ""
     lines = [f"  {describe_ranks(sorted(group))}: {text}" for text, group in places.items()]
     return "\n".join([f"{name} timed out after {seconds:g} s{where}, and was interrupted", *lines])
+
+
+def stopped_lines(name: str, errors: dict[int, CellError]) -> list[str]:
+    """Describe where a Stop has interrupted ranks; nothing if that is unknown, or differs too much.
+
+    Args:
+        name: the name of the cell.
+        errors: the interrupts of ranks.
+    """
+    # The prompt has told of breakpoints.
+    known = {rank: each for rank, each in sorted(errors.items()) if each.line and "breakpoint(" not in each.source}
+    places = _places(name, known)
+    if len(places) > _PLACES:
+        return []
+    return [f"  {describe_ranks(ranks)} {place}" for place, ranks in places.items()]
+
+
+def _places(name: str, errors: dict[int, CellError]) -> dict[str, list[int]]:
+    """Return the ranks at each place in code, as in ``at cell [3] line 2: x += 1``."""
+    places: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        source = f": {error.source}" if error.source else ""
+        called = f", called at {error.called}" if error.called else ""
+        where = f"at {_place(error.file or name, error.line)}{source}{called}" if error.line else "stopped"
+        places.setdefault(where, []).append(rank)
+    return places
 
 
 def _follows(error: CellError) -> bool:

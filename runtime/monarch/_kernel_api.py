@@ -234,6 +234,7 @@ if TYPE_CHECKING:
     from monarch._notebook.variables.names import defines as defines
     from monarch._notebook.variables.names import names_here as names_here
     from monarch._notebook.variables.names import values_here as values_here
+    from monarch._notebook.variables.random_states import PREFIX as RANDOM
     from monarch._notebook.variables.resampled import resample as resample
     from monarch._notebook.who.complete import complete_here as complete_here
     from monarch._notebook.who.complete import inspect_here as inspect_here
@@ -402,6 +403,7 @@ _WHERE = {
     "monarch._notebook.who.complete": "complete_here inspect_here",
     "monarch._notebook.variables.afresh": "Steps begin_afresh=begin steps_here=steps",
     "monarch._notebook.variables.copied": "Copied copyable_here give_copies=give take_copies=take",
+    "monarch._notebook.variables.random_states": "RANDOM=PREFIX",
     "monarch._notebook.showing.display": "CLEAR UPDATE ShownObject",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",

@@ -37,7 +37,7 @@ def test_ranks_that_were_there_at_once_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert known(monkeypatch, *came, at_once=True) == [0, 1, 2]
 
 
-def test_collective_of_a_call_that_a_death_has_ended_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_that_a_death_has_broken_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiries, "is_gather", lambda sink: True)
     left = SimpleNamespace(done=True, actor="cells", waits_for=lambda: [SimpleNamespace(proc="h/m.1")])
     peers = SimpleNamespace(get=lambda proc: SimpleNamespace(dead=None))

@@ -81,8 +81,8 @@ def test_dead_rank_gets_the_definitions_once_it_is_replaced(mesh: Mesh, tmp_path
 
 
 def test_cells_added_while_finished_ones_are_removed_are_kept() -> None:
-    ended = SimpleNamespace(done=True, missing=list)
-    late = SimpleNamespace(done=False, missing=lambda: [3])
+    ended = SimpleNamespace(count=lambda: 0, missing=list)
+    late = SimpleNamespace(count=lambda: 1, missing=lambda: [3])
     mesh = cast(Any, SimpleNamespace(unfinished=[ended], unrecorded=[lambda: True]))
     # The other threads have looked these up, and have not appended yet.
     unfinished, unrecorded = mesh.unfinished, mesh.unrecorded

@@ -196,7 +196,7 @@ def test_stop_tells_that_models_differ_and_a_copy_mends_it(mortal: Notebook, tmp
     mortal.interrupt()
     cell.wait()
     repair = "%mesh heal mesh --copy-from 0 --all"
-    assert f"ranks 0-3 differ in model; if they should be equal, {repair} copies" in cell.text
+    assert f"ranks 0-3 differ in model, optimizer; if they should be equal, {repair} copies" in cell.text
     text = mortal.run(repair).ok().stream()
     assert re.search(r"copied from rank 0 to ranks 1-3: .*model, .*optimizer, .*sampler, .*scale", text), text
     assert re.search(r"ranks 0-3 differed in .*mine.*: ranks 1-3 may need (a value|values) of their own", text), text
@@ -270,6 +270,19 @@ class Apart(Actor):
         return round(self.model.module.weight.double().sum().item(), 6)"""
 
 
+FAILING = """import torch
+from torch.nn.parallel import DistributedDataParallel
+class Failing(Actor):
+    def __init__(self):
+        self.model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    @endpoint
+    def step(self, fails):
+        import torch.distributed as dist
+        self.model(torch.ones(2, 4)).sum().backward()
+        if dist.get_rank() == fails: raise ValueError("a bad batch")
+        with torch.no_grad(): self.model.module.weight += 1"""
+
+
 def test_stop_of_actors_tells_that_their_models_differ(mortal: Notebook, tmp_path: Path) -> None:
     """Also if only few of many parameters do."""
     mortal.run("%mesh up m --procs 2").ok()
@@ -280,11 +293,73 @@ def test_stop_of_actors_tells_that_their_models_differ(mortal: Notebook, tmp_pat
     mortal.interrupt()
     cell.wait()
     repair = "if they should be equal, %mesh heal m --copy-from 0 --all copies the state of rank 0 to the others"
-    assert f"ranks 0-1 differ in model 1 of actors; {repair}" in cell.text
+    assert f"ranks 0-1 differ in actors apart_actors; {repair}" in cell.text
     assert (
         "actors apart_actors: state copied to rank 1\n" in mortal.run("%mesh heal m --copy-from 0 --all").ok().stream()
     )
     assert mortal.run("len({*apart_actors.step.call('').get().values()})").ok().shown == "1"
+
+
+def test_failed_call_tells_that_models_of_actors_differ(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh(FAILING, "spawn failing").ok()
+    text = mortal.run("failing.step.call(1).get()").text
+    assert "ranks 0-1 differ in actors failing; if they should be equal, %mesh heal m --copy-from 0 --all" in text, text
+    assert "differ" not in mortal.run("failing.step.call(5).get()").ok().text
+
+
+SCHEDULED = """import threading, torch
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+weight = model.module.weight
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.register_step_pre_hook(lambda *_: None)
+weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+class Trainer:
+    net = model
+    def __init__(self): self.lock, self.optimizer = threading.Lock(), optimizer
+trainer = Trainer()
+def train(fails=None, net=model):
+    net(torch.ones(2, 4) * (rank + 1)).sum().backward()
+    trainer.optimizer.step()
+    if rank == fails: raise ValueError("a bad batch")
+    scheduler.step()
+    optimizer.zero_grad()
+    return round(weight.sum().item(), 5), optimizer.param_groups[0]["lr"]
+train()"""
+
+
+def test_error_tells_that_schedulers_differ_and_a_copy_mends_it(mortal: Notebook) -> None:
+    """Also where functions, classes and objects have what was copied."""
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.mesh(SCHEDULED).ok()
+    text = mortal.mesh("train(fails=1)").text
+    assert re.search("ranks 0-1 differ in optimizer, scheduler(, trainer)?; if they should be equal", text), text
+    for names in ("model", "model optimizer"):
+        said = mortal.run(f"%mesh heal m --copy-from 0 --all {names}").ok().stream()
+        assert "has it too, and is not copied; copy both together" in said, said
+    text = mortal.run("%mesh heal m --copy-from 0 --all").ok().stream()
+    assert "model, optimizer" in text and "not copied: trainer" in text, text
+    kept = "Trainer.net is model, train.__defaults__[1] is model, trainer.optimizer is optimizer"
+    hooks = "len(optimizer._optimizer_step_pre_hooks), len(weight._backward_hooks)"
+    assert mortal.mesh(f"weight is model.module.weight, {kept}, {hooks}").ok().shown == (
+        "[ranks 0-1] (True, True, True, True, 1, 1)"
+    )
+    for _ in range(2):
+        assert mortal.mesh("train()").ok().shown.startswith("[ranks 0-1] ")
+
+
+def test_new_rank_draws_what_others_draw_alike(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 3").ok()
+    draw = "random.random(), torch.rand(1).item()"
+    for seed, count in (("7", 1), ("rank", 3)):
+        mortal.mesh(f"import random\nrandom.seed({seed}); torch.manual_seed({seed})\n{draw}").ok()
+        mortal.mesh("import os; os._exit(3)", "[1]")
+        mortal.run("%mesh heal --copy-from 0").ok()
+        shown = mortal.mesh(draw).ok().shown
+        assert len(shown.splitlines()) == count and shown.startswith("[rank"), shown
 
 
 def test_copy_serves_definitions_that_need_variables(mortal: Notebook) -> None:

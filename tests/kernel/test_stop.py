@@ -496,6 +496,21 @@ def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> 
 
 
 @pytest.mark.slow
+def test_stop_names_the_lines_of_the_ranks(notebook: Notebook) -> None:
+    notebook.mesh("import time\ndef work():\n    time.sleep(1000)").ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nif rank == 3: work()\nelse:\n    while True: time.sleep(0.01)")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    notebook.interrupt()
+    said = cell.wait().text
+    assert "stopped: ranks 0-3: interrupted\n" in said
+    assert re.search(r"^  ranks 0-2 at cell \[\d+\] line 5: while True: time.sleep\(0.01\)$", said, re.M), said
+    place = (
+        r"^  rank 3 at cell \[\d+\] line 4: time.sleep\(1000\), called at cell \[\d+\] line 3: if rank == 3: work\(\)$"
+    )
+    assert re.search(place, said, re.M), said
+    assert "line 1: %%mesh" not in said
+
+
 def test_repeated_stops_work(notebook: Notebook) -> None:
     for _ in range(3):
         cell, seconds = stopped(notebook, BUSY["python"])

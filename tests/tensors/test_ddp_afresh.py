@@ -197,6 +197,8 @@ class Wrapped(Actor):
         self.kind, self.late = kind, None
         self.optimizer = kinds(self.model.parameters(), lr=0.01)
 
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.1) if kind == "scheduled" else None
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if kind == "scaled" else None
         if kind == "twin":
             self.twin = copy.deepcopy(self.model)
 
@@ -208,8 +210,16 @@ class Wrapped(Actor):
             self.optimizer = self.late = self.late or torch.optim.Adam(self.model.parameters(), lr=0.01)
         for _ in range(steps):
             self.optimizer.zero_grad()
-            self.model(torch.randn(4, 32)).square().mean().backward()
-            self.optimizer.step()
+            loss = self.model(torch.randn(4, 32)).square().mean()
+            if self.scaler is None:
+                loss.backward()
+                self.optimizer.step()
+            else:
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            if self.scheduler is not None:
+                self.scheduler.step()
         return sum(each.double().abs().sum().item() for each in self.model.parameters())
 
     @endpoint
@@ -236,6 +246,22 @@ class Wrapped(Actor):
     @endpoint
     def clear(self) -> None:
         self.optimizer.state.clear()
+
+    @endpoint
+    def settle(self) -> None:
+        """Give all ranks the same settings."""
+        import torch
+
+        if self.scheduler is not None:
+            self.scheduler.last_epoch = 0
+            self.optimizer.param_groups[0]["lr"] = 0.01
+        if self.scaler is not None:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+
+    @endpoint
+    def set_scale(self, scale: float) -> None:
+        assert self.scaler is not None
+        self.scaler.update(scale)
 
     @endpoint
     def fail(self, rank: int) -> None:
@@ -274,6 +300,25 @@ def test_lost_state_of_an_optimizer_is_refused_on_all_ranks(procs: Callable[...,
             values(wrapped.train.call())
         assert len(caught.value.failures) == SIZE
     values(wrapped.clear.call())
+    assert len({*values(wrapped.train.call())}) == 1
+
+
+@pytest.mark.parametrize("kind", ["scheduled", "scaled"])
+def test_other_settings_of_a_new_rank_are_refused(procs: Callable[..., Any], kind: str) -> None:
+    wrapped = procs(SIZE).spawn("wrapped", Wrapped, kind)
+    values(wrapped.train.call())
+    if kind == "scaled":
+        values(wrapped.set_scale.call(32.0))
+    # The first rank, which the advice does not name.
+    kill(wrapped, 0)
+    heal_mesh(wrapped)
+    what = "gradient scaler" if kind == "scaled" else "optimizer"
+    with pytest.raises(
+        ActorError, match=f"the {what} of a model .* than on rank 1, so they would train apart"
+    ) as caught:
+        values(wrapped.train.call())
+    assert len(caught.value.failures) == SIZE and "--copy-from 1" in str(caught.value)
+    values(wrapped.settle.call())
     assert len({*values(wrapped.train.call())}) == 1
 
 

@@ -113,6 +113,34 @@ class Twins(Actor):
         return all(torch.equal(*both) for both in zip(model.parameters(), twin.parameters(), strict=True)), left
 
     @endpoint
+    def trains_with_gradients(self, alike: bool) -> tuple[bool, bool]:
+        """Begin afresh with gradients of an earlier pass; return whether the training is as without, and if they stay.
+
+        Args:
+            alike: whether all ranks have the same.
+        """
+        import torch
+
+        model, optimizer = self.make("plain")
+        twin, own = self.make("plain")
+        self.train(model, optimizer, 0)
+        self.train(twin, own, 0)
+        reset_ddp(model)
+        model.eval()
+        for each in model.parameters():
+            each.grad = torch.full_like(each, 0.0 if alike else float(self.rank))
+        model(torch.ones(2, 64))
+        kept = next(model.parameters()).grad is not None
+        model.train()
+        for one, other in ((model, optimizer), (twin, own)):
+            # The first as in a loop that drops its gradients at the end.
+            if one is twin:
+                other.zero_grad()
+            one(torch.ones(4, 64) * (self.rank + 1)).square().mean().backward()
+            other.step()
+        return all(torch.equal(*both) for both in zip(model.parameters(), twin.parameters(), strict=True)), kept
+
+    @endpoint
     def keeps_buckets(self) -> bool:
         """Train with a hook that has a state for each bucket, and begin afresh without a new rank."""
         import torch
@@ -179,6 +207,11 @@ def test_training_goes_on_with_a_copy_bit_by_bit(twins: Any, kind: str) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_training_goes_on_after_a_pass_without_gradients(twins: Any, fails: bool) -> None:
     assert values(twins.trains_after_a_pass.call(fails)) == [(True, 1)] * SIZE
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_gradients_of_a_pass_that_was_broken_off_are_dropped(twins: Any, alike: bool) -> None:
+    assert values(twins.trains_with_gradients.call(alike)) == [(True, alike)] * SIZE
 
 
 def test_hooks_with_a_state_for_each_bucket_go_on(twins: Any) -> None:

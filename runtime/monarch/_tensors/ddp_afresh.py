@@ -6,8 +6,6 @@ and copy the parameters of one rank.
 
 from __future__ import annotations
 
-import gc
-import importlib
 import sys
 import warnings
 import zlib
@@ -16,9 +14,9 @@ from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._python.objects import instances_of
 from monarch._tensors import ddp_compat
+from monarch._tensors.ddp_optimizers import check_optimizers, gathered
+from monarch._tensors.tensor_prints import print_of_tensor
 from monarch.exceptions import GroupError
 
 
@@ -147,15 +145,15 @@ def _begin_now(model: Any) -> None:
     is_new = known.is_alone or (now.is_new and not has_begun)
     bound = ddp_compat.why_bound(model)
     # A rank may have been asked by a failure only, and others by a copy.
-    told = _gathered(model, int(known.remakes), int(is_new))
+    told = gathered(model, int(known.remakes), int(is_new))
     remakes, source = any(row[0] for row in told), now.source(model.process_group)
+    if remakes and bound:
+        raise GroupError(
+            f"a model in DistributedDataParallel cannot begin with a new rank, because of the {bound}; wrap it again "
+            f"on all ranks: model = DDP(model.module, ...)"
+        )
+    check_optimizers(model, is_new)
     if remakes:
-        if bound:
-            raise GroupError(
-                f"a model in DistributedDataParallel cannot begin with a new rank, because of the {bound}; wrap it "
-                f"again on all ranks: model = DDP(model.module, ...)"
-            )
-        _check_optimizers(model, is_new)
         news = [row[1] for row in told]
         source = news.index(0) if 0 in news else 0
         for name in ddp_compat.own_hooks(model):
@@ -168,6 +166,7 @@ def _begin_now(model: Any) -> None:
     if not bound and (remakes or not ddp_compat.is_hooked(model)):
         ddp_compat.make_reducer(model)
     ddp_compat.copy_state(model, source, is_new, remakes)
+    _drop_gradients(model)
     with _lock:
         # Last: what is cut short begins again.
         if _waiting[model].asked == known.asked:
@@ -176,75 +175,13 @@ def _begin_now(model: Any) -> None:
             known.hook.remove()
 
 
-def _gathered(model: Any, *mine: int) -> list[list[int]]:
-    """Return some numbers of each rank of the group of a module; a collective."""
-    torch: Any = sys.modules["torch"]
-    dist: Any = importlib.import_module("torch.distributed")
-    row = torch.tensor(mine, dtype=torch.int64, device=model.device)
-    rows = [torch.zeros_like(row) for _ in range(model.process_group.size())]
-    dist.all_gather(rows, row, group=model.process_group)
-    return [each.tolist() for each in rows]
+def _drop_gradients(model: Any) -> None:
+    """Drop the gradients of all ranks if these differ, since the next pass would add to them; a collective.
 
-
-def _check_optimizers(model: Any, is_new: bool) -> None:
-    """Check that the optimizers of all ranks have a state of the same parameters; a collective.
-
-    Args:
-        model: the module in DDP.
-        is_new: whether this rank lacks the state of the module.
-
-    Raises:
-        GroupError: those of some ranks have one that others lack. The ranks would train apart, as each step would
-            change the parameters in another way.
+    They are of a pass that was broken off, or a new rank has none. Without a word: most loops drop them anyway.
     """
-    states = _states_of_optimizers(model, is_new)
-    if _differ(states):
-        # It may be an optimizer that the program has dropped, which is in a cycle.
-        gc.collect()
-        states = _states_of_optimizers(model, is_new)
-    if not _differ(states):
-        return
-    dist: Any = importlib.import_module("torch.distributed")
-    ranks = dist.get_process_group_ranks(model.process_group)
-    most = max(states)
-    having = [rank for rank, state in zip(ranks, states, strict=True) if state == most]
-    lacking = [rank for rank, state in zip(ranks, states, strict=True) if state not in (most, _UNKNOWN)]
-    raise GroupError(
-        f"the optimizer of a model in DistributedDataParallel has a state on {describe_ranks(having)} which "
-        f"{describe_ranks(lacking)} {'lacks' if len(lacking) == 1 else 'lack'}, so they would train apart; copy it "
-        f"(%mesh heal --copy-from {having[0]}, or load_state_dict on all ranks), or clear it on all ranks "
-        f"(optimizer.state.clear())"
-    )
-
-
-_UNKNOWN = (-1, 0)
-"""Of a rank without an optimizer of the parameters."""
-
-
-def _states_of_optimizers(model: Any, is_new: bool) -> list[tuple[int, int]]:
-    """Return what the optimizers of each rank of a group have, as ``_state_of_optimizers`` does; a collective."""
-    count, which = _state_of_optimizers(model)
-    if is_new and (count, which) == _UNKNOWN:
-        # It makes one later, without a state.
-        count = 0
-    return [(row[0], row[1]) for row in _gathered(model, count, which)]
-
-
-def _differ(states: list[tuple[int, int]]) -> bool:
-    """Return whether optimizers of some ranks have a state of parameters of which those of others have none."""
-    known = {each for each in states if each != _UNKNOWN}
-    return len(known) > 1 and max(known)[0] > 0
-
-
-def _state_of_optimizers(model: Any) -> tuple[int, int]:
-    """Return of how many parameters of a module optimizers of this process have a state, and of which, as a number."""
-    kind = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    parameters = [*model.parameters()]
-    own, held, found = set(map(id, parameters)), set[int](), False
-    for each in instances_of(kind, lambda one: "param_groups" in vars(one)) if kind is not None else ():
-        mine = [one for group in each.param_groups for one in group["params"] if id(one) in own]
-        found = found or bool(mine)
-        held.update(id(one) for one in mine if any(value is not None for value in each.state.get(one, {}).values()))
-    if not found:
-        return _UNKNOWN
-    return len(held), zlib.crc32(bytes(id(each) in held for each in parameters))
+    parameters = list(model.parameters())
+    prints = [each.grad is not None and print_of_tensor(each.grad) for each in parameters]
+    if len({row[0] for row in gathered(model, zlib.crc32(repr(prints).encode()))}) > 1:
+        for each in parameters:
+            each.grad = None

@@ -1,4 +1,5 @@
-"""Every private name of torch that the package uses, except those of ``ddp_compat.py`` and ``_wire/tensor_compat.py``.
+"""Every private name of torch that the package uses, except those of ``ddp_compat.py``,
+``training_compat.py`` and ``_wire/tensor_compat.py``.
 
 Nothing of torch is imported before a function needs it: rank processes import this file before torch. Tests call each
 function, so a torch version without one of the names fails there and not in a training run.

@@ -12,11 +12,11 @@ from monarch._actors.running import before, current
 from monarch._core.kinds import class_of
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
-from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
-from monarch._notebook.variables.names import names_here
+from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding, with_attributes
+from monarch._notebook.variables.names import actors_here, names_here
+from monarch._notebook.variables.random_states import random_prints
+from monarch._tensors.tensor_prints import SAMPLE, print_of_tensor
 
-_SAMPLE = 16_384
-"""Elements of a tensor that are compared, from all over it."""
 _ITEMS, _DEPTH = 100, 3
 """Items of a list, tuple or dict that are compared, and lists in lists."""
 _ATOMS = (bool, float, complex, type(None))
@@ -30,9 +30,10 @@ class Steps(NamedTuple):
     """How far a rank is in the training of its models, and what its variables are, as far as a look tells."""
 
     models: dict[str, str]
-    """Prints of the parameters of modules in DistributedDataParallel, by variable; by number for those of actors."""
+    """Prints of modules in DistributedDataParallel, and of what steps them, by variable or actor."""
     values: dict[str, str]
-    """Prints of numbers, texts, tensors and arrays, and of lists and dicts of these, by variable."""
+    """Prints of numbers, texts, tensors and arrays, and of lists and dicts of these, by variable; and of generators of
+    random numbers."""
     unfinished: bool
     """Whether such a module is in the middle of a pass."""
 
@@ -70,7 +71,12 @@ def _prepare() -> None:
 
 def begin_now(variables: Mapping[str, Any], names: Sequence[str] | None, resets: bool) -> None:
     """Let modules in DistributedDataParallel begin afresh; see ``begin``."""
-    for model in ddp_modules_in(_chosen(variables, names).values()):
+    chosen = ddp_modules_in(_chosen(variables, names).values())
+    if chosen and names is not None:
+        # Others may be the same on the rank that was copied from. Actors are told apart.
+        of_actors = {id(model) for each in holding(actors_here(), ddp_modules_here()).values() for model in each}
+        chosen = [model for model in ddp_modules_here() if id(model) not in of_actors]
+    for model in chosen:
         from monarch._tensors.ddp_afresh import begin_afresh, reset_ddp
         from monarch._tensors.ddp_compat import why_bound
 
@@ -96,20 +102,22 @@ def steps(has_values: bool) -> Steps:
         with suppress(Exception):
             if (found := _print_of(value)) is not None:
                 values[name] = found
+    if has_values:
+        values.update(random_prints())
     every = ddp_modules_here()
-    held = holding(variables, every, once=True)
-    in_variables = {id(model) for each in held.values() for model in each}
-    unfinished = any(map(_is_unfinished, (model for each in held.values() for model in each)))
-    # Those of actors, in the order in which they were made, which is the same on all ranks.
-    of_actors = [model for model in every if id(model) not in in_variables]
-    named = {**held, **{f"model {number} of actors": [model] for number, model in enumerate(of_actors, 1)}}
-    for name, each in named.items():
+    in_variables = holding(with_attributes(variables), every)
+    unfinished = any(map(_is_unfinished, (model for each in in_variables.values() for model in each)))
+    if every:
         from monarch._tensors.ddp_compat import parameters_of_all
+        from monarch._tensors.ddp_optimizers import print_of_trainer, trainers_here
 
-        with suppress(Exception):
-            parts = [_of_tensor(tensor) for model in each for tensor in parameters_of_all(model)]
-            if parts and None not in parts:
-                models[name] = str(zlib.crc32(repr(parts).encode()))
+        parameters = [tensor for model in every for tensor in parameters_of_all(model)]
+        known = [*every, *trainers_here(parameters)]
+        for name, each in holding({**with_attributes(variables), **actors_here()}, known, once=True).items():
+            with suppress(Exception):
+                prints = [print_of_trainer(one, parameters_of_all(one) if one in every else None) for one in each]
+                if prints and None not in prints:
+                    models[name] = str(zlib.crc32(repr(prints).encode()))
     return Steps(models, values, unfinished)
 
 
@@ -141,11 +149,11 @@ def _print_of(value: Any, depth: int = _DEPTH) -> str | None:
         return repr(value)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and kind is torch.Tensor:
-        return _of_tensor(value)
+        return print_of_tensor(value)
     if torch is not None and kind is torch.Generator:
-        return _of_tensor(value.get_state())
+        return print_of_tensor(value.get_state())
     if numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject:
-        return f"{value.shape} {value.dtype} {zlib.crc32(value.flat[:: max(1, value.size // _SAMPLE)].tobytes())}"
+        return f"{value.shape} {value.dtype} {zlib.crc32(value.flat[:: max(1, value.size // SAMPLE)].tobytes())}"
     return _of_parts(value, depth) if depth else None
 
 
@@ -159,24 +167,3 @@ def _of_parts(value: Any, depth: int) -> str | None:
     else:
         return None
     return f"{kind.__name__} of {len(value)}: {zlib.crc32(repr(items).encode())}"
-
-
-def _of_tensor(tensor: Any) -> str | None:
-    """Return the same for a tensor, which copies few of its elements; None for one of another kind.
-
-    A part of a tensor that is divided among ranks would be a collective.
-    """
-    torch: Any = sys.modules["torch"]
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return None
-    with torch.no_grad():
-        part = tensor.detach()
-        if part.is_contiguous():
-            part = part.view(-1)[:: max(1, part.numel() // _SAMPLE)]
-        room = _SAMPLE
-        for axis in reversed(range(part.dim())):
-            # Of another layout, the first elements.
-            part = part.narrow(axis, 0, min(part.shape[axis], 2 * room))
-            room = max(1, room // max(1, part.shape[axis]))
-        data = part.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
-    return f"{tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(data)}"

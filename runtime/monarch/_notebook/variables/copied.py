@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 from monarch._notebook.variables.afresh import begin_now
+from monarch._notebook.variables.attached import attach, attached_to
 from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
 from monarch._notebook.variables.names import names_here
-from monarch._notebook.variables.parted import parted
+from monarch._notebook.variables.parted import left_behind, parted
+from monarch._notebook.variables.random_states import random_states, set_random_states
+from monarch._notebook.variables.rebound import rebind
 from monarch._python.objects import Search, instances_of
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
@@ -39,6 +42,10 @@ _SHARDED = (
 """Modules and names of classes of which each rank has another part."""
 
 
+_ATTACHED, _RANDOM = "gradients and hooks", "random numbers"
+"""Keys of what belongs to copied objects, and of generators."""
+
+
 class Copied(NamedTuple):
     """The outcome of a copy of a rank's variables."""
 
@@ -55,13 +62,17 @@ class Copied(NamedTuple):
 
 
 @service("replicas.give", "actor")
-def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Copied]:
+def give(
+    namespace: Namespace, names: Sequence[str], to_living: bool = False, alike: Sequence[str] = ()
+) -> tuple[dict[str, Any], Copied]:
     """Pack variables on their rank, together so that shared objects stay shared: an optimizer has the parameters of its
     model.
 
     Args:
         namespace: the namespace of this rank.
         names: the variables; none for all that cells made and that can be copied.
+        to_living: whether the receivers have variables of their own.
+        alike: the generators of random numbers that are in the same state on all other ranks.
 
     Raises:
         NameError: a variable does not exist.
@@ -90,19 +101,31 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Co
                 else:
                     left[name] = why
                     del wanted[name]
-    for name, why in parted(wanted, {name: variables[name] for name, _ in namespace.names_of()}).items():
+    every = {name: variables[name] for name, _ in namespace.names_of()}
+    for name, why in {
+        **parted(wanted, every),
+        **(left_behind(wanted, every, bool(names)) if to_living else {}),
+    }.items():
         left[name] = why
         del wanted[name]
     unwrapped = sorted(name for name in unwrapped if name in wanted)
     # Imports go along without a word.
     told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
-    return wanted, Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted.values())))
+    copied = Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted.values())))
+    attached = attached_to(wanted.values(), lambda value: _unpicklable(value, "a hook"))
+    # Under keys that are no names of variables.
+    return {**wanted, _ATTACHED: attached, _RANDOM: random_states(alike)}, copied
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
-    namespace.variables.update({name: _of_here(value, namespace.variables) for name, value in state.items()})
+    attach(state.pop(_ATTACHED))
+    set_random_states(state.pop(_RANDOM))
+    copied = {name: _of_here(value, namespace.variables) for name, value in state.items()}
+    before = {name: namespace.variables[name] for name in copied if name in namespace.variables}
+    namespace.variables.update(copied)
+    rebind(namespace.variables, before, copied)
     if "torch" in sys.modules:
         _settle(state, namespace.point.rank, namespace.point.extent.nelements)
     begin_now(namespace.variables, [*state], False)

@@ -56,3 +56,11 @@ def holding(variables: Mapping[str, Any], known: Iterable[Any], once: bool = Fal
         if once:
             left = {key: each for key, each in left.items() if key not in inside}
     return found
+
+
+def with_attributes(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables, with the attributes of the classes that cells define in place of these."""
+    return {
+        name: list(vars(value).values()) if isinstance(value, type) and value.__module__ == "__main__" else value
+        for name, value in variables.items()
+    }

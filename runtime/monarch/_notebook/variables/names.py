@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
 
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node
@@ -32,3 +33,14 @@ def values_here() -> list[str]:
     """Service: return those of them that are not modules, functions or classes."""
     variables = sys.modules["__main__"].__dict__
     return [name for name in names_here() if not issubclass(type(variables.get(name)), _CODE)]
+
+
+def actors_here() -> dict[str, Any]:
+    """Return the actors of users' classes in this process, by a text with the name of their mesh."""
+    mailboxes = [each for each in list(actors_of(current_node()).here.values()) if each.spec is not None]
+    named = [(each.spec, each.instance) for each in mailboxes]
+    return {
+        f"actors {spec.name}": instance
+        for spec, instance in named
+        if spec is not None and not spec.cls.__module__.startswith("monarch._")
+    }

@@ -1,4 +1,4 @@
-"""Optimizers without the model whose parameters they have: a copy of one alone would train parameters of its own."""
+"""Optimizers without the model whose parameters they have, and the like: a copy of one alone would be trained apart."""
 
 from __future__ import annotations
 
@@ -33,6 +33,35 @@ def parted(wanted: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str,
                 f"its parameters are those of {owners[0]}, which is not copied; copy both together, or run its cell "
                 f"again"
             )
+    return reasons
+
+
+def left_behind(wanted: Mapping[str, Any], variables: Mapping[str, Any], are_named: bool) -> dict[str, str]:
+    """Return the models and optimizers that other variables have too, which are not copied, each with the reason.
+
+    Those of the receivers would keep the old ones.
+
+    Args:
+        wanted: the variables that are copied together.
+        variables: all variables that cells have made on their rank.
+        are_named: whether the program has named the copied ones. Else other objects than optimizers, which cannot be
+            copied, get the new values.
+    """
+    torch, kind = sys.modules.get("torch"), _optimizer()
+    if torch is None or kind is None:
+        return {}
+    modules = {name: value for name, value in wanted.items() if isinstance(value, torch.nn.Module)}
+    own = holding(wanted, instances_of(kind, lambda each: "param_groups" in vars(each)))
+    for name, value in modules.items():
+        own.setdefault(name, []).extend([value, *list(value.parameters())[:1]])
+    kinds = object if are_named else kind
+    others = {name: value for name, value in variables.items() if name not in wanted and isinstance(value, kinds)}
+    others = {name: value for name, value in others.items() if not isinstance(value, type)}
+    reasons: dict[str, str] = {}
+    for name, known in own.items():
+        keepers = list(holding(others, known))
+        if keepers:
+            reasons[name] = f"{keepers[0]} has it too, and is not copied; copy both together"
     return reasons
 
 
