@@ -29,7 +29,7 @@ from monarch.exceptions import ActorError, DeviceMeshError, MonarchError
 from monarch_kernel.calls.caused_errors import followed, freed
 from monarch_kernel.calls.delivery import await_delivery
 from monarch_kernel.calls.running import RunningCalls
-from monarch_kernel.source.cell import CellSource
+from monarch_kernel.source.cell import CellSource, as_typed
 
 
 def _reason(error: BaseException) -> str:
@@ -166,7 +166,7 @@ class Run(RunningCalls):
         here = dead.at is not None and self.name == f"cell [{dead.at.number}]"
         line = dead.at.line if dead.at is not None and here else 0
         lines = self.source.typed.splitlines()
-        source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        source = as_typed(lines[line - 1]) if 0 < line <= len(lines) else ""
         # Its last output, and the ranks that are alive.
         more, advice = self._below(error)
         failed = CellError(

@@ -286,7 +286,9 @@ def check_axes(axes: dict[str, int | slice], sizes: dict[str, int]) -> None:
 def _whole(chosen: slice, total: int) -> range:
     """Return the ranks of a range. A range of Python would leave out those that do not exist."""
     if chosen.stop is not None and chosen.stop > total:
-        raise HeaderError(f"no rank {chosen.stop - 1}: {_size(total)}")
+        last = chosen.stop - 1
+        missing = f"rank {last}" if last == total else f"ranks {total}-{last}"
+        raise HeaderError(f"no {missing}: {_size(total)}")
     return range(*chosen.indices(total))
 
 

@@ -65,6 +65,12 @@ def read(shell: Any, typed: str, name: str, above: int = 0) -> CellSource:
     return CellSource(*(f"{head}{each}" if each else "" for each in (typed, *made)))
 
 
+def as_typed(line: str) -> str:
+    """Return a line of a cell; the one that ``%mesh run`` hands to the ranks as the command, which it ends with."""
+    _, is_handed_out, program = line.partition(").run_order(")
+    return f"%mesh run {program.partition('  # ')[2]}" if is_handed_out else line.strip()
+
+
 def _guarded(shell: Any, typed: str) -> str:
     """Return valid Python that runs a magic if it is one line such as ``ls -l``, and no variable has that name."""
     if not _is_automagic(shell, typed):

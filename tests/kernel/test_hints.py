@@ -139,7 +139,7 @@ def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
         ("%mesh pull speling", "no rank has a variable 'speling'; ranks have "),
         ("%mesh pull speling", "did you mean 'spelling'?"),
         ("%mesh push speling_here", "did you mean 'spelling_here'?"),
-        ("%%mesh [0:9]\n1", "no rank 8: this mesh has ranks 0 to 3"),
+        ("%%mesh [0:9]\n1", "no ranks 4-8: this mesh has ranks 0 to 3"),
         ("%%mesh [procs=0:9]\n1", "no rank procs=8: this mesh has procs=0 to 3"),
         ("%%mesh [0\n1", "the bracket in '[0' is not closed"),
     ],

@@ -84,7 +84,7 @@ def test_kill_names_what_is_lost_and_brings_new_ranks(busy: Notebook) -> None:
     ("words", "text"),
     [
         ("9", "%mesh kill: no rank 9; this mesh has ranks 0-3"),
-        ("[0:9]", "no rank 8: this mesh has ranks 0 to 3"),
+        ("[0:9]", "no ranks 4-8: this mesh has ranks 0 to 3"),
         ("nix", "no mesh named 'nix'; running: mesh"),
         ("", "%mesh kill: no rank of mesh 'mesh' is busy; name the ranks, as in %mesh kill 0,2"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,15 @@ def test_ddp_script_ends_and_runs_again_after_a_stop(notebook: Notebook, tmp_pat
         cell.wait()
         assert "ranks 0-3: interrupted" in cell.text or "in a collective" in cell.text
         assert notebook.run(f"%mesh run {path} {option}").ok().said().get("stepped") == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+def test_death_in_a_script_shows_the_command(own: Callable[..., Notebook], tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)")
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    text = book.run(f"%mesh run {tmp_path}/dies.py --lr 1").text
+    assert re.search(rf"cell \[\d+\] line 1: %mesh run {tmp_path}/dies.py --lr 1\n", text), text
 
 
 @pytest.mark.slow
