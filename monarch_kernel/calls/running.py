@@ -169,8 +169,12 @@ class RunningCalls:
         for each in self.ask([task for task in meant if task not in signalled], interrupt):
             each.close()
 
-    def settle(self, seconds: float) -> bool:
-        """Wait for ranks that still run after a death has ended the wait for them; return whether they have ended."""
+    def settle(self, seconds: float | None) -> bool:
+        """Wait for ranks that still run after a death has ended the wait for them; return whether they have ended.
+
+        Args:
+            seconds: how long to wait; None for no bound.
+        """
         if not self.count():
             return True
         ends = _Ends(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from threading import Event
 from typing import Any
 
@@ -106,7 +107,7 @@ class Stopping:
         if mesh is None:
             return stopped
         left = stopped.ranks(Ending.LEFT)
-        if left:
+        if left and run not in mesh.unfinished:
             mesh.unfinished.append(run)
         if stopped.cleaning and not stopped.cut:
             mesh.check_groups_later()
@@ -129,7 +130,9 @@ class Stopping:
             mesh.unfinished.append(run)
         run.interrupt()
         if seconds:
-            run.settle(seconds)
+            # A Stop meanwhile only ends this wait; the error of the death says what another one does.
+            with suppress(KeyboardInterrupt):
+                run.settle(seconds)
 
     def stop_of_actors(self, run: RunningCalls) -> StopReport:
         """Stop the calls that a cell waits for, and find out whether models of their actors differ."""
@@ -145,10 +148,9 @@ class Stopping:
         if error.results is None:
             return ""
         for mesh in list(self._meshes.by_name.values()):
-            names = [state_of(actors).name for actors in mesh.users_actors()]
-            among = [f"actors {name}" for name in names if error.message.startswith((f"{name}.", f"{name}["))]
-            if among and not mesh.dead() and (line := apart(mesh, None, among)):
-                return line
+            among = [f"actors {each.name}" for each in map(state_of, mesh.users_actors()) if each.key == error.actors]
+            if among and not mesh.dead():
+                return apart(mesh, None, among)
         return ""
 
     def detaches(self) -> bool:
@@ -324,10 +326,16 @@ class Stopping:
         self.say_finishing(mesh)
         calls = [call for each in mesh.unfinished for call in each.futures]
         run = RunningCalls("", calls, frozenset(call.actor for call in calls))
+        died = [task for each in mesh.unfinished if each.done for task in each.tasks().values()]
+        if died:
+            where = describe_ranks(sorted({task.rank for task in died}))
+            _say(f"waiting for {where}, still in a cell that was interrupted when other ranks died; Stop ends it")
         try:
             run.wait()
+            run.settle(None)
         except KeyboardInterrupt:
-            if any(self._streams().calls.is_cleaning(each.port, each.proc) for each in run.tasks().values()):
+            is_cleaning = self._streams().calls.is_cleaning
+            if died or any(is_cleaning(each.port, each.proc) for each in run.tasks().values()):
                 _say(self.stop_calls(run, True).text())
             raise CellStopped("the cell was stopped before its program started") from None
 

@@ -286,9 +286,11 @@ def check_axes(axes: dict[str, int | slice], sizes: dict[str, int]) -> None:
 def _whole(chosen: slice, total: int) -> range:
     """Return the ranks of a range. A range of Python would leave out those that do not exist."""
     if chosen.stop is not None and chosen.stop > total:
-        last = chosen.stop - 1
-        missing = f"rank {last}" if last == total else f"ranks {total}-{last}"
-        raise HeaderError(f"no {missing}: {_size(total)}")
+        missing = [rank for rank in range(*chosen.indices(chosen.stop)) if rank >= total]
+        if len(missing) > 1 and missing[-1] - missing[0] == len(missing) - 1:
+            raise HeaderError(f"no ranks {missing[0]}-{missing[-1]}: {_size(total)}")
+        if missing:
+            raise HeaderError(f"no rank{'s' if missing[1:] else ''} {','.join(map(str, missing))}: {_size(total)}")
     return range(*chosen.indices(total))
 
 

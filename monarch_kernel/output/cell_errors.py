@@ -107,7 +107,9 @@ def stopped_lines(name: str, errors: dict[int, CellError]) -> list[str]:
         errors: the interrupts of ranks.
     """
     # The prompt has told of breakpoints.
-    known = {rank: each for rank, each in sorted(errors.items()) if each.line and "breakpoint(" not in each.source}
+    known = {
+        rank: each for rank, each in sorted(errors.items()) if each.line and not each.source.startswith("breakpoint(")
+    }
     places = _places(name, known)
     if len(places) > _PLACES:
         return []

@@ -127,7 +127,10 @@ class ActorError(MonarchError):
         failures: every failing rank, as ``{rank: text of its traceback}``.
         results: the results of the ranks that did not fail, as a ValueMesh with None where a rank failed.
         reason: what the first failing rank raised, in one line.
+        actors: the internal id of the actor mesh; empty if the call was to processes.
     """
+
+    actors = ""
 
     def __init__(
         self,

@@ -290,6 +290,37 @@ def test_one_constructor_that_raises_ends_the_wait_for_others(
     assert values(waits.slice(gpus=slice(1, 3)).rank.call()) == [0, 1] and told == []
 
 
+class LateAfterDeath(Actor):
+    """One constructor ends its process; another one raises, or succeeds, only after that is known."""
+
+    def __init__(self, path: str, raises: bool) -> None:
+        rank = current_rank().rank
+        if rank == 0 and not os.path.exists(path):
+            os._exit(3)
+        assert wait_until(lambda: os.path.exists(path), 60)
+        if rank == 1 and raises:
+            raise ValueError("late")
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_constructors_that_end_after_a_death_are_heard(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any, raises: bool
+) -> None:
+    late = procs(3).spawn("late", LateAfterDeath, str(tmp_path / "go"), raises)
+    with pytest.raises(SupervisionError, match="rank 0 of late exited with code 3"):
+        late.initialized.get(30)
+    (tmp_path / "go").touch()
+    if raises:
+        assert wait_until(lambda: any("ValueError: late" in each.text for each in told))
+    else:
+        heal_mesh(late)
+        assert late.initialized.get(30) and values(late.rank.call()) == [0, 1, 2]
+
+
 def test_calls_fail_after_unhandled_constructor_error(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
 ) -> None:

@@ -239,7 +239,7 @@ def test_broken_collective_is_stuck_without_blaming_idle_ranks() -> None:
     facts = ranks(None, None, doing(Kind.BROKEN))
     assert only(facts) == (Level.STUCK, Cause.BLOCKED, [2], [])
     told = describe_diagnosis(diagnose(facts))
-    assert "stuck: rank 2 is in a collective that the death of another rank has broken" in told
+    assert "stuck: rank 2 is in a collective of a call that ended with the failure of another rank" in told
     assert "%mesh kill" in told and "finished without" not in told
 
 

@@ -324,6 +324,49 @@ def test_sender_waiting_for_room_always_gets_it(costs: list[int], replies: bool,
             hear()
 
 
+def test_answers_while_a_call_is_given_up_count() -> None:
+    """As the receiving thread takes them, while the thread that judges a failure ends the call."""
+    for moment in ("before", "after"):
+        world = World(2)
+        world.call([0, 1])
+        gather, _ = world.gathers[-1]
+        ports = world.caller.ports
+        replies = [m.Reply(f"h/p.{rank}", gather.port, rank, m.RESULT, 1, dumps(1)[0]) for rank in range(2)]
+        pass_on = ports.pass_on
+
+        def answers(
+            port: int,
+            rest: Any,
+            replies: Any = replies,
+            moment: str = moment,
+            ports: Any = ports,
+            pass_on: Any = pass_on,
+        ) -> None:
+            if moment == "after":
+                pass_on(port, rest)
+            for reply in replies:
+                ports.sinks[port].reply(reply, ())
+            if moment == "before":
+                pass_on(port, rest)
+
+        ports.pass_on = answers  # pyright: ignore[reportAttributeAccessIssue]  (a thread that comes in between)
+        gather._give_up()
+        assert gather.done and not gather.waits_for() and not ports.sinks
+
+
+def test_abandoned_call_keeps_its_place_among_calls() -> None:
+    world = World(2)
+    for members in ([0, 1], [1]):
+        world.call(members)
+    world.rank_crashes(0)
+    world.agent_reaps(0)
+    world.caller_receives(0)
+    world.time_passes(0)
+    first, second = (gather for gather, _ in world.gathers)
+    assert first.done and not second.done
+    assert world.caller.ports.oldest_call_of("h/p.1") == first.port
+
+
 def test_a_call_has_its_port_before_others_can_find_it() -> None:
     world = World(1)
     ports = world.caller.ports
@@ -366,5 +409,5 @@ def test_rank_without_answer_has_no_value_of_another() -> None:
     gather, _ = world.gathers[-1]
     for rank, value in ((0, [1]), (1, 17)):
         gather.reply(m.Reply(f"h/p.{rank}", gather.port, rank, m.RESULT, 1, dumps(value)[0]), ())
-    gather._leave()
+    gather._give_up()
     assert gather.get() == [[1], 17, None]

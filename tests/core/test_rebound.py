@@ -16,11 +16,13 @@ class Holder:
     def method(self, model=model, *, rates=rates): return model, rates
     @staticmethod
     def static(model=model): return model
-    def __init__(self): self.own, self.count = rates, count
+    def __init__(self): self.own, self.count, self.parts = rates, count, {"g": [model]}
 def make(kept):
     def inner(): return kept
     return inner
 inner = make(model)
+@make
+def wrapped(model=model): return model
 def plain(model=model, count=count, mode=mode, pair=pair): return model, count, mode, pair
 holder = Holder()
 """
@@ -49,6 +51,7 @@ def test_functions_classes_and_objects_get_the_new_values(variables: dict[str, A
     assert holder.net is model and holder.own is rates and holder.static() is model
     assert holder.method() == (model, rates)
     assert variables["inner"]() is model and variables["plain"]()[0] is model
+    assert variables["wrapped"]()() is model and holder.parts["g"][0] is model
 
 
 def test_values_that_are_shared_by_chance_stay(variables: dict[str, Any]) -> None:

@@ -495,7 +495,6 @@ def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> 
     notebook.run("receiver.close()").ok()
 
 
-@pytest.mark.slow
 def test_stop_names_the_lines_of_the_ranks(notebook: Notebook) -> None:
     notebook.mesh("import time\ndef work():\n    time.sleep(1000)").ok()
     cell = notebook.send("%%mesh\nprint('runs')\nif rank == 3: work()\nelse:\n    while True: time.sleep(0.01)")
@@ -511,6 +510,7 @@ def test_stop_names_the_lines_of_the_ranks(notebook: Notebook) -> None:
     assert "line 1: %%mesh" not in said
 
 
+@pytest.mark.slow
 def test_repeated_stops_work(notebook: Notebook) -> None:
     for _ in range(3):
         cell, seconds = stopped(notebook, BUSY["python"])

@@ -312,10 +312,10 @@ def test_other_settings_of_a_new_rank_are_refused(procs: Callable[..., Any], kin
     # The first rank, which the advice does not name.
     kill(wrapped, 0)
     heal_mesh(wrapped)
-    what = "gradient scaler" if kind == "scaled" else "optimizer"
-    with pytest.raises(
-        ActorError, match=f"the {what} of a model .* than on rank 1, so they would train apart"
-    ) as caught:
+    what = "gradient scalers" if kind == "scaled" else "optimizers"
+    here, others = ("scale=64", "scale=32") if kind == "scaled" else ("lr=0.01", "lr=0.001")
+    differ = f"the {what} of a model in DistributedDataParallel differ: {here} on rank 0; {others} on ranks 1-2; "
+    with pytest.raises(ActorError, match=differ) as caught:
         values(wrapped.train.call())
     assert len(caught.value.failures) == SIZE and "--copy-from 1" in str(caught.value)
     values(wrapped.settle.call())

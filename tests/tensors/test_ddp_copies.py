@@ -113,6 +113,43 @@ class Twins(Actor):
         return all(torch.equal(*both) for both in zip(model.parameters(), twin.parameters(), strict=True)), left
 
     @endpoint
+    def trains_beside(self, kind: str) -> bool:
+        """Begin afresh beside objects that legitimately differ between ranks, and train."""
+        import torch
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        from torch.nn.parallel import DistributedDataParallel
+
+        head = torch.nn.Linear(2, 2)
+        model, optimizer = self.make("plain")
+        others: list[Any] = []
+        if kind == "zero":
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+        elif kind == "old":
+            old = torch.optim.Adam(model.parameters(), lr=0.01)
+            self.train(model, old, 0)
+            others = [old, [old.step() for _ in range(self.rank)]]
+        elif kind == "ignored":
+            layers = torch.nn.ModuleDict({"shared": model.module, "own": head})
+            layers.forward = model.module.forward
+            kinds: Any = DistributedDataParallel
+            kinds._set_params_and_buffers_to_ignore_for_model(layers, ["own.weight", "own.bias"])
+            model = DistributedDataParallel(layers)
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for _ in range(self.rank):
+                head(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            head(torch.ones(1, 2) * self.rank).sum().backward()
+        elif kind == "head":
+            optimizer.add_param_group({"params": head.parameters(), "lr": 0.1 * (self.rank + 1)})
+        else:
+            others = [torch.amp.GradScaler("cpu", init_scale=2.0**self.rank)]
+        self.train(model, optimizer, 0)
+        reset_ddp(model)
+        self.train(model, optimizer, 3)
+        return bool(others or optimizer)
+
+    @endpoint
     def trains_with_gradients(self, alike: bool) -> tuple[bool, bool]:
         """Begin afresh with gradients of an earlier pass; return whether the training is as without, and if they stay.
 
@@ -207,6 +244,11 @@ def test_training_goes_on_with_a_copy_bit_by_bit(twins: Any, kind: str) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_training_goes_on_after_a_pass_without_gradients(twins: Any, fails: bool) -> None:
     assert values(twins.trains_after_a_pass.call(fails)) == [(True, 1)] * SIZE
+
+
+@pytest.mark.parametrize("kind", ["zero", "old", "ignored", "head", "scaler"])
+def test_objects_that_may_differ_are_not_refused(twins: Any, kind: str) -> None:
+    assert values(twins.trains_beside.call(kind)) == [True] * SIZE
 
 
 @pytest.mark.parametrize("alike", [False, True])

@@ -180,7 +180,7 @@ def _drop_gradients(model: Any) -> None:
 
     They are of a pass that was broken off, or a new rank has none. Without a word: most loops drop them anyway.
     """
-    parameters = list(model.parameters())
+    parameters = ddp_compat.trained_parameters(model)
     prints = [each.grad is not None and print_of_tensor(each.grad) for each in parameters]
     if len({row[0] for row in gathered(model, zlib.crc32(repr(prints).encode()))}) > 1:
         for each in parameters:

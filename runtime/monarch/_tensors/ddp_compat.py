@@ -176,11 +176,14 @@ def has_constructed() -> bool:
     return _constructed
 
 
+def trained_parameters(model: Any) -> list[Any]:
+    """Return the parameters that a module in DDP keeps alike on the ranks of its group."""
+    return [each for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+
+
 def parameters_of_all(model: Any) -> list[Any]:
     """Return the parameters of a module in DDP that are alike on all ranks of the mesh; none if it has other ranks."""
-    if model.process_group is not default_group():
-        return []
-    return [each for name, each in model.module.named_parameters() if name not in model.parameters_to_ignore]
+    return trained_parameters(model) if model.process_group is default_group() else []
 
 
 def is_unfinished(model: Any) -> bool:

@@ -10,26 +10,29 @@ import gc
 import importlib
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from monarch._core.kinds import class_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._python.objects import instances_of
+from monarch._tensors.ddp_compat import trained_parameters
 from monarch._tensors.tensor_prints import print_of_tensor
-from monarch._tensors.training_compat import steps_of_scale
+from monarch._tensors.training_compat import is_scaling
 from monarch.exceptions import GroupError
 
+T = TypeVar("T")
 _ROOM = 8
 """Objects of a kind that are compared."""
 _UNKNOWN = (-1, 0)
 """State of a rank without an optimizer of the parameters."""
-_KINDS = (
-    ("optimizer", "settings or counts of steps"),
-    ("learning-rate scheduler", "counts of steps"),
-    ("gradient scaler", "scales"),
-)
-"""The kinds of objects that are compared, and in what they differ."""
+_WORDS = 4
+"""Settings of a rank that an error names."""
+_KINDS = ("the optimizers", "the learning-rate schedulers", "the gradient scalers")
+"""The kinds of objects that are compared."""
+_SCALERS = 2
 
 
 class Trainers(NamedTuple):
@@ -37,8 +40,8 @@ class Trainers(NamedTuple):
 
     state: tuple[int, int]
     """Of how many parameters optimizers have a state, and of which, as a number."""
-    prints: tuple[dict[int, str], ...]
-    """By kind, what each object is set to: as a number that others can compare, and in words."""
+    prints: tuple[dict[int, list[str]], ...]
+    """By kind, the settings of each object: as a number that others can compare, and in words."""
     is_new: bool = False
     """Whether this rank lacks the state of the module."""
 
@@ -71,22 +74,34 @@ def check_optimizers(model: Any, is_new: bool) -> None:
             f"(%mesh heal --copy-from {having[0]}, or load_state_dict on all ranks), or clear it on all ranks "
             f"(optimizer.state.clear())"
         )
-    for kind, (what, differing) in enumerate(_KINDS):
+    for kind, what in enumerate(_KINDS):
         others = _apart(rows, kind)
         if others:
             first = next(rank for at, rank in enumerate(ranks) if at not in others and rows[at].prints[kind])
-            here = "; ".join(trainers.prints[kind].values())
+            # All ranks have come to this.
+            texts: list[list[str]] = [[] for _ in ranks]
+            here = [text for words in trainers.prints[kind].values() for text in words]
+            dist.all_gather_object(texts, here, group=model.process_group)
             raise GroupError(
-                f"the {what} of a model in DistributedDataParallel has other {differing} on "
-                f"{describe_ranks(ranks[at] for at in others)} than on rank {first}, so they would train apart"
-                f"{f' (here: {here})' if here else ''}; copy it (%mesh heal --copy-from {first} --all, or "
-                f"load_state_dict on all ranks), or make both again on all ranks"
+                f"{what} of a model in DistributedDataParallel differ: {_differences(texts, ranks)}; the ranks would "
+                f"train apart. Copy them (%mesh heal --copy-from {first} --all, or load_state_dict on all ranks), or "
+                f"make the model and its optimizer again on all ranks"
             )
+
+
+def _differences(texts: Sequence[Sequence[str]], ranks: Sequence[int]) -> str:
+    """Describe which texts not all ranks have."""
+    common = set(texts[0]).intersection(*texts[1:])
+    by_text: dict[str, list[int]] = {}
+    for rank, own in zip(ranks, texts, strict=True):
+        words = ", ".join([each for each in dict.fromkeys(own) if each not in common][:_WORDS])
+        by_text.setdefault(words or "none", []).append(rank)
+    return "; ".join(f"{text} on {describe_ranks(having)}" for text, having in by_text.items())
 
 
 def _compared(model: Any, is_new: bool) -> tuple[Trainers, list[Trainers]]:
     """Return the objects of this rank, and the numbers of those of each rank of a group; a collective."""
-    mine = trainers_of(list(model.parameters()))
+    mine = trainers_of(trained_parameters(model))
     count, which = mine.state
     if is_new and mine.state == _UNKNOWN:
         # It makes one later, without a state.
@@ -102,7 +117,11 @@ def _compared(model: Any, is_new: bool) -> tuple[Trainers, list[Trainers]]:
 def _as_trainers(row: Sequence[int]) -> Trainers:
     count, which, is_new, *prints = row
     parts = [prints[at : at + _ROOM] for at in range(0, len(prints), _ROOM)]
-    return Trainers((count, which), tuple({each: "" for each in part if each >= 0} for part in parts), bool(is_new))
+    return Trainers(
+        (count, which),
+        tuple(dict[int, list[str]]((each, []) for each in part if each >= 0) for part in parts),
+        bool(is_new),
+    )
 
 
 def gathered(model: Any, *mine: int) -> list[list[int]]:
@@ -122,15 +141,19 @@ def _differ(states: Sequence[tuple[int, int]]) -> bool:
 
 
 def _apart(rows: Sequence[Trainers], kind: int) -> list[int]:
-    """Return the positions of ranks with an object of a kind that is set to what none is on the others.
+    """Return the positions of ranks whose objects of a kind are all set otherwise than those of the other ranks.
 
-    A rank may lack objects that others have kept of earlier trainings.
+    Ranks may have kept others of earlier trainings.
     """
     found = [frozenset(row.prints[kind]) for row in rows]
     # The most usual ones, rather than those of a new rank.
     order = [(not row.is_new, len(each), found.count(each)) for each, row in zip(found, rows, strict=True)]
     most = found[order.index(max(order))]
-    return [at for at, each in enumerate(found) if not (each <= most or most <= each)]
+    # Of a new rank only: a scaler may be of a model without DDP.
+    others: list[frozenset[int]] = [each for each, row in zip(found, rows, strict=True) if each and not row.is_new]
+    if kind == _SCALERS and not (len(others) < len(found) and most.intersection(*others)):
+        return []
+    return [at for at, each in enumerate(found) if each and most and not each & most]
 
 
 def trainers_of(parameters: Sequence[Any]) -> Trainers:
@@ -138,16 +161,31 @@ def trainers_of(parameters: Sequence[Any]) -> Trainers:
     optimizers = optimizers_of(parameters)
     if not optimizers:
         return Trainers(_UNKNOWN, ({}, {}, {}))
-    held = {id(one) for each in optimizers for one in parameters
-            if any(value is not None for value in each.state.get(one, {}).values())}  # fmt: skip
+    held = {each for some in _each(partial(_held, parameters=parameters), optimizers) for each in some}
     state = len(held), zlib.crc32(bytes(id(each) in held for each in parameters))
     schedulers = [each for each in schedulers_here() if any(each.optimizer is one for one in optimizers)]
-    texts = (
-        [_settings(each, parameters) for each in optimizers],
-        [(f"last_epoch={each.last_epoch}", type(each).__name__) for each in schedulers],
-        [(f"scale={each.get_scale():g}", steps_of_scale(each)) for each in _scalers_here()],
+    words = (
+        _each(partial(_settings, parameters=parameters), optimizers),
+        _each(lambda one: [f"{type(one).__name__}.last_epoch={one.last_epoch}"], schedulers),
+        _each(lambda one: [f"scale={one.get_scale():g}"], _scalers_here()),
     )
-    return Trainers(state, tuple({zlib.crc32(repr(each).encode()): each[0] for each in kind} for kind in texts))
+    return Trainers(state, tuple({zlib.crc32(repr(each).encode()): each for each in kind} for kind in words))
+
+
+def _each(function: Callable[[Any], T], objects: Iterable[Any]) -> list[T]:
+    """Return the values of a function for objects, without those where it raises: other ranks wait for this one."""
+    values: list[T] = []
+    for each in objects:
+        # The classes of optimizers may be the program's, and another thread may change them.
+        with suppress(Exception):
+            values.append(function(each))
+    return values
+
+
+def _held(optimizer: Any, parameters: Sequence[Any]) -> list[int]:
+    """Return the ids of the parameters of which an optimizer has a state."""
+    states = [(each, optimizer.state.get(each, {})) for each in parameters]
+    return [id(each) for each, state in states if any(value is not None for value in state.values())]
 
 
 def optimizers_of(parameters: Iterable[Any]) -> list[Any]:
@@ -156,11 +194,12 @@ def optimizers_of(parameters: Iterable[Any]) -> list[Any]:
     own = set(map(id, parameters))
     if kind is None:
         return []
-    divided = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", ())
     found = instances_of(kind, lambda one: "param_groups" in vars(one))
-    return [
-        each for each in found if not isinstance(each, divided) and any(id(one) in own for one in _parameters(each))
-    ]
+    divided: Any = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", ())
+    # With the optimizers inside, each of which has a part of the state.
+    parts = [each for each in found if issubclass(class_of(each), divided)]
+    left_out = {*map(id, parts), *(id(each.__dict__.get("optim")) for each in parts)}
+    return [each for each in found if id(each) not in left_out and any(id(one) in own for one in _parameters(each))]
 
 
 def _parameters(optimizer: Any) -> list[Any]:
@@ -204,19 +243,20 @@ def print_of_trainer(one: Any, parameters: Sequence[Any] | None) -> str | None:
 
 def _scalers_here() -> list[Any]:
     kind: Any = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
-    return [each for each in instances_of(kind) if steps_of_scale(each) >= 0] if kind is not None else []
+    return [each for each in instances_of(kind) if is_scaling(each)] if kind is not None else []
 
 
-def _settings(optimizer: Any, parameters: Sequence[Any]) -> tuple[str, object]:
-    """Return what an optimizer is set to: in words, and all of it."""
-    groups = [
-        sorted((key, _plain(value)) for key, value in group.items() if key != "params" and _plain(value))
-        for group in optimizer.param_groups
-    ]
+def _settings(optimizer: Any, parameters: Sequence[Any]) -> list[str]:
+    """Return the settings of an optimizer for parameters, and how often it has stepped them, in words."""
+    own = set(map(id, parameters))
+    words: list[str] = []
+    for number, group in enumerate(optimizer.param_groups):
+        if any(id(each) in own for each in group["params"]):
+            plain = [(key, _plain(value)) for key, value in group.items() if key != "params"]
+            words += [f"{key}={text}{f' (group {number})' if number else ''}" for key, text in sorted(plain) if text]
     steps = [_plain(optimizer.state.get(each, {}).get("step")) for each in parameters]
-    rates = ", ".join(dict.fromkeys(f"lr={_plain(group.get('lr'))}" for group in optimizer.param_groups))
-    last = max((each for each in steps if each.isdecimal()), key=int, default="")
-    return f"{rates}{f' after {last} steps' if last else ''}", (type(optimizer).__name__, groups, steps)
+    counts = [text for text in dict.fromkeys(steps) if text not in ("", "None")]
+    return [*sorted(words, key=lambda each: not each.startswith("lr=")), *(f"after {text} steps" for text in counts)]
 
 
 def _plain(value: Any) -> str:

@@ -27,5 +27,5 @@ def print_of_tensor(tensor: Any) -> str | None:
             # Of another layout, the first elements.
             part = part.narrow(axis, 0, min(part.shape[axis], 2 * room))
             room = max(1, room // max(1, part.shape[axis]))
-        data = part.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
+        data = part.contiguous().resolve_conj().resolve_neg().reshape(-1).cpu().view(torch.uint8).numpy().tobytes()
     return f"{tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(data)}"

@@ -30,7 +30,6 @@ def attributes_of(optimizer: Any) -> dict[str, Any]:
     return {key: own[key] for key in sorted(left_out) if own[key] or not isinstance(own[key], dict)}
 
 
-def steps_of_scale(scaler: Any) -> int:
-    """Return for how many steps a gradient scaler has had its scale; -1 for one that is not enabled."""
-    # A constructor that was broken off leaves none.
-    return scaler._get_growth_tracker() if getattr(scaler, "_enabled", False) else -1
+def is_scaling(scaler: Any) -> bool:
+    """Return whether a gradient scaler is enabled; one whose constructor was broken off is not."""
+    return bool(getattr(scaler, "_enabled", False)) and hasattr(scaler, "_growth_tracker")

@@ -32,7 +32,7 @@ class Kind(str, Enum):
     GPU = "GPU"
     """The kernels that it has issued."""
     BROKEN = "broken"
-    """A collective whose call has ended with the death of another rank."""
+    """A collective whose call has ended with the failure of another rank."""
     C_CODE = "C code"
     """C code that has released the GIL."""
     PYTHON = "Python"

@@ -40,7 +40,7 @@ _STATES = {
     Kind.SILENT: "not answering",
     Kind.GIL: "in C code that holds the GIL",
     Kind.GPU: "waiting for its GPU",
-    Kind.BROKEN: "in a collective that the death of another rank has broken",
+    Kind.BROKEN: "in a collective of a call that ended with the failure of another rank",
     Kind.C_CODE: "in C code that has released the GIL",
     Kind.PYTHON: "running Python",
     Kind.SLEEP: "asleep",

@@ -70,10 +70,13 @@ class PortTable:
             self._followed.discard(port)
             self.closed.tell(port)
 
-    def reopen(self, port: int, call: Any) -> None:
-        """Give a port that was closed to what is left of its call; in the receiving thread."""
+    def pass_on(self, port: int, call: Any) -> None:
+        """Give a port to the rest of its call, in its place among the calls, and tell the followers that it ends."""
         self.gathers[port] = call
         self.sinks[port] = call
+        if port in self._followed:
+            self._followed.discard(port)
+            self.closed.tell(port)
 
     def follow(self, port: int) -> bool:
         """Tell the subscribers of ``closed`` when a port is closed; return False if it is closed already."""

@@ -53,7 +53,7 @@ class Gather(Outcome[R]):
     """Watches the other ranks once one has failed."""
     waiter: Waiter | None = None
     """Called when another rank has answered."""
-    remains: Remains | None = None
+    rest: AbandonedCall | None = None
     """The ranks that had not answered when a failure ended the wait. Set once, before it is done."""
 
     def __init__(
@@ -101,26 +101,29 @@ class Gather(Outcome[R]):
         """
         with self._lock:
             replies, left = self._replies, self._left
-            if not left:
-                return
             rank = reply.rank
-            if not 0 <= rank < len(replies):
-                reply = replaced(reply, self.targets, self.label)
-                rank = reply.rank
-            if replies[rank] is not None:
-                return
             failed = reply.status and self.actor
-            if failed:
-                # Before anybody can see that the rank has answered. Its subscribers only note it.
-                self._node.events.call_failed.tell(self.port, self.base_rank(rank), *failure_line(reply))
-            replies[rank] = (reply, frames) if frames else reply
-            self._left = left = left - 1
+            if left:
+                if not 0 <= rank < len(replies):
+                    reply = replaced(reply, self.targets, self.label)
+                    rank = reply.rank
+                if replies[rank] is not None:
+                    return
+                if failed:
+                    # Before anybody can see that the rank has answered. Its subscribers only note it.
+                    self._node.events.call_failed.tell(self.port, self.base_rank(rank), *failure_line(reply))
+                replies[rank] = (reply, frames) if frames else reply
+                self._left = left - 1
+        if not left:
+            if self.rest is not None:
+                self.rest.reply(reply, frames)
+            return
         if failed and self.watched:
             if reply.status == ERROR and self._tells():
                 self._error_to_tell = of_endpoint(self.label, self.base_rank(rank), unpack_failure(reply.body))
             # Other ranks may wait for this one.
             self._node.watch.failed(self, rank)
-        if not left:
+        if left == 1:
             self._end()
         elif self.waiter is not None:
             self._node.receive_loop.notify(self.waiter)
@@ -128,17 +131,20 @@ class Gather(Outcome[R]):
     def reply_alike(self, reply: Reply, ranks: range) -> None:
         """Take the same value from the actors at some positions, without buffers; ignore second replies."""
         with self._lock:
-            replies = self._replies
-            if not self._left:
-                return
-            begin, end = ranks.start, ranks.stop
-            new = replies[begin:end].count(None)
-            if new == end - begin:
-                replies[begin:end] = [reply] * new
-            elif new:
-                replies[begin:end] = [reply if each is None else each for each in replies[begin:end]]
-            self._left -= new
+            replies, left = self._replies, self._left
+            if left:
+                begin, end = ranks.start, ranks.stop
+                new = replies[begin:end].count(None)
+                if new == end - begin:
+                    replies[begin:end] = [reply] * new
+                elif new:
+                    replies[begin:end] = [reply if each is None else each for each in replies[begin:end]]
+                self._left -= new
             complete = not self._left
+        if not left:
+            if self.rest is not None:
+                self.rest.reply_alike(reply, ranks)
+            return
         if complete:
             self._end()
         elif self.waiter is not None:
@@ -170,6 +176,10 @@ class Gather(Outcome[R]):
                     self._left -= 1
                     waited = True
             complete = waited and not self._left
+            rest = self.rest
+        if rest is not None:
+            rest.lost(peer, dead)
+            return False
         if waited and not dead.expected and self._tells():
             self._error_to_tell = of_death(self.label, split_proc(dead.proc)[1], dead)
         if complete:
@@ -178,7 +188,7 @@ class Gather(Outcome[R]):
             if self.on_loss is not None:
                 self.on_loss()
             # Answers at the same time count; but do not wait for the others to report a death.
-            self._node.receive_loop.call_later(_HEARING, self._leave)
+            self._node.receive_loop.call_later(_HEARING, self._give_up)
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
@@ -193,40 +203,52 @@ class Gather(Outcome[R]):
             self._why = why
         if self._tells():
             self._error_to_tell = of_mesh(self.label, why)
-        self._leave()
+        self._give_up()
         return True
 
-    def _leave(self) -> None:
-        """Complete without the outstanding answers, but follow which ranks still run the call."""
-        if self._abandon():
-            left = [peer for peer in self.unanswered if peer.dead is None]
-            if left:
-                self.remains = Remains(self, left)
+    def _give_up(self) -> None:
+        """Complete without the outstanding answers, but follow which ranks still run the call. Any thread."""
+        if not self._abandon(True):
+            return
+        rest = self.rest
+        if rest is None:
             self._end()
-            if self.remains is not None:
-                # Output of the call so far is shown at its end, that of these ranks later.
-                self._node.ports.reopen(self.port, self.remains)
+            return
+        # Its output so far is shown at its end, that of the other ranks later.
+        self._node.ports.pass_on(self.port, rest)
+        # They may have answered before that.
+        rest.settle()
+        if self.party is not None:
+            self.party.completed()
+        self._complete()
 
-    def _abandon(self) -> bool:
-        """Stop waiting for the outstanding answers; return whether there were any."""
+    def _abandon(self, follows: bool = False) -> bool:
+        """Stop waiting for the outstanding answers; return whether there were any.
+
+        Args:
+            follows: whether to note the ranks that still run the call.
+        """
         with self._lock:
             if not self._left:
                 return False
             self.unanswered = self.waits_for()
+            left = [peer for peer in self.unanswered if peer.dead is None]
+            # In one step: a thread that finds nothing left passes its answer on.
+            self.rest = AbandonedCall(self, left) if left and follows else None
             self._left = 0
             return True
 
     def waits_for(self) -> list[Peer]:
         """Return the procs that have not answered, as far as that is followed."""
         if not self._left:
-            return self.remains.waits_for() if self.remains is not None else list(self.unanswered)
+            return self.rest.waits_for() if self.rest is not None else list(self.unanswered)
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
 
 
-class Remains(Gather[None]):
-    """The ranks that still run a call whose wait has ended with the death or failure of others.
+class AbandonedCall(Gather[None]):
+    """A call that has ended with the death or failure of some ranks, while others still run it.
 
-    It holds no results, so that the call itself can be dropped.
+    It holds no results, so that the future of the call can be dropped.
 
     Args:
         call: the call.
@@ -243,36 +265,41 @@ class Remains(Gather[None]):
         self._value = None
         self.done = True
         self._left = 0
-        self._running = list(left)
-        """The procs that have not answered. Any thread, with the lock."""
+        self._running = tuple(left)
+        """The procs that have not answered. Replaced with the lock, by any thread."""
         self._call = ref(call)
 
     def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
         """Note the answer of a rank."""
-        self._ended(range(reply.rank, reply.rank + 1))
+        at = reply.rank
+        known = 0 <= at < len(self.targets)
+        self._end_on({id(self.targets[at])} if known else {id(each) for each in self.targets if each.proc == reply.src})
 
     def reply_alike(self, reply: Reply, ranks: range) -> None:
         """Note the answers of some ranks."""
-        self._ended(ranks)
+        self._end_on(set(map(id, self.targets[ranks.start : ranks.stop])))
 
     def lost(self, peer: Peer, dead: Dead) -> bool:
         """Note the death of a proc; nobody waits for its answer."""
-        self._ended(range(len(self.targets)), peer)
+        self._end_on({id(peer)})
         return False
 
-    def _ended(self, positions: range, only: Peer | None = None) -> None:
+    def _end_on(self, peers: set[int]) -> None:
+        """Note procs that no longer run it."""
         with self._lock:
-            ended = [each for each in self.targets[positions.start : positions.stop] if only in (None, each)]
-            self._running = [each for each in self._running if each not in ended]
-            over = not self._running
-        if over:
-            self._node.ports.close(self.port)
-            if self.party is not None:
-                self.party.completed()
+            self._running = tuple(each for each in self._running if id(each) not in peers)
+        self.settle()
         call = self._call()
         for waiter in (self.waiter, call.waiter if call is not None else None):
             if waiter is not None:
                 self._node.receive_loop.notify(waiter)
+
+    def settle(self) -> None:
+        """Close the port once no proc runs it."""
+        if not self._running:
+            self._node.ports.close(self.port)
+            if self.party is not None:
+                self.party.completed()
 
     def waits_for(self) -> list[Peer]:
         """Return the procs that have not answered."""

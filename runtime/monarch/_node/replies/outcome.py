@@ -227,6 +227,8 @@ class Outcome(Future[R]):
     ) -> BaseException:
         if not lost:
             error = group(failures, self.extent, self.label, results, self._unanswered(), self._base())
+            if isinstance(error, ActorError):
+                error.actors = self.actor
             uid = split_proc(self.targets[0].proc)[0]
             here = uid in self._node.names
             return _with_advice(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from monarch._python.objects import Search
 
@@ -37,29 +37,40 @@ def attached_to(values: Iterable[Any], why_not: Callable[[Any], str]) -> list[At
     optimizer: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
     found: list[Attached] = []
     for each in Search().objects_in(values):
-        if isinstance(each, torch.nn.Parameter):
+        # Not isinstance: objects tell their class.
+        if issubclass(type(each), torch.nn.Parameter):
             before, after = (tuple(hook for hook in some if not why_not(hook)) for some in hooks_of(each))
             if each.grad is not None or before or after:
                 found.append(Attached(each, each.grad, before, after))
-        elif isinstance(each, optimizer):
+        elif issubclass(type(each), optimizer):
             own = {key: value for key, value in attributes_of(each).items() if not why_not(value)}
             if own:
                 found.append(Attached(each, attributes=own))
     return found
 
 
-def attach(found: Iterable[Attached]) -> None:
-    """Give copies what belongs to them."""
+def attach(found: Iterable[Attached], here: Callable[[Any], Any]) -> None:
+    """Give copies their gradients, hooks and attributes.
+
+    Args:
+        found: those of each copy.
+        here: returns a function of a cell with the variables of this rank, and other values as they are.
+    """
     for each in found:
+        for key, value in (each.attributes or {}).items():
+            hooks = cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+            for number in hooks:
+                # In place, so that the dict stays of its class.
+                hooks[number] = here(hooks[number])
+            each.owner.__dict__[key] = here(value)
         if each.attributes is not None:
-            each.owner.__dict__.update(each.attributes)
             continue
         each.owner.grad = each.grad
         # One may have been frozen since.
         requires = each.owner.requires_grad
         each.owner.requires_grad_(True)
         for hook in each.hooks:
-            each.owner.register_hook(hook)
+            each.owner.register_hook(here(hook))
         for hook in each.hooks_after:
-            each.owner.register_post_accumulate_grad_hook(hook)
+            each.owner.register_post_accumulate_grad_hook(here(hook))
         each.owner.requires_grad_(requires)

@@ -7,13 +7,14 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 from monarch._notebook.variables.afresh import begin_now
-from monarch._notebook.variables.attached import attach, attached_to
+from monarch._notebook.variables.attached import Attached, attach, attached_to
 from monarch._notebook.variables.holding import ddp_modules_here, ddp_modules_in, holding
 from monarch._notebook.variables.names import names_here
 from monarch._notebook.variables.parted import left_behind, parted
@@ -112,15 +113,22 @@ def give(
     # Imports go along without a word.
     told = sorted(name for name, value in wanted.items() if name in names or not _is_imported(value))
     copied = Copied(told, left, unwrapped, [*wanted], bool(ddp_modules_in(wanted.values())))
-    attached = attached_to(wanted.values(), lambda value: _unpicklable(value, "a hook"))
     # Under keys that are no names of variables.
-    return {**wanted, _ATTACHED: attached, _RANDOM: random_states(alike)}, copied
+    return {**wanted, _ATTACHED: _attached(wanted), _RANDOM: random_states(alike)}, copied
+
+
+def _attached(wanted: Mapping[str, Any]) -> list[Attached]:
+    """Return what belongs to objects inside of values, as far as it can be pickled."""
+    attached = attached_to(wanted.values(), lambda value: "")
+    if not attached or not _unpicklable(attached, "hooks"):
+        return attached
+    return attached_to(wanted.values(), lambda value: _unpicklable(value, "a hook"))
 
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """Set the variables on the other ranks."""
-    attach(state.pop(_ATTACHED))
+    attach(state.pop(_ATTACHED), lambda value: _of_here(value, namespace.variables))
     set_random_states(state.pop(_RANDOM))
     copied = {name: _of_here(value, namespace.variables) for name, value in state.items()}
     before = {name: namespace.variables[name] for name in copied if name in namespace.variables}
@@ -133,6 +141,8 @@ def take(namespace: Namespace, state: dict[str, Any]) -> None:
 
 def _of_here(value: Any, variables: dict[str, Any]) -> Any:
     """Return a function of a cell with the variables of this rank as its globals, and other values as they are."""
+    if type(value) is partial:
+        return partial(_of_here(value.func, variables), *value.args, **value.keywords)
     if type(value) is not types.FunctionType or value.__module__ != "__main__":
         return value
     made = types.FunctionType(value.__code__, variables, value.__name__, value.__defaults__, value.__closure__)

@@ -36,11 +36,10 @@ def values_here() -> list[str]:
 
 
 def actors_here() -> dict[str, Any]:
-    """Return the actors of users' classes in this process, by a text with the name of their mesh."""
-    mailboxes = [each for each in list(actors_of(current_node()).here.values()) if each.spec is not None]
-    named = [(each.spec, each.instance) for each in mailboxes]
-    return {
-        f"actors {spec.name}": instance
-        for spec, instance in named
-        if spec is not None and not spec.cls.__module__.startswith("monarch._")
-    }
+    """Return the actors of users' classes in this process, as a list by a text with the name of their meshes."""
+    found: dict[str, list[Any]] = {}
+    for each in list(actors_of(current_node()).here.values()):
+        spec = each.spec
+        if spec is not None and not spec.cls.__module__.startswith("monarch._"):
+            found.setdefault(f"actors {spec.name}", []).append(each.instance)
+    return dict(found)

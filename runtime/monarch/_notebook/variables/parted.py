@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from monarch._notebook.variables.holding import holding
+from monarch._notebook.variables.rebound import is_rebound
 from monarch._python.objects import Search, instances_of
 
 
@@ -44,8 +45,8 @@ def left_behind(wanted: Mapping[str, Any], variables: Mapping[str, Any], are_nam
     Args:
         wanted: the variables that are copied together.
         variables: all variables that cells have made on their rank.
-        are_named: whether the program has named the copied ones. Else other objects than optimizers, which cannot be
-            copied, get the new values.
+        are_named: whether the program has named the copied ones. Else the others cannot be copied, and only optimizers
+            of theirs matter.
     """
     torch, kind = sys.modules.get("torch"), _optimizer()
     if torch is None or kind is None:
@@ -54,9 +55,12 @@ def left_behind(wanted: Mapping[str, Any], variables: Mapping[str, Any], are_nam
     own = holding(wanted, instances_of(kind, lambda each: "param_groups" in vars(each)))
     for name, value in modules.items():
         own.setdefault(name, []).extend([value, *list(value.parameters())[:1]])
-    kinds = object if are_named else kind
-    others = {name: value for name, value in variables.items() if name not in wanted and isinstance(value, kinds)}
-    others = {name: value for name, value in others.items() if not isinstance(value, type)}
+    others = {name: value for name, value in variables.items() if name not in wanted}
+    if are_named:
+        # Functions, classes and objects of cells get the new values.
+        others = {name: value for name, value in others.items() if not is_rebound(value)}
+    else:
+        others = {name: value for name, value in others.items() if isinstance(value, kind)}
     reasons: dict[str, str] = {}
     for name, known in own.items():
         keepers = list(holding(others, known))
