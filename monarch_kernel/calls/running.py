@@ -178,13 +178,16 @@ class RunningCalls:
         if not self.count():
             return True
         ends = _Ends(self)
-        for future in self.futures:
+        # A Stop may wait for them too, in another thread.
+        mine = [future for future in self.futures if future.waiter is None]
+        for future in mine:
             future.waiter = ends
         try:
             return current_node().receive_loop.wait(ends, seconds)
         finally:
-            for future in self.futures:
-                future.waiter = None
+            for future in mine:
+                if future.waiter is ends:
+                    future.waiter = None
 
     def wait(self, until: float | None = None) -> bool:
         """Wait for all ranks until a time of the monotonic clock; return whether all have ended."""

@@ -153,7 +153,7 @@ class Outcomes:
 
         streams = self._streams()
         once, closing = Lock(), Lock()
-        is_closed = False
+        is_closed = is_settled = False
 
         def settle() -> bool:
             nonlocal is_closed
@@ -179,7 +179,10 @@ class Outcomes:
 
         def finish() -> ValueMesh[Any]:
             settle()
-            run.settle(SURVIVORS_S)
+            nonlocal is_settled
+            if not is_settled:
+                run.settle(SURVIVORS_S)
+                is_settled = True
             results = run.results()
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)
