@@ -153,6 +153,7 @@ class Outcomes:
 
         streams = self._streams()
         once, closing = Lock(), Lock()
+        # Each set once, by any reader; to do what it notes twice does no harm.
         is_closed = is_settled = False
 
         def settle() -> bool:

@@ -17,6 +17,7 @@ from monarch._kernel_api import (
     describe_ranks,
     host_of,
     is_dict,
+    label_of_actors,
     open_node,
     replace_procs,
     split_proc,
@@ -148,7 +149,8 @@ class Stopping:
         if error.results is None:
             return ""
         for mesh in list(self._meshes.by_name.values()):
-            among = [f"actors {each.name}" for each in map(state_of, mesh.users_actors()) if each.key == error.actors]
+            actors = map(state_of, mesh.users_actors())
+            among = [label_of_actors(each.name) for each in actors if each.key == error.actors]
             if among and not mesh.dead():
                 return apart(mesh, None, among)
         return ""

@@ -17,6 +17,7 @@ from monarch._kernel_api import (
     take_order,
 )
 from monarch_kernel.grammar.header import HeaderError
+from monarch_kernel.source.cell import made_for
 
 _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
 
@@ -59,4 +60,5 @@ def hand_out(program: RunCommand, actors: ActorMesh, views: list[ActorMesh]) -> 
     token = new_token()
     for answer in [ask(view, take_order, token, program.script, meeting) for view in views]:
         answer.get()
-    return f"__import__({run_order.__module__!r}, fromlist=['run_order']).run_order({token!r})  # {program.title()}"
+    code = f"__import__({run_order.__module__!r}, fromlist=['run_order']).run_order({token!r})"
+    return made_for(code, f"%mesh run {program.title()}")

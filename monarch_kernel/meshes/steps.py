@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from monarch._kernel_api import RANDOM, Steps, describe_ranks
+from monarch._kernel_api import Steps, describe_ranks
 from monarch_kernel.meshes.mesh import AFTER_STOP_S, Mesh
 
 _MOST = 8
@@ -54,9 +54,8 @@ def random_alike(steps: Mapping[int, Steps]) -> list[str]:
     """Return the generators of random numbers that are in the same state on several ranks, as after a common seed."""
     if len(steps) < 2:
         return []
-    first, *others = [each.values for each in steps.values()]
-    names = [name for name in first if name.startswith(RANDOM)]
-    return [name for name in names if all(each.get(name) == first[name] for each in others)]
+    first, *others = [each.generators for each in steps.values()]
+    return [name for name in first if all(each.get(name) == first[name] for each in others)]
 
 
 def _apart(prints: Sequence[Mapping[str, str]], among: Collection[str] | None = None) -> list[str]:

@@ -19,6 +19,10 @@ _OTHER_LINE = re.compile(r"(\b(?:on|at) line )(\d+)")
 _WORD = re.compile(r"\s*(\w+)(?=\s|$)(?!\s*[=,])")
 
 
+_MADE_FOR = "  # made for: "
+"""Stands before the command in a line of code that a command has made."""
+
+
 class CellSource(NamedTuple):
     """A cell in the three forms that are needed of it."""
 
@@ -65,10 +69,15 @@ def read(shell: Any, typed: str, name: str, above: int = 0) -> CellSource:
     return CellSource(*(f"{head}{each}" if each else "" for each in (typed, *made)))
 
 
+def made_for(code: str, command: str) -> str:
+    """Return a line of code that a command runs on ranks, so that ``as_typed`` returns the command."""
+    return f"{code}{_MADE_FOR}{command}"
+
+
 def as_typed(line: str) -> str:
-    """Return a line of a cell; the one that ``%mesh run`` hands to the ranks as the command, which it ends with."""
-    _, is_handed_out, program = line.partition(").run_order(")
-    return f"%mesh run {program.partition('  # ')[2]}" if is_handed_out else line.strip()
+    """Return a line of a cell as a person has typed it."""
+    _, is_made, command = line.partition(_MADE_FOR)
+    return command if is_made else line.strip()
 
 
 def _guarded(shell: Any, typed: str) -> str:

@@ -232,9 +232,9 @@ if TYPE_CHECKING:
     from monarch._notebook.variables.copied import take as take_copies
     from monarch._notebook.variables.inside import run_in_actor as run_in_actor
     from monarch._notebook.variables.names import defines as defines
+    from monarch._notebook.variables.names import label_of_actors as label_of_actors
     from monarch._notebook.variables.names import names_here as names_here
     from monarch._notebook.variables.names import values_here as values_here
-    from monarch._notebook.variables.random_states import PREFIX as RANDOM
     from monarch._notebook.variables.resampled import resample as resample
     from monarch._notebook.who.complete import complete_here as complete_here
     from monarch._notebook.who.complete import inspect_here as inspect_here
@@ -403,7 +403,6 @@ _WHERE = {
     "monarch._notebook.who.complete": "complete_here inspect_here",
     "monarch._notebook.variables.afresh": "Steps begin_afresh=begin steps_here=steps",
     "monarch._notebook.variables.copied": "Copied copyable_here give_copies=give take_copies=take",
-    "monarch._notebook.variables.random_states": "RANDOM=PREFIX",
     "monarch._notebook.showing.display": "CLEAR UPDATE ShownObject",
     "monarch._session.display_pace": "cost_of tell_taken",
     "monarch._notebook.dry.packing": "Packed pack_for_dry_run=pack",
@@ -421,7 +420,7 @@ _WHERE = {
     "monarch._notebook.looking.watching": "end_watch_here=end_here watch_here",
     "monarch._notebook.looking.variables": "variables_at",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
-    "monarch._notebook.variables.names": "defines names_here values_here",
+    "monarch._notebook.variables.names": "defines label_of_actors names_here values_here",
     "monarch._notebook.variables.resampled": "resample",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",

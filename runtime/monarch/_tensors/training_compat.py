@@ -26,8 +26,8 @@ def attributes_of(optimizer: Any) -> dict[str, Any]:
         return {}
     own: dict[str, Any] = optimizer.__dict__
     left_out = own.keys() - {*optimizer.__getstate__()} - _OF_RANK
-    # Torch makes the empty ones.
-    return {key: own[key] for key in sorted(left_out) if own[key] or not isinstance(own[key], dict)}
+    # Torch makes the empty dicts. Of others, such as tensors, nobody asks whether they are true.
+    return {key: own[key] for key in sorted(left_out) if not isinstance(own[key], dict) or own[key]}
 
 
 def is_scaling(scaler: Any) -> bool:

@@ -32,8 +32,9 @@ class Steps(NamedTuple):
     models: dict[str, str]
     """Prints of modules in DistributedDataParallel, and of what steps them, by variable or actor."""
     values: dict[str, str]
-    """Prints of numbers, texts, tensors and arrays, and of lists and dicts of these, by variable; and of generators of
-    random numbers."""
+    """Prints of numbers, texts, tensors and arrays, and of lists and dicts of these, by variable."""
+    generators: dict[str, str]
+    """Prints of the states of the generators of random numbers, by name."""
     unfinished: bool
     """Whether such a module is in the middle of a pass."""
 
@@ -102,29 +103,24 @@ def steps(has_values: bool) -> Steps:
         with suppress(Exception):
             if (found := _print_of(value)) is not None:
                 values[name] = found
-    if has_values:
-        values.update(random_prints())
     every = ddp_modules_here()
-    in_variables = holding(with_attributes(variables), every)
-    unfinished = any(map(_is_unfinished, (model for each in in_variables.values() for model in each)))
     if every:
-        from monarch._tensors.ddp_compat import parameters_of_all
+        from monarch._tensors.ddp_compat import is_unfinished, parameters_of_all
         from monarch._tensors.ddp_optimizers import print_of_trainer, trainers_here
 
         parameters = [tensor for model in every for tensor in parameters_of_all(model)]
-        known = [*every, *trainers_here(parameters)]
-        for name, each in holding({**with_attributes(variables), **actors_here()}, known, once=True).items():
+        known, modules = [*every, *trainers_here(parameters)], set(map(id, every))
+        actors = actors_here()
+        for name, each in holding({**with_attributes(variables), **actors}, known, once=True).items():
+            # Those of actors may be in the middle of a pass.
+            unfinished = unfinished or (
+                name not in actors and any(id(one) in modules and is_unfinished(one) for one in each)
+            )
             with suppress(Exception):
-                prints = [print_of_trainer(one, parameters_of_all(one) if one in every else None) for one in each]
+                prints = [print_of_trainer(one, parameters_of_all(one) if id(one) in modules else None) for one in each]
                 if prints and None not in prints:
                     models[name] = str(zlib.crc32(repr(prints).encode()))
-    return Steps(models, values, unfinished)
-
-
-def _is_unfinished(model: Any) -> bool:
-    from monarch._tensors.ddp_compat import is_unfinished
-
-    return is_unfinished(model)
+    return Steps(models, values, random_prints() if has_values else {}, unfinished)
 
 
 def _chosen(variables: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:

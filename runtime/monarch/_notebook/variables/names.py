@@ -35,11 +35,16 @@ def values_here() -> list[str]:
     return [name for name in names_here() if not issubclass(type(variables.get(name)), _CODE)]
 
 
+def label_of_actors(name: str) -> str:
+    """Return how lines about models name a mesh of actors."""
+    return f"actors {name}"
+
+
 def actors_here() -> dict[str, Any]:
-    """Return the actors of users' classes in this process, as a list by a text with the name of their meshes."""
+    """Return the actors of users' classes in this process, as a list by the label of their meshes."""
     found: dict[str, list[Any]] = {}
     for each in list(actors_of(current_node()).here.values()):
         spec = each.spec
         if spec is not None and not spec.cls.__module__.startswith("monarch._"):
-            found.setdefault(f"actors {spec.name}", []).append(each.instance)
+            found.setdefault(label_of_actors(spec.name), []).append(each.instance)
     return dict(found)

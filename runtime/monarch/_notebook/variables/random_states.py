@@ -8,9 +8,6 @@ import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-PREFIX = "random numbers of "
-"""Of the names of generators, which are no names of variables."""
-
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return, by name, how the state of each generator is read and set."""
@@ -21,7 +18,7 @@ def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]
         found["torch"] = torch.get_rng_state, torch.set_rng_state
     if numpy is not None and hasattr(numpy, "random"):
         found["numpy"] = numpy.random.get_state, numpy.random.set_state
-    return {f"{PREFIX}{name}": each for name, each in found.items()}
+    return found
 
 
 def random_states(names: Collection[str]) -> dict[str, Any]:
